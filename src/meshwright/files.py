@@ -30,6 +30,7 @@ _REASONS = {
     errno.ENXIO: "nothing reads this pipe yet",
     errno.ENOSPC: "the disk is full{free}",
     errno.EDQUOT: "your disk quota is used up",
+    errno.EFBIG: "a file is larger than it may be (ulimit -f)",
 }
 
 _OPEN_DESCRIPTOR = re.compile(r"/dev/std(?:out|err)|/(?:dev|proc/self)/fd/\d+")

@@ -19,8 +19,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.step import Workload
-from meshwright.training.optimizer import Optimizer
 from meshwright.training.run_directory.run import RunConfig, begin_run
+from meshwright.training.update.optimizer import Optimizer
 
 
 class ReachedError(Exception):

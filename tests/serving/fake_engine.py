@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from meshwright.errors import MeshwrightError
-from meshwright.serving.request import ClosedError, Deliver, Output, OverloadedError, Request, TokenLogprob
+from meshwright.serving.request import ClosedError, Output, OutputCallback, OverloadedError, Request, TokenLogprob
 from meshwright.serving.stats import Stats
 from meshwright.text import Tokenizer, TokenStream
 
@@ -22,7 +22,7 @@ class Running:
     """A request and what was made of it."""
 
     request: Request
-    deliver: Deliver
+    deliver: OutputCallback
     streams: list[TokenStream | None]
     made: list[list[int]]
     texts: list[str]
@@ -55,7 +55,7 @@ class FakeEngine:
         self._lock = threading.Condition()
         threading.Thread(target=self._loop, daemon=True).start()
 
-    def submit(self, request: Request, deliver: Deliver) -> str:
+    def submit(self, request: Request, deliver: OutputCallback) -> str:
         with self._lock:
             if self.is_closed:
                 raise ClosedError("the engine is closed")
@@ -64,7 +64,7 @@ class FakeEngine:
             if bad := [token for token in request.prompt if token >= self.vocab]:
                 raise MeshwrightError(f"token {bad[0]} is not one of fake, which has 0 to {self.vocab - 1}")
             self.requests.append(request)
-            number, texts = f"r{next(self._ids)}", request.num_texts
+            number, texts = f"r{next(self._ids)}", request.num_completions
             self.running[number] = Running(
                 request,
                 deliver,
@@ -112,10 +112,10 @@ class FakeEngine:
                 first["pooled"] = tuple(math.sin(sum(request.prompt) + n) for n in range(8))
         if self.fails_after is not None and len(made) >= self.fails_after:
             running.open.discard(text)
-            return Output(text_number=text, done="failed", error="the table is broken", **first)
+            return Output(completion=text, done="failed", error="the table is broken", **first)
         if not request.max_tokens:
             running.open.discard(text)
-            return Output(text_number=text, done="length", **first)
+            return Output(completion=text, done="length", **first)
         before = made[-1] if made else request.prompt[-1]
         token = self.next_token(request, text, len(made))
         self.num_tokens += 1
@@ -145,7 +145,7 @@ class FakeEngine:
         if done:
             running.open.discard(text)
         logprobs = (token_logprob(before, token, request.logprobs),) if new and request.logprobs is not None else ()
-        return Output(text_number=text, tokens=new, text=piece, logprobs=logprobs, done=done, stop=stop, **first)
+        return Output(completion=text, tokens=new, text=piece, logprobs=logprobs, done=done, stop=stop, **first)
 
     def next_token(self, request: Request, text: int, step: int) -> int:
         """The token of a text at a step."""

@@ -49,7 +49,7 @@ def answers(engine, requests, *, spread_seconds=0.0, seed=0):
         engine.submit(request, lambda outputs, number=number: found.put((number, outputs)))
         if spread_seconds:
             time.sleep(draw.random() * 2 * spread_seconds / len(requests))
-    left = sum(request.num_texts for request in requests)
+    left = sum(request.num_completions for request in requests)
     while left:
         number, outputs = found.get(timeout=120)
         got[number] += outputs
@@ -57,16 +57,16 @@ def answers(engine, requests, *, spread_seconds=0.0, seed=0):
     return got
 
 
-def tokens_of(outputs, text_number=0):
+def tokens_of(outputs, completion=0):
     """The tokens of one text."""
-    return tuple(token for output in outputs if output.text_number == text_number for token in output.tokens)
+    return tuple(token for output in outputs if output.completion == completion for token in output.tokens)
 
 
-def alone(model, request, text_number=0):
+def alone(model, request, completion=0):
     """What `generate` makes of a request's prompt alone."""
     from dataclasses import replace
 
-    sampling = replace(request.sampling, seed=request.sampling.seed + text_number)
+    sampling = replace(request.sampling, seed=request.sampling.seed + completion)
     options = {"max_tokens": request.max_tokens, "stop": request.stop, "stop_tokens": request.stop_tokens}
     return model.generate([list(request.prompt)], sampling=sampling, **options)[0]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fake_engine import FakeEngine
 
 from meshwright.serving.http.app import make_app
-from meshwright.serving.http.run import HttpServer
+from meshwright.serving.http.server import HttpServer
 from meshwright.serving.http.service import Service
 
 
@@ -34,8 +34,8 @@ class Started:
 
 def http_server(service: Service, **options) -> HttpServer:
     """A server of a service, which does not run yet."""
-    app, calls = make_app(service)
-    return HttpServer(service, app, calls.fail, **options)
+    app, async_engine = make_app(service)
+    return HttpServer(service, app, async_engine.fail, **options)
 
 
 @contextlib.contextmanager

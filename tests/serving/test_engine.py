@@ -17,8 +17,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models import Sampling
+from meshwright.serving.decode_stats import show_means
 from meshwright.serving.engine import Engine
-from meshwright.serving.pace import show_means
 from meshwright.serving.request import ClosedError, Constraint, OverloadedError, Request
 from meshwright.serving.settings import EngineSettings
 
@@ -63,7 +63,7 @@ def test_what_is_sampled_with_a_seed_depends_on_nothing_else(engine):
     how = Sampling(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.5)
     prompts = prompts_of(12, vocab=256, longest=30, seed=1)
     requests = [
-        Request(prompt=prompt, max_tokens=12, num_texts=2, sampling=replace(how, seed=number))
+        Request(prompt=prompt, max_tokens=12, num_completions=2, sampling=replace(how, seed=number))
         for number, prompt in enumerate(prompts)
     ]
     got = answers(engine, requests)
@@ -109,15 +109,15 @@ def test_log_probabilities_are_those_of_the_logits(engine):
 
 
 def test_a_prompt_that_is_only_scored_has_as_many_texts_as_were_asked_for(engine):
-    (outputs,) = answers(engine, [Request(prompt=[5, 6, 7], max_tokens=0, prompt_logprobs=1, num_texts=3)])
-    assert [(each.text_number, each.done, len(each.prompt_logprobs)) for each in outputs] == [
+    (outputs,) = answers(engine, [Request(prompt=[5, 6, 7], max_tokens=0, prompt_logprobs=1, num_completions=3)])
+    assert [(each.completion, each.done, len(each.prompt_logprobs)) for each in outputs] == [
         (0, "length", 2), (1, "length", 0), (2, "length", 0)
     ]  # fmt: skip
     ended = []
-    asked = Request(prompt=[5, 6, 7], max_tokens=0, prompt_logprobs=1, num_texts=3)
+    asked = Request(prompt=[5, 6, 7], max_tokens=0, prompt_logprobs=1, num_completions=3)
     engine.abort(engine.submit(asked, ended.extend))
     answers(engine, [Request(prompt=[1], max_tokens=1)])
-    assert sorted(each.text_number for each in ended if each.done) == [0, 1, 2]
+    assert sorted(each.completion for each in ended if each.done) == [0, 1, 2]
     assert is_empty(engine)
 
 
@@ -153,7 +153,7 @@ def test_a_late_request_is_ended(engine):
         (Request(prompt=[1] * 64, max_tokens=1), "at most 64"),
         (Request(prompt=[1], max_tokens=-1), "max_tokens is -1"),
         (Request(prompt=[1], max_tokens=1, logprobs=21), "logprobs is 21"),
-        (Request(prompt=[1], max_tokens=1, num_texts=0), "num_texts is 0"),
+        (Request(prompt=[1], max_tokens=1, num_completions=0), "num_completions is 0"),
         (Request(prompt=[1], max_tokens=1, logit_bias=((999, 1.0),)), "logit_bias"),
     ],
 )
@@ -164,10 +164,10 @@ def test_what_cannot_be_answered_is_refused(engine, request_, said):
 
 def test_a_full_queue_says_when_to_come_back(engine):
     room, ended = TIGHT.max_queue + TIGHT.rows, []
-    texts = Request(prompt=[1], max_tokens=2, num_texts=room // 2)
+    texts = Request(prompt=[1], max_tokens=2, num_completions=room // 2)
     ids = [engine.submit(texts, ended.extend) for _ in range(2)]
     with pytest.raises(OverloadedError, match="1024") as found:
-        engine.submit(replace(texts, num_texts=room // 2 + 1), ended.extend)
+        engine.submit(replace(texts, num_completions=room // 2 + 1), ended.extend)
     assert found.value.retry_seconds > 0
     for each in ids:
         engine.abort(each)
@@ -175,13 +175,13 @@ def test_a_full_queue_says_when_to_come_back(engine):
         time.sleep(0.01)
     # What never has room is no matter of when.
     with pytest.raises(MeshwrightError, match=f"have room for {room}"):
-        engine.submit(replace(texts, num_texts=room + 1), ended.extend)
+        engine.submit(replace(texts, num_completions=room + 1), ended.extend)
 
 
 def test_texts_for_which_rows_are_free_need_no_room_in_the_queue(engine):
     settings, engine.settings = engine.settings, replace(TIGHT, max_queue=1)
     try:
-        (outputs,) = answers(engine, [Request(prompt=[1], max_tokens=2, num_texts=5)])
+        (outputs,) = answers(engine, [Request(prompt=[1], max_tokens=2, num_completions=5)])
     finally:
         engine.settings = settings
     assert len([output for output in outputs if output.done]) == 5
@@ -248,19 +248,19 @@ def test_drafts_change_no_token(guesser):
         prompts = [[*prompt, *prompt, *prompt][:40] for prompt in prompts_of(10, vocab=256, longest=20, seed=3)]
         requests = greedy_requests(prompts, most_tokens=24)
         requests += [
-            replace(request, sampling=Sampling(temperature=0.8, top_k=20, seed=number), num_texts=2)
+            replace(request, sampling=Sampling(temperature=0.8, top_k=20, seed=number), num_completions=2)
             for number, request in enumerate(requests[:4])
         ]
         got = answers(engine, requests, spread_seconds=0.1)
         for request, outputs in zip(requests, got, strict=True):
-            for number in range(request.num_texts):
+            for number in range(request.num_completions):
                 assert tokens_of(outputs, number) == alone(model, request, number).tokens
         made = [len(output.tokens) for outputs in got for output in outputs]
         assert sum(made) == engine.stats().generated_tokens
         if guesser == "itself":
             # Every guess is right, sampled ones too: between the first and the last, outputs have four tokens.
             by_text = [
-                [output for output in outputs if output.text_number == number] for outputs in got for number in range(2)
+                [output for output in outputs if output.completion == number] for outputs in got for number in range(2)
             ]
             assert {len(output.tokens) for outputs in by_text for output in outputs[1:-1]} == {4}
         elif guesser == "before":
@@ -289,11 +289,13 @@ def test_constrained_texts_match(engine):
         for seed in range(4)
     ]
     requests.append(
-        Request(prompt=[1, 2], max_tokens=50, constraint=Constraint("json_schema", '{"type": "boolean"}'), num_texts=2)
+        Request(
+            prompt=[1, 2], max_tokens=50, constraint=Constraint("json_schema", '{"type": "boolean"}'), num_completions=2
+        )
     )
     requests += greedy_requests(prompts_of(4, vocab=256, longest=20), most_tokens=20)
     got = answers(engine, requests)
-    texts = ["".join(output.text for output in outputs if output.text_number == 0) for outputs in got]
+    texts = ["".join(output.text for output in outputs if output.completion == 0) for outputs in got]
     assert all(re.fullmatch("[0-9]{3}-(cat|dog)", text) for text in texts[:4])
     assert len(set(texts[:4])) > 1
     assert texts[4] in ("true", "false")

@@ -17,7 +17,7 @@ from started import started
 
 from meshwright.cli.main import main
 from meshwright.serving.front.app import Front
-from meshwright.serving.http.run import HttpServer
+from meshwright.serving.http.server import HttpServer
 from meshwright.serving.http.service import ServerState
 from meshwright.text import byte_tokenizer
 
@@ -87,8 +87,8 @@ def test_with_no_replica_a_client_is_told_to_come_back():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--replicas", "3"], "3 replicas cannot have the same part of 4 devices"),
-        (["--replicas", "0"], "0 replicas cannot have"),
+        (["--replicas", "3"], "4 devices cannot be divided equally among 3 replicas"),
+        (["--replicas", "0"], "among 0 replicas"),
         (["--replicas", "2", "--process-id", "1"], "--process-id changes nothing beside --replicas"),
         (["--on", "v5e:2x2", "--replicas", "2"], "have dp=2 in --mesh"),
     ],

@@ -93,7 +93,9 @@ def test_mistakes_are_the_clients_exceptions(server, client):
     with pytest.raises(openai.BadRequestError, match="did you mean temperature") as error:
         client.completions.create(model="fake/model", prompt="a", extra_body={"temprature": 1})
     assert error.value.body["param"] == "temprature"
-    with pytest.raises(openai.NotFoundError, match="there is no model 'other' here; it is 'fake/model'"):
+    with pytest.raises(
+        openai.NotFoundError, match="there is no model 'other' on this server; its model is 'fake/model'"
+    ):
         client.completions.create(model="other", prompt="a")
     server.engine.queue = 0
     try:

@@ -8,7 +8,7 @@ from chat_tokenizer import chat_tokenizer
 from fake_engine import ANSWER, FakeEngine, token_logprob
 from started import started
 
-from meshwright.serving.http.scoring import windows
+from meshwright.serving.http.easylm.loglikelihood import windows
 from meshwright.text import byte_tokenizer
 
 CONTEXT = 32
@@ -48,7 +48,7 @@ def test_each_prefix_has_a_stop_of_its_own(post):
     assert post("/greedy-until", prefix_text=["ab"], until=["xx"], max_length=2).json()["output_text"] == ["Gr"]
     refused = post("/greedy-until", prefix_text=["a", "b"], until=["x"])
     assert refused.status_code == 400
-    assert "until has 1 and prefix_text 2" in refused.text
+    assert "until has 1 items and prefix_text has 2" in refused.text
 
 
 def test_loglikelihoods_are_of_the_texts_alone(post):

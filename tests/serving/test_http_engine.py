@@ -41,9 +41,9 @@ def client(server):
         yield made
 
 
-def wanted(server, prompt=PROMPT, text_number=0, **options):
+def wanted(server, prompt=PROMPT, completion=0, **options):
     engine = server.service.engine
-    return alone(engine.model, Request(prompt=list(prompt.encode()), **options), text_number)
+    return alone(engine.model, Request(prompt=list(prompt.encode()), **options), completion)
 
 
 def test_texts_are_those_of_the_model_alone(server, client):
@@ -53,7 +53,7 @@ def test_texts_are_those_of_the_model_alone(server, client):
     sampling = Sampling(temperature=0.8, top_p=0.9, seed=3)
     sampled = client.completions.create(**options, temperature=0.8, top_p=0.9, seed=3, n=2).choices
     for number, choice in enumerate(sampled):
-        one = wanted(server, text_number=number, max_tokens=20, sampling=sampling)
+        one = wanted(server, completion=number, max_tokens=20, sampling=sampling)
         assert (tuple(choice.token_ids), choice.text) == (one.tokens, one.text)
     stream = client.completions.create(**options, temperature=0, stream=True)
     assert "".join(piece.choices[0].text for piece in stream) == greedy.text

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from started import started
 
-from meshwright.serving.http.limits import Limits
+from meshwright.serving.http.service import Limits
 
 SECONDS = 5.0
 """Within which each request is answered."""

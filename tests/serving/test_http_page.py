@@ -10,11 +10,11 @@ from chat_tokenizer import chat_tokenizer
 from fake_engine import FakeEngine
 from started import started
 
+from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.http.app import ENDPOINTS
-from meshwright.serving.http.generation import MOST_LOGIT_BIASES
-from meshwright.serving.http.limits import Limits
-from meshwright.serving.http.metrics import MEANS
-from meshwright.serving.pace import Means
+from meshwright.serving.http.metrics import MEAN_GAUGES
+from meshwright.serving.http.openai.generation import MAX_LOGIT_BIASES
+from meshwright.serving.http.service import Limits
 from meshwright.serving.request import MOST_LOGPROBS
 from meshwright.text import byte_tokenizer
 
@@ -40,7 +40,7 @@ def test_the_page_knows_its_server():
 def test_the_document_names_every_path_field_and_limit():
     for endpoint in ENDPOINTS:
         assert f"{endpoint.path}`" in DOCUMENT
-        for name in endpoint.fields.model_fields:
+        for name in endpoint.request.model_fields:
             assert f"`{name}`" in DOCUMENT, f"{name} of {endpoint.path}"
     for field in dataclasses.fields(Limits):
         assert f"`{field.name}`" in DOCUMENT, field.name
@@ -50,12 +50,12 @@ def test_the_document_names_every_path_field_and_limit():
         "body_seconds": f"{limits.body_seconds:g} s", "head_seconds": f"{limits.head_seconds:g} s",
         "seconds": f"{limits.seconds:g} s", "unread_seconds": f"{limits.unread_seconds:g} s",
         "prompts": f"{limits.prompts:,}",
-        "prompts_at_once": f"of which {limits.prompts_at_once} are in the engine at once", "texts": limits.texts,
-        "stop_texts": limits.stop_texts, "stop_characters": f"of {limits.stop_characters} characters",
+        "prompts_at_once": f"of which {limits.prompts_at_once} are in the engine at once", "choices": limits.choices,
+        "stop_strings": limits.stop_strings, "stop_characters": f"of {limits.stop_characters} characters",
     }  # fmt: skip
     for name, value in said.items():
         assert f"{value} (`{name}`)" in DOCUMENT, name
-    assert f"| tokens of `logit_bias` | {MOST_LOGIT_BIASES:,} |" in DOCUMENT
+    assert f"| tokens of `logit_bias` | {MAX_LOGIT_BIASES:,} |" in DOCUMENT
     assert f"`top_logprobs` | {MOST_LOGPROBS} |" in DOCUMENT
 
 
@@ -77,7 +77,7 @@ def test_metrics_are_of_requests_tokens_and_the_engine():
 
 
 def test_metrics_have_what_is_measured_beside_what_is_planned():
-    seen = [None, (Means(0.25, 3.5, 4096, 1.5), Means(0.125, 4, 8192, 0.75))]
+    seen = [None, (StepMeans(0.25, 3.5, 4096, 1.5), StepMeans(0.125, 4, 8192, 0.75))]
     with started(FakeEngine(byte_tokenizer()), means=lambda: seen[0]) as server:
         assert "meshwright_mean_" not in httpx.get(f"{server.url}/metrics").text
         seen.pop(0)
@@ -93,5 +93,5 @@ def test_metrics_have_what_is_measured_beside_what_is_planned():
         }.items()
         for origin, value in zip(("predicted", "measured"), both, strict=True)
     }
-    assert set(MEANS) == set(Means._fields)
-    assert all(f"meshwright_mean_{name}" in DOCUMENT for name in MEANS)
+    assert set(MEAN_GAUGES) == set(StepMeans._fields)
+    assert all(f"meshwright_mean_{name}" in DOCUMENT for name in MEAN_GAUGES)

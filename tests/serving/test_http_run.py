@@ -19,8 +19,7 @@ from fake_engine import FakeEngine
 from started import http_server, started
 
 from meshwright.errors import MeshwrightError
-from meshwright.serving.http.limits import Limits
-from meshwright.serving.http.service import Service
+from meshwright.serving.http.service import Limits, Service
 from meshwright.text import byte_tokenizer
 
 LONG = {"prompt": "a", "max_tokens": 500, "temperature": 0}
@@ -81,7 +80,7 @@ def test_an_answer_has_a_time_limit(stream):
             assert answer.headers["x-should-retry"] == "false"
             error = answer.json()["error"]
         assert error["code"] == "timeout"
-        assert "not done after 0.2 s" in error["message"]
+        assert "not complete after 0.2 s" in error["message"]
         until(lambda: server.engine.aborted == ["r0"], seconds=3)
 
 
@@ -284,7 +283,7 @@ CHILD = """
 import sys
 sys.path.insert(0, {tests!r})
 from fake_engine import FakeEngine
-from meshwright.serving.http.run import serve_http
+from meshwright.serving.http.server import serve_http
 from meshwright.serving.http.service import Service
 from meshwright.text import byte_tokenizer
 engine = FakeEngine(byte_tokenizer(), step_seconds=0.01)

@@ -1,4 +1,4 @@
-"""Calls of tools in the texts of models: whole and streamed, in each form, and what stays text."""
+"""Tool calls in generated messages, whole and streamed, in each format, and what stays content."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ from chat_tokenizer import chat_tokenizer
 from fake_engine import FakeEngine
 from started import started
 
-from meshwright.serving.http.tool_calls import ToolCallReader
+from meshwright.serving.http.openai.tool_calls import ToolParser
 
 TAGGED = '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 BARE = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
@@ -28,7 +28,7 @@ def tokenizer(form):
 
 def read(form, text, size):
     """The content and the calls of a text that comes in pieces of so many characters."""
-    reader = ToolCallReader(tokenizer(form), ["sun", "rain"])
+    reader = ToolParser(tokenizer(form), ["sun", "rain"])
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     found = [reader.add(piece, is_last=False) for piece in pieces] + [reader.add("", is_last=True)]
     calls = [call for _, calls in found for call in calls]

@@ -29,9 +29,10 @@ def served(directory, tmp_path, monkeypatch):
         path = tmp_path / "serve.yaml"
         write_serving_plan(best_serving_plan(model, phase, plan, mesh=mesh, cache=cache), path)
         reached = []
-        monkeypatch.setattr("meshwright.cli.serve.read_with_bar", lambda found, on_note: found)
+        monkeypatch.setattr("meshwright.cli.serve.command.read_with_bar", lambda found, on_note: found)
         monkeypatch.setattr(
-            "meshwright.cli.serve._serve", lambda found, draft, settings, *rest: reached.append((found, settings))
+            "meshwright.cli.serve.command._serve",
+            lambda found, draft, settings, *rest: reached.append((found, settings)),
         )
         code = main(["serve", str(directory), "--plan", str(path), *words])
         return (code, *reached[0]) if reached else (code, None, None)
@@ -63,8 +64,8 @@ def test_options_go_over_a_plan(served):
     ("options", "said"),
     [
         ({"model": "tiny"}, "is a plan of tiny, with num_layers 2; "),
-        ({"phase": "prefill", "cache": None}, "plans prefill, and a server makes tokens too"),
-        ({"weight_dtype": "bf16"}, "plans weights in bf16; a server keeps them in the dtype of products, f32, or"),
+        ({"phase": "prefill", "cache": None}, "plans prefill, and a server decodes too"),
+        ({"weight_dtype": "bf16"}, "plans weights in bf16; a server stores them in the compute dtype, f32, or"),
         ({"kv_dtype": "fp8"}, "plans keys and values in fp8"),
     ],
 )  # fmt: skip

@@ -21,8 +21,8 @@ from meshwright.serving.load.requests import (
     OUTPUT_LEN,
     PROMPT_LEN,
     LoadRequest,
-    draw_length,
-    draw_requests,
+    random_length,
+    random_requests,
     read_requests,
 )
 from meshwright.viz.load_chart import LoadPoint, write_load_chart
@@ -101,31 +101,31 @@ def nothing_seen():
 @pytest.mark.parametrize(("expected", "deviation"), [PROMPT_LEN, OUTPUT_LEN])
 def test_lengths_have_the_mean_and_the_deviation_that_are_published(expected, deviation):
     rng = Random(0)
-    lengths = [draw_length(rng, expected, deviation) for _ in range(100_000)]
+    lengths = [random_length(rng, expected, deviation) for _ in range(100_000)]
     assert mean(lengths) == pytest.approx(expected, rel=0.02)
     assert stdev(lengths) == pytest.approx(deviation, rel=0.1)  # Of so long a tail it is known no better.
 
 
 def test_requests_are_as_long_as_vllm_takes_them_and_follow_from_a_seed():
-    requests = draw_requests(2000, 1)
+    requests = random_requests(2000, 1)
     prompts, outputs = ([len(r.prompt) for r in requests], [r.max_tokens for r in requests])
     assert min(prompts) >= 4
     assert 1000 < max(prompts) <= 1024
     assert 1500 < max(p + o for p, o in zip(prompts, outputs, strict=True)) <= 2048
     assert median(prompts) < 0.7 * mean(prompts)
-    assert requests == draw_requests(2000, 1) != draw_requests(2000, 2)
+    assert requests == random_requests(2000, 1) != random_requests(2000, 2)
 
 
 def test_short_lengths_keep_the_form_and_variants_keep_the_lengths():
-    requests = draw_requests(500, 1, max_len=64)
+    requests = random_requests(500, 1, max_len=64)
     assert max(len(r.prompt) + r.max_tokens for r in requests) <= 64
     assert len({len(r.prompt) for r in requests}) > 10
-    other = draw_requests(500, 1, max_len=64, variant=1)
+    other = random_requests(500, 1, max_len=64, variant=1)
     assert [len(r.prompt) for r in other] == [len(r.prompt) for r in requests]
     assert all(a.prompt != b.prompt for a, b in zip(requests, other, strict=True) if len(a.prompt) > 8)
-    assert {(len(r.prompt), r.max_tokens) for r in draw_requests(9, 1, prompt_len=32, output_len=16)} == {(32, 16)}
+    assert {(len(r.prompt), r.max_tokens) for r in random_requests(9, 1, prompt_len=32, output_len=16)} == {(32, 16)}
     with pytest.raises(MeshwrightError, match="at least 48 tokens; --max-len is 40"):
-        draw_requests(1, 1, max_len=40, prompt_len=32, output_len=16)
+        random_requests(1, 1, max_len=40, prompt_len=32, output_len=16)
 
 
 def test_prompts_of_a_file(tmp_path):
@@ -155,7 +155,7 @@ def test_a_file_without_prompts_is_refused(text, reason, tmp_path):
 
 
 def test_answers_are_timed_and_counted(url):
-    requests = draw_requests(6, 0, prompt_len=5, output_len=4)
+    requests = random_requests(6, 0, prompt_len=5, output_len=4)
     answers = drive(Target(url, "small", "a key"), requests, Load(concurrency=2), seed=0)
     assert [(a.error, a.prompt_tokens, a.output_tokens, len(a.arrivals)) for a in answers] == [("", 5, 4, 4)] * 6
     for answer in answers:
@@ -170,13 +170,15 @@ def test_answers_are_timed_and_counted(url):
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_a_concurrency_is_kept(url, concurrency):
-    drive(Target(url, "small"), draw_requests(12, 0, prompt_len=2, output_len=9), Load(concurrency=concurrency), seed=0)
+    drive(
+        Target(url, "small"), random_requests(12, 0, prompt_len=2, output_len=9), Load(concurrency=concurrency), seed=0
+    )
     assert max(others for _, others, _ in SEEN) == concurrency - 1
 
 
 def test_a_rate_does_not_wait_for_answers(url):
     """Answers take 0.6 s at least; at 100 a second, 20 requests are sent in about 0.2 s."""
-    requests = draw_requests(20, 0, prompt_len=2, output_len=300)
+    requests = random_requests(20, 0, prompt_len=2, output_len=300)
     answers = drive(Target(url, "small"), requests, Load(rate=100.0), seed=3)
     begins = sorted(answer.begin for answer in answers)
     assert max(begins) < min(answer.end for answer in answers)
@@ -197,7 +199,7 @@ def test_failures_are_counted_by_kind(url):
 
 
 def test_a_server_that_is_not_there_is_an_answer_too():
-    answers = drive(Target("http://127.0.0.1:9", "small"), draw_requests(2, 0), Load(concurrency=1), seed=0)
+    answers = drive(Target("http://127.0.0.1:9", "small"), random_requests(2, 0), Load(concurrency=1), seed=0)
     assert {answer.error for answer in answers} == {"no connection"}
     assert load_figures(Load(concurrency=1), answers, {}).latencies == {}
     with pytest.raises(MeshwrightError, match=r"no server answers at http://127\.0\.0\.1:9"):

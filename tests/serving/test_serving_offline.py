@@ -19,7 +19,7 @@ from meshwright.serving.offline import PromptFile, answer_file
 from meshwright.serving.request import Request
 from meshwright.serving.settings import EngineSettings
 
-ASKED = Request(prompt=(), max_tokens=9, sampling=Sampling(temperature=0.8, seed=3), num_texts=2)
+ASKED = Request(prompt=(), max_tokens=9, sampling=Sampling(temperature=0.8, seed=3), num_completions=2)
 LINES = [
     {"prompt": "def "},
     {"prompt": [7, 9, 200], "max_tokens": 3},

@@ -14,8 +14,8 @@ COUNT = 24
 
 def test_pages_are_taken_shared_and_released():
     pool = PagePool(3)
-    assert pool.take(4) is None
-    pages = pool.take(3)
+    assert pool.allocate(4) is None
+    pages = pool.allocate(3)
     assert pages is not None
     assert sorted(pages) == [0, 1, 2]
     pool.share([pages[0], None])
@@ -23,16 +23,16 @@ def test_pages_are_taken_shared_and_released():
     assert (pool.num_free, pool.num_references(pages[0])) == (2, 1)
     pool.release(pages[:1])
     assert pool.num_free == 3
-    assert pool.take(0) == []
+    assert pool.allocate(0) == []
 
 
 @pytest.mark.parametrize("misuse", [PagePool.release, PagePool.share])
-def test_a_page_that_nobody_holds_is_neither_released_nor_shared(misuse):
+def test_a_free_page_is_neither_released_nor_shared(misuse):
     pool = PagePool(2)
-    pages = pool.take(1)
+    pages = pool.allocate(1)
     assert pages is not None
     pool.release(pages)
-    with pytest.raises(RuntimeError, match=f"page {pages[0]} is .* nobody holds it"):
+    with pytest.raises(RuntimeError, match=f"page {pages[0]} is .* but it is free"):
         misuse(pool, pages)
 
 
@@ -126,7 +126,7 @@ class CacheMachine(RuleBasedStateMachine):
         for group, pool in enumerate(self.pools):
             if pool.num_free < count:
                 self.evict(group, count - pool.num_free)
-        taken = [pool.take(count) for pool in self.pools]
+        taken = [pool.allocate(count) for pool in self.pools]
         for group, page in enumerate(self.copied):
             self.pools[group].release([page])
         self.copied = []
@@ -238,7 +238,7 @@ def cached(cache, pools, tokens, salt=None):
 
 def insert(cache, pools, tokens, size, salt=None):
     """Cache a text whose pages nobody else holds afterwards."""
-    pages = [pool.take(len(tokens) // size) for pool in pools]
+    pages = [pool.allocate(len(tokens) // size) for pool in pools]
     cache.insert(tokens, pages, salt)
     for pool, of_group in zip(pools, pages, strict=True):
         pool.release(of_group)
@@ -292,7 +292,7 @@ def test_a_window_loses_the_pages_that_no_hit_read_for_longest():
 def test_a_gap_in_a_window_is_filled_by_a_text_that_still_holds_the_page():
     pools = [PagePool(8), PagePool(8)]
     cache = PrefixCache(1, pools, (None, 3))
-    pages = [pool.take(3) for pool in pools]
+    pages = [pool.allocate(3) for pool in pools]
     cache.insert([1, 2, 3], [pages[0], [None, None, pages[1][2]]])
     assert cached(cache, pools, [1, 2, 3]) == 0
     cache.insert([1, 2], [pages[0], [None, pages[1][1]]])

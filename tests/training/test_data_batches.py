@@ -237,7 +237,7 @@ def test_the_index_of_rows_is_made_once_and_a_damaged_one_is_one_line(lines, tmp
     config = DataConfig(sources=(lines,), held_out=0.2)
     first = arrays(make(config)[0])
     with monkeypatch.context() as patch:
-        patch.setattr("meshwright.training.data.opened.write_row_index", None)
+        patch.setattr("meshwright.training.data.run_data.write_row_index", None)
         for name, array in arrays(make(config)[0]).items():
             np.testing.assert_array_equal(array, first[name])
         with pytest.raises(TypeError):

@@ -15,9 +15,9 @@ from meshwright.step import DEFAULT, Strategy, Workload, rules_of
 from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_metrics, train, train_step
 from meshwright.training.compiler import compiler_options
 from meshwright.training.data import DataConfig
-from meshwright.training.evaluating import Evaluating
 from meshwright.training.gradients import evaluated_means, loss_and_gradients
 from meshwright.training.watch import Evaluator
+from meshwright.training.watching import EvaluationConfig
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=2), batch=8, seq_len=32, compute_dtype="f32"
@@ -111,13 +111,15 @@ def test_batches_count_by_their_tokens():
     mesh, layout, batch = placed(MeshShape(fsdp=2), DEFAULT)
     config = RunConfig(
         workload=WORKLOAD, mesh=MeshShape(fsdp=2), hardware="cpu:2", optimizer=Optimizer(), steps=1,
-        evaluating=Evaluating(every=1),
+        evaluating=EvaluationConfig(every=1),
     )  # fmt: skip
     with jax.set_mesh(mesh):
         params = initial_state(WORKLOAD, layout, Optimizer(), mesh, seed=0)["params"]
         each = [float(evaluated_means(params, Two(batch)[n], WORKLOAD, layout, DEFAULT)[0]) for n in (0, 1)]
         found = Evaluator(config, layout, Two(batch))(params)
-        one = Evaluator(replace(config, evaluating=Evaluating(every=1, batches=1)), layout, Two(batch))(params)
+        one = Evaluator(replace(config, evaluating=EvaluationConfig(every=1, batches=1)), layout, Two(batch))(params)
+        asked = iter((False, True))
+        assert Evaluator(config, layout, Two(batch))(params, lambda: next(asked)) is None  # Given up before the second.
     assert each[0] != pytest.approx(each[1], rel=1e-4)
     assert found["eval_loss"] == pytest.approx((30 * each[0] + 10 * each[1]) / 40, rel=1e-6)
     assert found["eval_perplexity"] == pytest.approx(np.exp(found["eval_loss"]))
@@ -136,7 +138,7 @@ def test_a_run_is_evaluated_every_few_steps_and_at_its_end(tmp_path):
         optimizer=Optimizer(learning_rate=0.01, warmup_steps=1, decay_steps=5),
         steps=5,
         data=DataConfig(sources=(str(text),), held_out=0.1),
-        evaluating=Evaluating(every=2, batches=2),
+        evaluating=EvaluationConfig(every=2, batches=2),
     )
     train(config, tmp_path / "run")
     rows = read_metrics(tmp_path / "run")
@@ -152,10 +154,10 @@ def test_a_run_is_evaluated_every_few_steps_and_at_its_end(tmp_path):
 def test_a_run_without_held_out_text_is_refused_in_one_line(tmp_path):
     config = RunConfig(
         workload=WORKLOAD, mesh=MeshShape(fsdp=8), hardware="cpu:8", optimizer=Optimizer(), steps=1,
-        evaluating=Evaluating(every=2),
+        evaluating=EvaluationConfig(every=2),
     )  # fmt: skip
     with pytest.raises(MeshwrightError, match="--eval-every needs text that is not trained on: --held-out SHARE"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(MeshwrightError, match="eval_batches changes nothing without eval_every"):
-        Evaluating(batches=2)
+        EvaluationConfig(batches=2)

@@ -24,10 +24,10 @@ from meshwright.training import (
     run_steps,
     train_step,
 )
-from meshwright.training.optimizer import check_said, optimizer_from_data, usual_warmup
 from meshwright.training.run_directory.saving import Saving
 from meshwright.training.update import bad_steps
 from meshwright.training.update.bad_steps import DELAY, FEWEST, NormLimits
+from meshwright.training.update.optimizer import check_optimizer_options, default_warmup, optimizer_from_data
 from meshwright.training.update.skipping import NORM_LIMIT
 from meshwright.training.update.transformation import transformation
 
@@ -61,7 +61,7 @@ def test_schedules_rise_from_the_first_step_on_and_fall_as_they_are_called():
     assert cosine.rate(35) > linear.rate(35) == pytest.approx(0.775)
     assert [wsd.rate(step) for step in (90, 100, 110, 500)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
     assert constant.rate(10**6) == 1.0
-    assert [usual_warmup(steps) for steps in (1, 5, 200, 10**6)] == [1, 1, 20, 2000]
+    assert [default_warmup(steps) for steps in (1, 5, 200, 10**6)] == [1, 1, 20, 2000]
 
 
 def test_a_run_of_before_keeps_the_schedule_and_the_decay_that_it_had():
@@ -112,8 +112,8 @@ def test_decay_and_factors_reach_the_parameters_that_are_named():
 def test_what_changes_nothing_or_names_nothing_is_refused(said, strategy, message):
     fields = {"rates" if name == "rate" else name: value for name, value in said.items()}
     with pytest.raises(MeshwrightError, match=message):
-        check_said(Optimizer(**fields), said, strategy, MODEL)
-    check_said(Optimizer(), (), strategy, MODEL)
+        check_optimizer_options(Optimizer(**fields), said, strategy, MODEL)
+    check_optimizer_options(Optimizer(), (), strategy, MODEL)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import make_plan
 from meshwright.step import DEFAULT, Strategy, Workload
 from meshwright.training.data.pairs import load_pairs
-from meshwright.training.preference import Preference
+from meshwright.training.preference.loss import Preference
 
 WORKLOAD = Workload(model=PRESETS["tiny"], batch=2, seq_len=16, compute_dtype="f32", objective="dpo")
 

@@ -27,18 +27,18 @@ from meshwright.training import (
     RunConfig,
     initial_state,
     read_metrics,
-    run_reference,
     train,
     train_step,
 )
 from meshwright.training.data.config import DataConfig
-from meshwright.training.data.pair_batches import Place
+from meshwright.training.data.pair_batches import BatchPlacement
 from meshwright.training.data.pairs import open_pairs
-from meshwright.training.evaluating import Evaluating
 from meshwright.training.gradients import loss_and_gradients
-from meshwright.training.preference import MEANS, Preference, pair_means
-from meshwright.training.reference import reference_step
+from meshwright.training.preference import inputs as preference_inputs
+from meshwright.training.preference.loss import MEANS, Preference, pair_means
+from meshwright.training.preference.reference import reference_step
 from meshwright.training.run_directory.saving import Saving
+from meshwright.training.watching import EvaluationConfig
 from meshwright.verification import verify_plan
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=2, num_heads=8, num_kv_heads=8, head_dim=8)
@@ -57,16 +57,16 @@ def text(seed=0):
     return rng.integers(0, 256, (16, 33)).astype(np.int32), weights
 
 
-def placed(shape, strategy):
+def put_in_shards(shape, strategy):
     """The mesh of some devices with its layout, and the test's batch on it."""
     mesh, layout = build_mesh(shape, jax.devices()[: shape.num_devices]), ShardingContext(shape, rules_of(strategy))
-    return mesh, layout, Place.of(mesh, layout, WORKLOAD.seq_len, strategy).rows(*text())
+    return mesh, layout, BatchPlacement.of(mesh, layout, WORKLOAD.seq_len, strategy).rows(*text())
 
 
 def from_reference(workload, shape, strategy):
     """What a reference with other parameters than the policy makes of the batch, on its own mesh."""
     own = reference_pass(workload, shape, strategy)
-    mesh, layout, batch = placed(own.mesh, own.strategy)
+    mesh, layout, batch = put_in_shards(own.mesh, own.strategy)
     with jax.set_mesh(mesh):
         params = initialise(parameters(workload.model), jax.random.key(1), mesh, layout, "f32")
         return reference_step(own)(params, batch)
@@ -76,7 +76,7 @@ def from_reference(workload, shape, strategy):
 def differentiated(workload, shape, strategy):
     """The loss of a batch, its parts and its gradients, and what the reference made of each row."""
     made = from_reference(workload, shape, strategy)
-    mesh, layout, batch = placed(shape, strategy)
+    mesh, layout, batch = put_in_shards(shape, strategy)
     run = partial(loss_and_gradients, workload=workload, layout=layout, strategy=strategy)
     with jax.set_mesh(mesh):
         params = initialise(parameters(workload.model), jax.random.key(0), mesh, layout, "f32")
@@ -237,12 +237,12 @@ def test_margins_grow_on_pairs_from_a_policy_that_begins_as_its_reference(pairs,
 @pytest.mark.slow
 def test_held_out_pairs_are_evaluated_as_a_step_measures_them(pairs, tmp_path):
     """By a live reference and by one that was run before; and what is evaluated changes no step."""
-    every = replace(CONFIG, evaluating=Evaluating(every=3, data=(str(pairs),)))
+    every = replace(CONFIG, evaluating=EvaluationConfig(every=3, data=(str(pairs),)))
     train(with_data(pairs, every), tmp_path / "live")
     before = replace(every, workload=replace(every.workload, reference="precomputed"), strategy=DEFAULT)
     train(with_data(pairs, before), tmp_path / "before")
     rows = read_metrics(tmp_path / "live")
-    plain = with_data(pairs, replace(CONFIG, evaluating=Evaluating()))
+    plain = with_data(pairs, replace(CONFIG, evaluating=EvaluationConfig()))
     train(plain, tmp_path / "plain")
     assert same(rows, read_metrics(tmp_path / "plain"))
     found = [row for row in rows if "eval_loss" in row]
@@ -304,7 +304,7 @@ def test_a_precomputed_reference_trains_as_a_live_one_and_is_of_its_own_pairs(pa
 def test_a_step_is_given_the_bytes_that_its_plan_says():
     """The policy's arguments and the reference's, to the byte, and no reference among the policy's state."""
     shape, strategy = MeshShape(fsdp=8), DEFAULT
-    mesh, layout, batch = placed(shape, strategy)
+    mesh, layout, batch = put_in_shards(shape, strategy)
     own = reference_pass(WORKLOAD, shape, strategy)
     with jax.set_mesh(mesh):
         state = initial_state(WORKLOAD, layout, Optimizer(), mesh, strategy, seed=0)
@@ -360,11 +360,11 @@ def test_the_reference_of_adapters_takes_no_memory_on_the_policys_own_mesh():
 def test_the_reference_of_adapters_is_the_base_and_trains_as_a_copy_does(pairs, tmp_path, monkeypatch, strategy):
     """Resumed too; nothing is kept of it, and the bytes that programs are given are those of the plan."""
     config = replace(CONFIG, workload=ADAPTED, mesh=MeshShape(fsdp=4, tp=2), strategy=strategy)
-    config = replace(config, evaluating=Evaluating(every=3, data=(str(pairs),)))
+    config = replace(config, evaluating=EvaluationConfig(every=3, data=(str(pairs),)))
     train(with_data(pairs, replace(config, steps=3)), tmp_path / "base")
     train(with_data(pairs, config), tmp_path / "base")
     assert not (tmp_path / "base" / "reference").exists()
-    monkeypatch.setattr(run_reference, "shares_base", lambda *how: False)
+    monkeypatch.setattr(preference_inputs, "shares_base", lambda *how: False)
     train(with_data(pairs, config), tmp_path / "copy")
     rows, others = (read_metrics(tmp_path / name) for name in ("base", "copy"))
     assert same(rows, others)

@@ -19,7 +19,7 @@ from meshwright.training import Optimizer, RunConfig, train
 from meshwright.training.watch import parse_profile, read_profile
 from meshwright.training.watch.profile import by_device, join_traces
 from meshwright.training.watch.trace import DeviceTrace, measured_step
-from meshwright.training.watching import Watching
+from meshwright.training.watching import WatchConfig
 from meshwright.verification import compare_profile, plan_and_measured
 from meshwright.verification.comparison import compare, in_plans_terms
 
@@ -32,7 +32,7 @@ CONFIG = RunConfig(
     hardware="cpu:8",
     optimizer=Optimizer(warmup_steps=2, decay_steps=6),
     steps=5,
-    watching=Watching(profile="3:4"),
+    watching=WatchConfig(profile="3:4"),
 )
 
 

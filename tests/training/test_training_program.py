@@ -72,7 +72,7 @@ def test_rows_are_those_of_their_steps_and_states_of_due_steps(runs_ahead):
     batches = Batches()
     found = list(
         take_steps(
-            step, batches, {"x": jnp.float32(0)}, range(2, 8), is_due=lambda step: step == 4, runs_ahead=runs_ahead
+            step, batches, {"x": jnp.float32(0)}, range(2, 8), needs_state=lambda step: step == 4, runs_ahead=runs_ahead
         )
     )
     # Before step n the state is the sum of 32 times each batch before it.
@@ -98,7 +98,7 @@ def test_a_batch_that_devices_wait_for_is_measured():
     rows = [
         row
         for row, _ in take_steps(
-            step, Slow(), {"x": jnp.float32(0)}, range(5), is_due=lambda step: False, runs_ahead=False
+            step, Slow(), {"x": jnp.float32(0)}, range(5), needs_state=lambda step: False, runs_ahead=False
         )
     ]
     assert all(row["input_seconds"] >= 0.02 for row in rows[:-1])

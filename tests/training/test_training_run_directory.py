@@ -22,7 +22,7 @@ from meshwright.training import Checkpoints, Optimizer, RunStoppedError, read_me
 from meshwright.training.run_directory.checksums import find_damage, write_checksums
 from meshwright.training.run_directory.compatible import config_differences
 from meshwright.training.run_directory.lock import RunLock
-from meshwright.training.run_directory.run import begin_run, config_from_data, read_config
+from meshwright.training.run_directory.run import begin_run, config_from_data, read_config, repair_lines
 from meshwright.training.run_directory.saving import Saving
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting
 
@@ -165,6 +165,10 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_good_checkpoin
     rows = read_metrics(run)
     assert rows[-1]["loss"] is None or rows[-1]["grad_norm"] is None
     assert "NaN" not in (run / "metrics.jsonl").read_text()
+    [bad] = map(json.loads, (run / "bad_steps.jsonl").read_text().splitlines())
+    assert f"({run / 'bad_steps.jsonl'} has the rows it read); training stops" in message
+    assert bad["step"] == rows[-1]["step"]
+    assert [len(items) for items in bad["items"].values()] == [config.workload.batch]
     # The loss that the kept checkpoint gives is a number.
     assert np.isfinite(rows[last]["loss"])
     assert np.isfinite(rows[last]["grad_norm"])
@@ -347,3 +351,42 @@ def test_every_option_of_a_run_is_a_setting_with_a_field():
     assert names | {"adapter"} == set(SETTINGS)  # A plan takes adapters too, whose sizes it needs.
     for name in SETTINGS:
         get_setting(CONFIG, name)
+
+
+def test_damaged_lines_of_metrics_are_left_out_with_a_note(tmp_path):
+    measured = {"mesh": "fsdp=8", "hardware": "cpu:8", "step_seconds": 1.0, "memory_peak_bytes": None}
+    lines = [json.dumps({"step": step} | measured) for step in range(3)]
+    later = json.dumps({"step": 1, "save_seconds": 2.0})
+    text = "\n".join([lines[0], lines[1].replace(":", ";", 1), later, lines[2], '{"step": 3, "me'])
+    (tmp_path / "metrics.jsonl").write_text(text)
+    with pytest.raises(MeshwrightError, match="line 2: this is no line of metrics"):
+        read_metrics(tmp_path)
+    notes = []
+    repair_lines(tmp_path, notes.append)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 2]
+    assert (tmp_path / "metrics.jsonl.damaged").read_text() == text
+    assert len(notes) == 1
+    assert "metrics.jsonl: 2 damaged lines are left out; the file as it was is" in notes[0]
+    repair_lines(tmp_path, notes.append)
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize(("content", "line"), [(None, "is missing"), ('{"steps": ', "is not the config of a run")])
+def test_a_lost_config_is_named_with_its_copy(content, line, tmp_path):
+    for step in (2, 10):
+        copy = tmp_path / "checkpoints" / str(step) / "config" / "metadata"
+        copy.parent.mkdir(parents=True)
+        copy.write_text(json.dumps(tiny_run.CONFIG.to_json()))
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(MeshwrightError, match=rf"config.json {line}.*checkpoint 10 has a copy of it") as found:
+        read_config(tmp_path)
+    subprocess.run(str(found.value).split("`")[1], shell=True, check=True)
+    assert read_config(tmp_path) == tiny_run.CONFIG
+
+
+def test_each_difference_of_a_run_that_goes_on_is_said(tmp_path):
+    begin_run(tmp_path, tiny_run.CONFIG, 0)
+    options = {"seq_len": 32, "optimizer": "lion", "param_dtype": "bf16"}
+    with pytest.raises(MeshwrightError, match=r"seq_len is 32.*; optimizer is 'lion'.*; param_dtype is 'bf16'"):
+        resumed_run(tmp_path, steps=None, change=False, options=options)

@@ -9,6 +9,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.files import append_line
 from meshwright.training import Checkpoints, RunStoppedError, read_metrics, run_steps
 from meshwright.training.run_directory import checkpoint as checkpoint_module
+from meshwright.training.run_directory.saver import Saver
 from meshwright.training.run_directory.saving import Saving
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=1, keep=1, keep_every=3))
@@ -100,6 +101,32 @@ def test_a_disk_that_is_full_for_a_while_costs_a_run_its_checkpoints_of_that_tim
     assert [row.get("failed_saves") for row in rows] == [None, 1, 2, None, None, None]
     assert Checkpoints(tmp_path / "run").steps == [4, 6]
     assert Checkpoints(tmp_path / "run").whole(pytest.fail) == 6
+
+
+def test_a_write_that_fails_in_the_background_is_one_line(tmp_path, monkeypatch):
+    """TensorStore's own is a line of 600 characters, with the number of the system's error near its end."""
+    text = f"OUT_OF_RANGE: Error writing {'x' * 400}: Failed to write 9 bytes: File too large [os_error_code='27']"
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(checkpoints, "_finish", lambda: setattr(checkpoints, "_failure", ValueError(text)))
+    checkpoints.commit()
+    with pytest.raises(MeshwrightError, match=r"checkpoints/0: a file is larger than it may be \(ulimit -f\)$"):
+        checkpoints.wait()
+
+
+def test_one_of_several_processes_that_cannot_write_its_part_ends_the_run(tmp_path, monkeypatch):
+    """The others would wait for it, 20 minutes by Orbax's clock."""
+
+    class Full:
+        def check(self):
+            raise MeshwrightError("cannot write checkpoint 2: the disk is full")
+
+    notes = []
+    saver = Saver(CONFIG, tmp_path, Full(), lambda state: state, {}, None, notes.append)
+    saver.check()
+    assert len(notes) == 1
+    monkeypatch.setattr("meshwright.training.run_directory.saver.jax.process_count", lambda: 2)
+    with pytest.raises(MeshwrightError, match=r"cannot write checkpoint 2: the disk is full$"):
+        saver.check()
 
 
 @pytest.mark.matrix

@@ -21,10 +21,10 @@ from meshwright.runtime import build_mesh
 from meshwright.step import Strategy
 from meshwright.training import read_metrics, run_steps
 from meshwright.training.data import DataConfig
-from meshwright.training.evaluating import Evaluating
 from meshwright.training.run_directory.saving import Saving
 from meshwright.training.settings import with_settings
 from meshwright.training.watch import Tasks
+from meshwright.training.watching import EvaluationConfig
 
 QUESTIONS = 60
 
@@ -55,7 +55,7 @@ def config_of(tmp_path, **changes):
         optimizer=replace(CONFIG.optimizer, learning_rate=0.05, warmup_steps=1, decay_steps=4),
         data=DataConfig(sources=(str(text),)),
         saving=Saving(every=2),
-        evaluating=Evaluating(every=2, tasks=(str(write_task(tmp_path / "words.jsonl")),)),
+        evaluating=EvaluationConfig(every=2, tasks=(str(write_task(tmp_path / "words.jsonl")),)),
     )
     return replace(config, **changes)
 
@@ -157,7 +157,11 @@ def test_the_runs_parameters_are_not_copied(tmp_path, monkeypatch):
         ),
         ({}, '{"query": "a", "choices": ["b"], "gold": 0}\n', "choices is .*; it is a list of two texts or more"),
         ({}, '{"query": "a", "choices": ["b", "%s"], "gold": 0}\n' % ("b" * 40), "' bbb.* has 41 tokens of 42"),
-        ({"evaluating": Evaluating(every=2, tasks=("words.jsonl", "a/words.jsonl"))}, None, "two files called words"),
+        (
+            {"evaluating": EvaluationConfig(every=2, tasks=("words.jsonl", "a/words.jsonl"))},
+            None,
+            "two files called words",
+        ),
     ],
 )
 def test_tasks_that_cannot_be_answered_are_one_line_before_the_first_step(tmp_path, monkeypatch, changes, lines, said):
@@ -178,7 +182,7 @@ def test_tasks_that_cannot_be_answered_are_one_line_before_the_first_step(tmp_pa
 
 def test_tasks_need_an_interval_and_batches_need_text(tmp_path):
     with pytest.raises(MeshwrightError, match="eval_tasks changes nothing without eval_every"):
-        Evaluating(tasks=("words.jsonl",))
+        EvaluationConfig(tasks=("words.jsonl",))
     config = config_of(tmp_path)
     with pytest.raises(MeshwrightError, match="--eval-batches needs text that is not trained on"):
         run_steps(replace(config, evaluating=replace(config.evaluating, batches=2)), tmp_path / "run")
@@ -186,7 +190,7 @@ def test_tasks_need_an_interval_and_batches_need_text(tmp_path):
 
 def test_options_of_an_evaluation_are_taken_in_any_order_and_end_with_it():
     config = with_settings(CONFIG, {"eval_tasks": ("words.jsonl",), "eval_batches": 2, "eval_every": 3})
-    assert config.evaluating == Evaluating(every=3, batches=2, tasks=("words.jsonl",))
-    assert with_settings(config, {"eval_every": 0}).evaluating == Evaluating()
+    assert config.evaluating == EvaluationConfig(every=3, batches=2, tasks=("words.jsonl",))
+    assert with_settings(config, {"eval_every": 0}).evaluating == EvaluationConfig()
     with pytest.raises(MeshwrightError, match="eval_tasks changes nothing without eval_every"):
         with_settings(config, {"eval_every": 0, "eval_tasks": ("words.jsonl",)})

@@ -18,7 +18,7 @@ from meshwright.training import Optimizer, RunConfig, read_metrics, train
 from meshwright.training.run_directory.saving import Saving
 from meshwright.training.watch import ACCOUNTS, RunLog, goodput, read_restarts
 from meshwright.training.watch.log import scalars
-from meshwright.training.watching import Watching
+from meshwright.training.watching import WatchConfig
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1), batch=8, seq_len=32, compute_dtype="f32"
@@ -132,7 +132,7 @@ class FakeWandb:
 
 def logged(directory, steps, notes):
     """Rows of some steps on their way to Weights & Biases."""
-    with RunLog(directory, replace(CONFIG, watching=Watching(wandb="curves")), notes.append) as log:
+    with RunLog(directory, replace(CONFIG, watching=WatchConfig(wandb="curves")), notes.append) as log:
         log.begin(steps.start, Record(origin="compiled", mesh={}, hardware="cpu:8"))
         for step in steps:
             log.add({"step": step, "time": 1.0, "loss": 2.0})
@@ -171,7 +171,7 @@ def test_weights_and_biases_that_cannot_be_reached_does_not_end_a_run(tmp_path, 
 def test_a_library_that_is_not_installed_is_one_line_before_anything_else(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MeshwrightError, match=r"--wandb needs the library .*: pip install wandb"):
-        train(replace(CONFIG, watching=Watching(wandb="curves")), tmp_path / "run")
+        train(replace(CONFIG, watching=WatchConfig(wandb="curves")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

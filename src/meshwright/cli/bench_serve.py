@@ -1,4 +1,4 @@
-"""`meshwright bench-serve URL`: load on a server, and what its answers took."""
+"""`meshwright bench-serve`: measure latency, throughput and goodput of a server under load."""
 
 from __future__ import annotations
 
@@ -34,59 +34,59 @@ EXAMPLES = (
     "meshwright bench-serve http://127.0.0.1:8000 --concurrency 1,8,64 --plan serve.yaml --plot load.svg",
 )
 
-NAMES = {"ttft": "time to first token", "tpot": "time a token", "itl": "between parts", "e2e": "whole answer"}
-"""The measures as screens have them."""
-MOST_LATE = 0.1
-"""Seconds by which requests may be late before a note says so."""
+MEASURE_NAMES = {"ttft": "time to first token", "tpot": "time a token", "itl": "between parts", "e2e": "whole answer"}
+"""The names of the measures in tables."""
+MAX_LATE_SECONDS = 0.1
+"""The delay of requests from which a note warns that the client is the bottleneck."""
 NUM_PREDICTED = 8
-"""Predicted steps on a screen."""
+"""Rows of the table of predicted steps."""
 
 
 @dataclass(frozen=True)
 class Args:
-    """Put load on a server that speaks OpenAI's completions, and say what its answers took.
+    """Measure a server with OpenAI's completions API under load: latency, throughput and goodput.
 
-    A load is --num-requests at a rate, or always so many at once. Prompts are random tokens, as long as ShareGPT's.
+    A load is --num-requests at a request rate or a concurrency. Prompts are random tokens with ShareGPT's lengths.
 
-    The server's API key, if it wants one, is taken from OPENAI_API_KEY.
+    The server's API key, if it requires one, is read from OPENAI_API_KEY.
     """
 
     url: Annotated[tyro.conf.Positional[str], positional("URL")]
-    """Where the server is, without /v1."""
+    """The server's address, without /v1."""
     rate: Annotated[str | None, option("N[,N…]")] = None
-    """Requests a second, at random times whatever the answers take; several are loads one after the other."""
+    """Requests a second, at random (Poisson) times; several rates are run one after the other."""
     concurrency: Annotated[str | None, option("N[,N…]")] = None
-    """Requests at once: each answer is followed by the next request. Default: 8, without --rate."""
+    """Concurrent requests: each answer is followed by the next request. Default: 8, without --rate."""
     num_requests: Annotated[str, option("N")] = "100"
     """Requests of each load. Default: 100."""
     model: Annotated[str | None, option("NAME")] = None
-    """The model to ask for. Default: the server's first."""
+    """The model to request. Default: the server's first."""
     prompts: Annotated[Path | None, option("FILE")] = None
-    """A .jsonl file of prompts instead, each line {"prompt": text or token ids, "max_tokens": N}, taken in turn."""
+    """A .jsonl file of prompts, repeated as needed; each line {"prompt": text or token ids, "max_tokens": N}."""
     prompt_len: Annotated[str | None, option("N")] = None
-    """Tokens of every prompt. Default: as ShareGPT's."""
+    """Tokens of each prompt. Default: ShareGPT's distribution."""
     output_len: Annotated[str | None, option("N")] = None
-    """Tokens of every answer, of --prompts where a line has no max_tokens. Default: as ShareGPT's; 256."""
+    """Tokens of each answer. Default: ShareGPT's distribution; with --prompts, max_tokens of the line or 256."""
     max_len: Annotated[str | None, option("N")] = None
-    """The most tokens of a prompt and its answer; below 2048, lengths shrink in proportion. Default: 2048."""
+    """The maximum tokens of a prompt and its answer; below 2048, lengths shrink in proportion. Default: 2048."""
     seed: Annotated[str, option("N")] = "0"
-    """Of lengths, prompts and times. Default: 0."""
+    """The seed of lengths, prompts and arrival times. Default: 0."""
     slo: Annotated[str | None, option("LIMITS")] = None
-    """Seconds of ttft, tpot, itl and e2e that an answer must keep to count as goodput, as ttft=0.5,tpot=0.05."""
+    """Latency limits for goodput, in seconds of ttft, tpot, itl and e2e, as ttft=0.5,tpot=0.05."""
     timeout: Annotated[str, option("SECONDS")] = "600"
-    """The longest wait for the next part of an answer. Default: 600."""
+    """The maximum time between parts of an answer. Default: 600."""
     plan: Annotated[Path | None, option("FILE")] = None
-    """A serving plan (plan --serve decode -o FILE), whose mesh's steps are shown beside."""
+    """A serving plan (plan --serve decode -o FILE): show its predicted step times too."""
     plot: Annotated[Path | None, option("FILE")] = None
-    """Draw latency against throughput to this file (.svg, .png or .pdf)."""
+    """Plot latency against throughput to this file (.svg, .png or .pdf)."""
     output: Annotated[Path | None, option("FILE", "-o")] = None
-    """Write the figures of every load to this file, as JSON."""
+    """Write the figures of each load to this file, as JSON."""
     json: Json = False
     """Print the same JSON: {"url", "model", "loads": [figures, …], "predicted"}."""
 
 
 def run(args: Args) -> int:
-    """Run the loads and print their figures."""
+    """Run the loads and print their figures. Exit code 1 if a load had no complete answer."""
     from meshwright.serving.load import drive
     from meshwright.serving.load.figures import load_figures, read_slo
     from meshwright.viz.charts import check_chart_file
@@ -99,7 +99,7 @@ def run(args: Args) -> int:
     size = len(requests[0])
     timeout, model, path, plot, as_json = parse_number(args.timeout), args.model, args.output, args.plot, args.json
     if timeout <= 0:
-        raise MeshwrightError(f"--timeout is {args.timeout!r}; it is a number of seconds above 0")
+        raise MeshwrightError(f"--timeout is {args.timeout!r}; it must be a number of seconds above 0")
     predicted = _frontier(args.plan)
     if plot is not None:
         check_chart_file(plot)
@@ -108,14 +108,14 @@ def run(args: Args) -> int:
     key = os.environ.get("OPENAI_API_KEY")
     model = model or drive.find_model(url, key, timeout)
     target = drive.Target(url, model, key, timeout)
-    found = []
-    for load, sent in zip(loads, requests, strict=True):
+    results: list[LoadFigures] = []
+    for load, load_requests in zip(loads, requests, strict=True):
         with waiting(f"{size:,} requests, {load}"):
-            found.append(load_figures(load, drive.drive(target, sent, load, seed=seed), slo))
+            results.append(load_figures(load, drive.drive(target, load_requests, load, seed=seed), slo))
     data = {
         "url": url,
         "model": model,
-        "loads": [figures.to_json() for figures in found],
+        "loads": [figures.to_json() for figures in results],
         "predicted": [
             {"batch": point.batch, "step_seconds": point.seconds, "tokens_per_second": point.tokens_per_second}
             for point in predicted
@@ -124,47 +124,47 @@ def run(args: Args) -> int:
     if path is not None:
         write_file(path, json.dumps(data, indent=2) + "\n")
     if plot is not None:
-        _plot(found, predicted, plot, title=f"{model} · {size:,} requests a load")
+        _plot(results, predicted, plot, title=f"{model} · {size:,} requests a load")
     if as_json:
         print(json.dumps(data, indent=2))
     else:
         show(console(), f"{model} · {url} · {size:,} requests a load")
         print()
-        _print_loads(found)
+        _print_loads(results)
         _print_frontier(predicted)
         for written in (path, plot):
             if written is not None:
                 print(f"\n wrote  {written}")
-    return 0 if all(figures.num_answered for figures in found) else 1
+    return 0 if all(figures.num_answered for figures in results) else 1
 
 
 def _loads(args: Args) -> list[Load]:
-    """The loads in the order in which they are typed."""
+    """The loads, in the order of the command line."""
     from meshwright.serving.load.drive import Load
 
     if args.rate is not None and args.concurrency is not None:
-        raise MeshwrightError("--rate and --concurrency are two ways to send requests; leave one out")
+        raise MeshwrightError("--rate and --concurrency exclude each other; leave one out")
     if args.rate is not None:
         rates = [parse_number(text) for text in args.rate.split(",")]
         if min(rates) <= 0:
-            raise MeshwrightError(f"--rate is {args.rate!r}; each is a number of requests a second above 0")
+            raise MeshwrightError(f"--rate is {args.rate!r}; each must be a number of requests a second above 0")
         return [Load(rate=rate) for rate in rates]
     return [Load(concurrency=read_count("--concurrency", text)) for text in (args.concurrency or "8").split(",")]
 
 
 def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:
-    """The requests of a load; those that are drawn differ from load to load in their tokens alone."""
-    from meshwright.serving.load.requests import LONGEST, draw_requests, read_requests
+    """The requests of a load. Random ones of another variant have other tokens in prompts of the same lengths."""
+    from meshwright.serving.load.requests import MAX_LEN, random_requests, read_requests
 
     count = read_count("--num-requests", args.num_requests)
     output_len = None if args.output_len is None else read_count("--output-len", args.output_len)
     if args.prompts is not None:
-        found = read_requests(args.prompts, output_len=output_len or 256)
-        return [found[at % len(found)] for at in range(count)]
+        in_file = read_requests(args.prompts, output_len=output_len or 256)
+        return [in_file[number % len(in_file)] for number in range(count)]
     prompt_len = None if args.prompt_len is None else read_count("--prompt-len", args.prompt_len)
-    max_len = LONGEST if args.max_len is None else read_count("--max-len", args.max_len)
+    max_len = MAX_LEN if args.max_len is None else read_count("--max-len", args.max_len)
     lengths = {"max_len": max_len, "prompt_len": prompt_len, "output_len": output_len}
-    return draw_requests(count, seed, **lengths, variant=variant)
+    return random_requests(count, seed, **lengths, variant=variant)
 
 
 def _whole(name: str, text: str) -> int:
@@ -173,7 +173,7 @@ def _whole(name: str, text: str) -> int:
 
 
 def _frontier(path: Path | None) -> tuple[ServingPoint, ...]:
-    """The steps on a plan's mesh at every batch that is worth it; empty without a plan."""
+    """The latency-throughput frontier of a plan's mesh; empty without a plan."""
     if path is None:
         return ()
     plan = read_serving_plan(path)
@@ -181,9 +181,9 @@ def _frontier(path: Path | None) -> tuple[ServingPoint, ...]:
     return rank_serving(serving, plan.system, plan.mesh).frontier
 
 
-def _print_loads(found: Sequence[LoadFigures]) -> None:
-    """Throughput and errors, a load a line; then latencies, a measure of a load a line."""
-    goodput = ("goodput",) if found[0].goodput is not None else ()
+def _print_loads(results: Sequence[LoadFigures]) -> None:
+    """Print throughput and errors, a load a row; then latencies, a load and measure a row."""
+    goodput = ("goodput",) if results[0].goodput is not None else ()
     rows = [
         (
             str(figures.load),
@@ -193,28 +193,27 @@ def _print_loads(found: Sequence[LoadFigures]) -> None:
             *([f"{figures.goodput:.2f}"] if figures.goodput is not None else []),
             ", ".join(f"{count:,} {kind}" for kind, count in figures.errors.items()) or "-",
         )
-        for figures in found
+        for figures in results
     ]
     show(console(), table(("load", "answered", "req/s", "tok/s", *goodput, "errors"), rows, left=(0, -1), folds=-1))
     columns = ("load", "latency", "mean", "p50", "p90", "p99")
     lines = [
-        (str(figures.load), NAMES[measure], *(show_seconds(spread[name]) for name in columns[2:]))
-        for figures in found
-        for measure, spread in figures.latencies.items()
+        (str(figures.load), MEASURE_NAMES[measure], *(show_seconds(summary[name]) for name in columns[2:]))
+        for figures in results
+        for measure, summary in figures.latencies.items()
     ]
     if lines:
         print()
         show(console(), table(columns, lines, left=(0, 1), folds=1))
-    for kind, reason in {kind: reason for figures in found for kind, reason in figures.reasons.items()}.items():
+    for kind, reason in {kind: reason for figures in results for kind, reason in figures.reasons.items()}.items():
         print(folded(f"note: {kind}: {reason}"))
-    if (late := max(figures.late_seconds for figures in found)) > MOST_LATE:
-        print(
-            folded(f"note: requests were sent up to {show_seconds(late)} late: the client is the limit, not the server")
-        )
+    if (late := max(figures.late_seconds for figures in results)) > MAX_LATE_SECONDS:
+        limit = "the client is the bottleneck, not the server"
+        print(folded(f"note: requests were sent up to {show_seconds(late)} late: {limit}"))
 
 
 def _print_frontier(predicted: tuple[ServingPoint, ...]) -> None:
-    """What a plan predicts of steps."""
+    """Print the predicted steps of a plan."""
     if predicted:
         rows = [
             (show_seconds(point.seconds), f"{point.tokens_per_second:,.0f}", f"{point.batch:,}")
@@ -224,10 +223,10 @@ def _print_frontier(predicted: tuple[ServingPoint, ...]) -> None:
         show(console(), table(("predicted step", "tok/s", "batch"), rows, left=()))
 
 
-def _plot(found: Sequence[LoadFigures], predicted: Sequence[ServingPoint], path: Path, *, title: str) -> None:
-    """Draw the loads beside the plan."""
+def _plot(results: Sequence[LoadFigures], predicted: Sequence[ServingPoint], path: Path, *, title: str) -> None:
+    """Plot the loads beside the plan."""
     from meshwright.viz.load_chart import LoadPoint, write_load_chart
 
-    points = [LoadPoint(str(f.load), f.output_tokens_per_second, f.latencies) for f in found]
+    points = [LoadPoint(str(f.load), f.output_tokens_per_second, f.latencies) for f in results]
     steps = [(point.seconds, point.tokens_per_second) for point in predicted]
     write_load_chart(points, steps, path, title=title)

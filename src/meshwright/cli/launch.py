@@ -14,7 +14,7 @@ import tyro
 
 from meshwright.cli import serve, train
 from meshwright.cli.arguments import option, positional
-from meshwright.cli.several import devices_of_each, environments_of
+from meshwright.cli.processes import devices_per_process, process_environments
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words import canonical, read_words, without_options
 from meshwright.errors import MeshwrightError
@@ -94,7 +94,7 @@ def run(args: Args) -> int:
     if here.restarts < 0 or here.stuck_seconds <= 0:
         raise MeshwrightError("--restarts is a number from 0, and --stuck-seconds one above 0")
     system, directory = _run_of(said)
-    each = devices_of_each(system, number)
+    each = devices_per_process(system, number)
 
     def words_of(count: int, again: bool) -> Sequence[str]:
         if not again:
@@ -118,7 +118,7 @@ def _serve(args: Args, words: Sequence[str], said: serve.Args) -> int:
             f" {args.processes.num_processes} out, or --replicas for one server of that many processes"
         )
     found = find_model(said.model, on=said.on, mesh=said.mesh, dtype=said.dtype, adapter=said.adapter)
-    devices_of_each(found.system, number := args.processes.num_processes)
+    devices_per_process(found.system, number := args.processes.num_processes)
     return _supervise(args, lambda count, again: words, None, found.system, number, "for serve")
 
 
@@ -133,11 +133,11 @@ def _supervise(
     """Run the processes of a job; its exit code."""
     from meshwright.launch import Job, supervise
 
-    here, each = args.processes, devices_of_each(system, args.processes.num_processes)
+    here, each = args.processes, devices_per_process(system, args.processes.num_processes)
     job = Job(
         words=words,
         directory=directory,
-        environments=lambda count: environments_of(system, each, count),
+        environments=lambda count: process_environments(system, each, count),
         num_processes=here.num_processes,
         least=least,
         restarts=here.restarts,

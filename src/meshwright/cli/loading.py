@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TransferSpeedColumn
 
 from meshwright.cli.arguments import Mesh, option, positional
 from meshwright.cli.tables import console
@@ -21,6 +21,7 @@ from meshwright.step import Dtype, num_parameters
 if TYPE_CHECKING:
     from meshwright.inference import LoadedModel
     from meshwright.loading import Found
+    from meshwright.serving.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -73,3 +74,15 @@ def byte_bar(what: str, total: float) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda size: bar.advance(task, size)
+
+
+def start_with_bar(engine: Engine) -> None:
+    """Compile the programs of an engine and start it, with a bar on a terminal."""
+    if not sys.stderr.isatty():
+        with waiting("compiling"):
+            engine.start()
+        return
+    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        engine.start(lambda done, total: bar.update(task, completed=done, total=total))

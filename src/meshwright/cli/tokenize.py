@@ -27,22 +27,22 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """Turn files into a store of tokens. A killed call goes on where it was when it is called again."""
+    """Turn files into a store of tokens. Called again after a kill, it goes on where it stopped."""
 
     sources: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("PATH…")]
-    """Files of one format (.jsonl, .jsonl.gz, .parquet, .arrow, text), or folders of them."""
+    """Files of one format (.jsonl, .jsonl.gz, .parquet, .arrow, text), folders or patterns ('wiki/*.jsonl') of them."""
     output: Annotated[Path, option("DIRECTORY", "-o")]
     """The store: a new directory, or one that an earlier call of the same began."""
     tokenizer: Annotated[Path | None, option("DIRECTORY")] = None
     """A Hugging Face directory with the tokenizer and, for chats, its template. Default: tokens are bytes."""
     fields: Annotated[str | None, option("TEMPLATE")] = None
-    """Parts with commas between, fields joined by +, in [] what has no loss: [question+prompt],answer."""
+    """The template of records: fields joined by +, parts by commas, no loss in []: [question+prompt],answer."""
     pairs: Annotated[bool, option()] = False
     """Records are preferences, with prompt, chosen and rejected (text or messages)."""
     bad_data: Annotated[Rule, option("error|skip")] = "error"
-    """A record that cannot be used: stop and name it, or leave it out and count it. Default: error."""
+    """Stop at a record that cannot be used and name it, or leave it out and count it. Default: error."""
     processes: Annotated[int, option("N")] = 0
-    """How many tokenise at once. Default: one for each core."""
+    """Processes that tokenise at once. Default: one for each core."""
     json: Json = False
     """Print {"directory", "documents", "tokens", "bad_data"}."""
 

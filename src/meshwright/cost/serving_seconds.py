@@ -105,17 +105,17 @@ def serving_flops(serving: Serving, batch: int) -> float:
 
 
 def serving_device_flops(
-    serving: Serving, layout: ServingLayout, batch: int, *, keys: float | None = None, has_logits: bool = True
+    serving: Serving, layout: ServingLayout, batch: int, *, keys: float | None = None, logits: int = 1
 ) -> float:
     """The flops of a step on the fullest device: of products with weights, and of attention to all it holds.
 
-    keys: that each query is multiplied with, masked ones too; by default those that it attends to. has_logits: whether
+    keys: that each query is multiplied with, masked ones too; by default those that it attends to. logits: how often
     the product to the logits is counted.
     """
     step = serve_step(serving, layout, batch)
     extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})
-    products = [op for op in step.ops.matmuls if has_logits or op.region.name != LOGITS.name]
-    return sum(step.repeats[op.region.name].mean * matmul_flops(op, extents) for op in products) + sum(
+    counts = {name: repeat.mean * (logits if name == LOGITS.name else 1) for name, repeat in step.repeats.items()}
+    return sum(counts[op.region.name] * matmul_flops(op, extents) for op in step.ops.matmuls) + sum(
         step.repeats[op.region.name].mean * _attention_flops(op, extents) for op in step.ops.attention
     )
 

@@ -43,13 +43,13 @@ class Encoder:
         Raises:
             BadRecordError: a record that cannot be used.
         """
-        found = getattr(self, f"_{self.form}")(record)
-        for document in found:
+        documents = getattr(self, f"_{self.form}")(record)
+        for document in documents:
             if len(document.tokens) < 2:
                 raise BadRecordError("empty", "the document is empty")
             if document.loss is not None and not document.loss_tokens:
                 raise BadRecordError("no_loss", "no token of the document has loss")
-        return found
+        return documents
 
     @cached_property
     def _codec(self) -> Tokenizer:
@@ -78,7 +78,7 @@ class Encoder:
         tokens = self._encode(record["text"])
         if not len(tokens):
             raise BadRecordError("empty", "the document is empty")
-        return [_joined([(tokens, True), (self.end if record["is_end"] else self.end[:0], True)])]
+        return [_join([(tokens, True), (self.end if record["is_end"] else self.end[:0], True)])]
 
     @cached_property
     def _parts(self) -> tuple[Part, ...]:
@@ -101,7 +101,7 @@ class Encoder:
             pieces.insert(0, (self.begin, False))
         if self._parts[-1].items != (EOS,):
             pieces.append((self.end, True))
-        return [_joined(pieces)]
+        return [_join(pieces)]
 
     def _tokens(self, record: Mapping[str, Any]) -> list[Document]:
         """Token ids as they are; `labels` of -100 have no loss."""
@@ -154,7 +154,7 @@ class Encoder:
         """A prompt and an answer as text."""
         if not text:
             raise BadRecordError("empty", "an answer is empty")
-        return _joined([(self.begin, False), (prompt, False), (self._encode(text), True), (self.end, True)])
+        return _join([(self.begin, False), (prompt, False), (self._encode(text), True), (self.end, True)])
 
     def _encode(self, text: str) -> np.ndarray:
         try:
@@ -168,14 +168,14 @@ class Encoder:
     def _ids(self, record: Mapping[str, Any], name: str) -> np.ndarray:
         """A field of whole numbers."""
         try:
-            found = np.asarray(record.get(name))
+            ids = np.asarray(record.get(name))
         except (ValueError, OverflowError):
-            found = np.empty(0, object)
-        if found.ndim == 1 and not len(found) and isinstance(record.get(name), list | np.ndarray):
-            return found.astype(np.int64)
-        if found.ndim != 1 or found.dtype.kind not in "iu":
+            ids = np.empty(0, object)
+        if ids.ndim == 1 and not len(ids) and isinstance(record.get(name), list | np.ndarray):
+            return ids.astype(np.int64)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise BadRecordError("missing_field", f"the field {name} is no list of token ids")
-        return found.astype(np.int64)
+        return ids.astype(np.int64)
 
 
 def find_encoder(
@@ -282,7 +282,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
 """ShareGPT's names of roles."""
 
 
-def _joined(pieces: list[tuple[np.ndarray, bool]]) -> Document:
+def _join(pieces: list[tuple[np.ndarray, bool]]) -> Document:
     """One document of pieces, each with or without loss."""
     tokens = np.concatenate([piece for piece, _ in pieces]).astype(np.int32)
     loss = np.repeat([has_loss for _, has_loss in pieces], [len(piece) for piece, _ in pieces])

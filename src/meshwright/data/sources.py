@@ -74,13 +74,13 @@ def parse_source(text: str) -> Weighted:
 
 def parse_sources(texts: tuple[str, ...]) -> list[Weighted]:
     """The sources of a run: all with weights, or none."""
-    found = [parse_source(text) for text in texts]
-    without = [path for path, weight in found if weight is None]
-    if 0 < len(without) < len(found):
+    sources = [parse_source(text) for text in texts]
+    without = [path for path, weight in sources if weight is None]
+    if 0 < len(without) < len(sources):
         raise MeshwrightError(f"{without[0]} has no weight, and other sources have; {without[0]}=1 gives it one")
-    if len({path for path, _ in found}) < len(found):
-        raise MeshwrightError(f"a source is given twice: {', '.join(path for path, _ in found)}")
-    return found
+    if len({path for path, _ in sources}) < len(sources):
+        raise MeshwrightError(f"a source is given twice: {', '.join(path for path, _ in sources)}")
+    return sources
 
 
 def find_files(names: tuple[str, ...]) -> FileSource:
@@ -158,8 +158,8 @@ def _find_in_folder(name: str, path: Path) -> FileSource:
             raise MeshwrightError(f"{name} was saved with an index over its rows; save flatten_indices() of it")
         return FileSource(name, "arrow", files)
     files = sorted(file for file in path.rglob("*") if kind_of(file) and file.is_file())
-    found = {kind_of(file) for file in files}
-    kinds: list[Kind] = [kind for kind in FORMATS if kind in found]
+    present = {kind_of(file) for file in files}
+    kinds: list[Kind] = [kind for kind in FORMATS if kind in present]
     if len(kinds) > 1:
         raise MeshwrightError(f"{name} holds files of {' and '.join(kinds)}; name those to read")
     kind: Kind = kinds[0] if kinds else "text"
@@ -171,7 +171,7 @@ def _find_in_folder(name: str, path: Path) -> FileSource:
 def _json(path: Path) -> Record:
     """The object in a file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise MeshwrightError(f"cannot read {path}: {error}") from None
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}

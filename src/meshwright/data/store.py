@@ -106,11 +106,11 @@ class TokenStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.info = read_info(directory)
-        self.offsets = _mapped(directory / "offsets.npy")
+        self.offsets = _map_array(directory / "offsets.npy")
         self._has_loss = any(shard.has_loss for shard in self.info.shards)
-        self._counts = _mapped(directory / "loss_counts.npy") if self._has_loss else None
+        self._counts = _map_array(directory / "loss_counts.npy") if self._has_loss else None
         # Maps are few enough for the system's limit (vm.max_map_count), and stay with this store.
-        self._part = lru_cache(maxsize=4096)(_mapped_part)
+        self._part = lru_cache(maxsize=4096)(_map_shard)
         self._starts = np.cumsum([0, *(shard.tokens for shard in self.info.shards)])
         if len(self.offsets) != self.info.documents + 1 or self.offsets[-1] != self.info.tokens:
             raise MeshwrightError(f"{directory}/offsets.npy is not that of its store.json; tokenise anew")
@@ -156,15 +156,15 @@ def read_info(directory: Path) -> StoreInfo:
         raise MeshwrightError(f"{path} is no store of tokens: {error}") from None
 
 
-def _mapped_part(path: Path, count: int) -> np.ndarray:
+def _map_shard(path: Path, count: int) -> np.ndarray:
     """The array of a shard, which has so many elements."""
-    found = _mapped(path)
+    found = _map_array(path)
     if found.shape != (count,):
         raise MeshwrightError(f"{path} has {found.size:,} tokens, and store.json {count:,}; tokenise anew")
     return found
 
 
-def _mapped(path: Path) -> np.ndarray:
+def _map_array(path: Path) -> np.ndarray:
     """The array in a file, mapped into memory."""
     try:
         return np.load(path, mmap_mode="r")

@@ -85,10 +85,10 @@ def parse_fields(text: str) -> tuple[Part, ...]:
     """
     words, at = [], 0
     while at < len(text.rstrip()):
-        if (found := _WORD.match(text, at)) is None:
+        if (match := _WORD.match(text, at)) is None:
             raise _wrong(text, "a quote is not closed")
-        words.append(found[1].strip())
-        at = found.end()
+        words.append(match[1].strip())
+        at = match.end()
     parts: list[Part] = []
     for part in _split(words, ","):
         is_bracketed = part[:1] == ["["]
@@ -115,18 +115,18 @@ def parse_templates(texts: Iterable[str]) -> dict[str, str]:
     Raises:
         MeshwrightError: a text that is no template, or two of the same source.
     """
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for text in texts:
         match = _OF_SOURCE.fullmatch(text)
         path, template = match.groups() if match else ("", text)
         parse_fields(template)
-        if path in found:
+        if path in templates:
             hint = "leave one out" if path else f"name the source of one, as qa.jsonl={template}"
             raise MeshwrightError(
-                f"--fields has two templates for {path or 'all sources'}: {found[path]} and {template}; {hint}"
+                f"--fields has two templates for {path or 'all sources'}: {templates[path]} and {template}; {hint}"
             )
-        found[path] = template
-    return found
+        templates[path] = template
+    return templates
 
 
 def _item(text: str, word: str) -> str | Literal:
@@ -141,13 +141,13 @@ def _item(text: str, word: str) -> str | Literal:
 
 def _split(words: list[str], separator: str) -> list[list[str]]:
     """The words between separators."""
-    found: list[list[str]] = [[]]
+    parts: list[list[str]] = [[]]
     for word in words:
         if word == separator:
-            found.append([])
+            parts.append([])
         else:
-            found[-1].append(word)
-    return found
+            parts[-1].append(word)
+    return parts
 
 
 def _wrong(text: str, reason: str) -> MeshwrightError:

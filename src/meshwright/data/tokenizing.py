@@ -108,7 +108,7 @@ def tokenize(
         on_bytes(sum(unit.num_bytes for unit in units))
         return read_info(directory)
     _begin(directory, signature)
-    done = {unit.number: shard for unit in units if (shard := _made(directory, unit.number))}
+    done = {unit.number: shard for unit in units if (shard := _finished_shard(directory, unit.number))}
     on_bytes(sum(unit.num_bytes for unit in units if unit.number in done))
     left = [unit for unit in units if unit.number not in done]
     count = min(processes or len(os.sched_getaffinity(0)), len(left))
@@ -153,7 +153,7 @@ def _begin(directory: Path, signature: str) -> None:
         )
 
 
-def _made(directory: Path, number: int) -> Shard | None:
+def _finished_shard(directory: Path, number: int) -> Shard | None:
     """A shard that an earlier call wrote whole."""
     path = directory / shard_info_file(number)
     if not path.is_file():

@@ -46,10 +46,10 @@ def run_units(
         for thread in threads:
             thread.start()
         for _ in units:
-            unit, found = done.get()
-            if isinstance(found, Exception):
-                raise found
-            yield unit, found
+            unit, shard = done.get()
+            if isinstance(shard, Exception):
+                raise shard
+            yield unit, shard
     finally:
         for worker in workers:
             worker.kill()

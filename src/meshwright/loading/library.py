@@ -30,7 +30,7 @@ from meshwright.training import (
     Note,
     RunConfig,
     holds_run,
-    kept_files,
+    pretrained_directory,
     read_config,
     restore_params,
     run_tokenizer,
@@ -95,7 +95,7 @@ class Found:
         if self.run is None:
             files, tokenizer = self.path, read_tokenizer(self.path, vocab=self.model.vocab)
         else:
-            files = kept_files(self.run, self.path) if self.run.weights or self.run.tokenizer else None
+            files = pretrained_directory(self.run, self.path) if self.run.weights or self.run.tokenizer else None
             tokenizer = run_tokenizer(self.run, self.path)
         with jax.set_mesh(mesh):
             if self.run is None:

@@ -16,7 +16,11 @@ from meshwright.models.cache import Cache, split_axes, with_tokens
 from meshwright.models.paged_cache import PagedCache, Pages, read_pages, with_tokens_in_pages
 from meshwright.runtime import ShardingContext
 
+CACHED_ATTENTION = "cached_attention"
+"""The named scope of attention to the cache, and of writing into it."""
 
+
+@jax.named_scope(CACHED_ATTENTION)
 def write_and_attend(
     query: Array,
     new: Cache,

@@ -26,7 +26,7 @@ from meshwright.models.ends import embed, logits, table_in_use
 from meshwright.models.int8_weights import layer_weights
 from meshwright.models.layer import run_layer
 from meshwright.models.sampling import Samplers, Sampling, Written, choose, samplers_of, with_chosen, written_before
-from meshwright.models.stationary import attention_layout, head_rows
+from meshwright.models.stationary import WEIGHTS, attention_layout, head_rows
 from meshwright.runtime import ShardingContext
 from meshwright.step import DEFAULT, CacheSplit, ModelConfig, SequenceMethod, generation_rules
 from meshwright.step.blocks import layers
@@ -315,7 +315,8 @@ def _through_layers(
             x, caches = carry
             for place, (member, own) in enumerate(zip(members[:count], caches_of, strict=False)):
                 index = number * len(members) + place
-                weights = layer_weights(params[stack.name], index, x.dtype)
+                with jax.named_scope(WEIGHTS):
+                    weights = layer_weights(params[stack.name], index, x.dtype)
                 cache_layer = first[own] + number * caches_of.count(own) + caches_of[:place].count(own)
                 x, cache = layer(member, x, weights, caches[own], cache_layer)
                 caches = (*caches[:own], cache, *caches[own + 1 :])

@@ -8,6 +8,7 @@ product that is added to the residual stream is reduce-scattered; several that a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ from meshwright.models.norm import norm
 from meshwright.models.paged_cache import PagedCache
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
 from meshwright.models.rotary import rotate
-from meshwright.models.stationary import gather_hidden, scatter_hidden, stationary_product, sum_of_heads
+from meshwright.models.stationary import WEIGHTS, gather_hidden, scatter_hidden, stationary_product, sum_of_heads
 from meshwright.step.layer import (
     STREAM,
     Add,
@@ -216,15 +217,17 @@ def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
     assert isinstance(combine, Combine)
     linears = tuple(op for op in opened if isinstance(op, Linear))
     segments = run.context.positions.segments
-    added, run.load = moe_layer(
-        run.values[dispatch.source],
-        run.values[dispatch.router],
-        run.weights,
-        MoeOps(dispatch, linears, hidden, down),
-        run.context.layout,
-        run.context.strategy.matmul_dtype,
-        None if segments is None else segments.ids,
-    )
+    layout = run.context.layout
+    with jax.named_scope(WEIGHTS) if layout.cache_split is not None else nullcontext():
+        added, run.load = moe_layer(
+            run.values[dispatch.source],
+            run.values[dispatch.router],
+            run.weights,
+            MoeOps(dispatch, linears, hidden, down),
+            layout,
+            run.context.strategy.matmul_dtype,
+            None if segments is None else segments.ids,
+        )
     run.values[combine.target] = added
 
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.models.dropout import DropoutRng, dropout_of_branch
 from meshwright.models.product import product
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
-from meshwright.runtime import ShardingContext, all_gather_matmuls, matmul_reduce_scatter
+from meshwright.runtime import ShardingContext, all_gather_matmuls, matmul_reduce_scatter, mesh_platform
 from meshwright.runtime.shards import on_shards
 from meshwright.step import Strategy
 from meshwright.step.layer import Linear
@@ -52,7 +52,8 @@ def column_parallel_linear(
     else:
 
         def local(h: Array, *weights: Array) -> tuple[Array, ...]:
-            return all_gather_matmuls(subscripts, h, weights, axes=ring, dim="s", is_two_way=_is_torus())
+            # A TPU has two links along an axis: rings go both ways.
+            return all_gather_matmuls(subscripts, h, weights, axes=ring, dim="s", is_two_way=mesh_platform() == "tpu")
 
         results = (layout.spec("batch", "sequence", splits),) * len(ops)
         read = (layout.spec(*RESIDUAL), *map(_spec, used))
@@ -84,7 +85,7 @@ def row_parallel_linear(
         return added if is_partial else layout.place(added, *RESIDUAL)
 
     def local(x: Array, weight: Array) -> Array:
-        return matmul_reduce_scatter("bsn,dn->bsd", x, weight, axes=ring, dim="s", is_two_way=_is_torus())
+        return matmul_reduce_scatter("bsn,dn->bsd", x, weight, axes=ring, dim="s", is_two_way=mesh_platform() == "tpu")
 
     specs = (layout.spec("batch", "sequence", splits), _spec(used))
     return on_shards(local, layout, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(x, used)
@@ -146,12 +147,6 @@ def _ring(layout: ShardingContext, splits: str, strategy: Strategy) -> tuple[str
     """The mesh axes of the collective matmuls of products that shard a logical axis; () for none."""
     along = layout.axes("residual_sequence")
     return tuple(axis for axis in layout.axes(splits) if axis in along) if strategy.collective_matmul else ()
-
-
-def _is_torus() -> bool:
-    """Whether rings on the current mesh go both ways: TPUs have two links along an axis."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device is not None and device.platform == "tpu"
 
 
 def _spec(array: Array) -> P:

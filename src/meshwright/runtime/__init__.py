@@ -5,7 +5,7 @@ from meshwright.runtime.attention.sequence import attend, token_order
 from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
 from meshwright.runtime.devices import claim_devices
 from meshwright.runtime.fuse_matmuls import overlapped_collectives
-from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.mesh import build_mesh, mesh_platform
 from meshwright.runtime.modes import MODES, Mode
 from meshwright.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
 from meshwright.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
@@ -33,6 +33,7 @@ __all__ = [
     "initialise",
     "make_product_mesh",
     "matmul_reduce_scatter",
+    "mesh_platform",
     "overlapped_collectives",
     "pipelined_loss",
     "pipelined_loss_1f1b",

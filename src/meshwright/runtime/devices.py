@@ -147,5 +147,5 @@ def _devices_here(system: System, processes: Processes) -> int:
     """The number of devices of one process."""
     count = processes.num_processes or 1
     if system.num_devices % count:
-        raise MeshwrightError(f"{count} processes cannot have the same part of {system.num_devices} devices each")
+        raise MeshwrightError(f"{system.num_devices} devices cannot be divided equally among {count} processes")
     return system.num_devices // count

@@ -30,6 +30,12 @@ def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     return jax.make_mesh(tuple(shape.layout.values()), tuple(shape.layout), axis_types=types, devices=found)
 
 
+def mesh_platform() -> str:
+    """The platform of the devices of the mesh in context: `cpu`, `gpu` or `tpu`; without one, JAX's default."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device is not None else jax.default_backend()
+
+
 def mesh_over_slices(degrees: Mapping[str, int], devices: Sequence[Any], num_slices: int) -> Mesh:
     """A mesh over several slices: the outermost axes cross slices, every axis is explicit.
 

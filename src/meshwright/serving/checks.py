@@ -33,8 +33,8 @@ def checked(request: Request, model: LoadedModel, context: int) -> Request:
     ):  # fmt: skip
         if value is not None and (value < 0 or (most is not None and value > most)):
             raise MeshwrightError(f"{name} is {value}; it is 0 {f'to {most}' if most is not None else 'or more'}")
-    if request.num_texts < 1:
-        raise MeshwrightError(f"num_texts is {request.num_texts}; it is 1 or more")
+    if request.num_completions < 1:
+        raise MeshwrightError(f"num_completions is {request.num_completions}; it is 1 or more")
     if request.stop and model.tokenizer is None:
         raise MeshwrightError(f"{model.config.name} has no tokenizer, so no text can stop it; give stop_tokens")
     if any(not 0 <= token < vocab for token, _ in request.logit_bias):

@@ -1,9 +1,10 @@
-"""A smaller model that guesses the next tokens, which the served one checks (arXiv:2211.17192).
+"""Speculative decoding with a draft model (arXiv:2211.17192): the programs of the draft model.
 
-It guesses with the random numbers that the served model will choose with, so that both take the same token where they
-agree. A guess is kept where it is what the served model chooses: texts are those that it makes alone, token for token.
+It samples with the random numbers that the served model will use, so that both choose the same token where they agree.
+A draft token is accepted where the served model chooses the same: the sequence is the one that this model generates
+alone, token for token.
 
-Its keys and values are in pages of their own under the numbers of the served model's pages.
+Its keys and values are in pages of their own, with the page numbers of the served model.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from meshwright.step.serve import layers_by_window
 
 
 @lru_cache(maxsize=64)
-def read_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, group: int, dtype: Any) -> Any:
-    """The step that reads what the served model reads: (params, pages, numbers) -> pages, which are donated.
+def draft_prefill_program(
+    model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, group: int, dtype: Any
+) -> Any:
+    """Prefill of the draft model: (params, pages, numbers) -> pages, which are donated.
 
     group: of the tables in a step's numbers, the one of all keys.
     """
@@ -42,11 +45,11 @@ def read_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: 
 
 
 @lru_cache(maxsize=64)
-def guess_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, group: int, dtype: Any) -> Any:
-    """The step that guesses: (params, pages, last, numbers, samplers, seed) -> pages, tokens [rows, shape.length - 1].
+def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, group: int, dtype: Any) -> Any:
+    """The step that drafts: (params, pages, last, numbers, samplers, seed) -> pages, tokens [rows, shape.length - 1].
 
     samplers, seed: of all rows of the engine, see `RowState`; None where every row takes the likeliest token. Each
-    guess is read as well, also the last one, whose keys the next step needs if it is kept. pages are donated.
+    draft token is computed, the last one too, whose keys the next step needs if it is accepted. pages are donated.
     """
     layout, columns = decode_layout(model, mesh, split), shape.columns
 
@@ -54,10 +57,10 @@ def guess_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
         params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array, samplers: Array | None, seed: Array | None
     ) -> tuple[tuple[Pages, ...], Array]:
         own, tables = jax.reshard(numbers, layout.spec("batch", "sequence")), (columns.tables[group],) * len(pages)
-        token, guesses = newest_first(own[:, columns.tokens], last, own, layout)[:, :1], list[Array]()
+        token, drafts = newest_first(own[:, columns.tokens], last, own, layout)[:, :1], list[Array]()
         how = likeliest_of(jnp.zeros(shape.rows, jnp.uint32))
         if samplers is not None and seed is not None:
-            # Penalties are left out: a guess need not be right.
+            # Penalties are left out: a draft need not be right.
             how = samplers_at(samplers, seed, numbers[:, Columns.row])._replace(
                 repetition_penalty=None, presence_penalty=None, frequency_penalty=None
             )
@@ -65,15 +68,15 @@ def guess_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
             x, table, pages = through_pages(params, pages, token, own, tables, model, layout, dtype, place)
             if place + 1 < shape.length:
                 scores = logits(params, x, table, model, layout)[:, 0]
-                guesses.append(jax.reshard(choose(scores, how, Written(), numbers[:, Columns.drawn] + place), P()))
-                token = jax.reshard(guesses[-1], layout.spec("batch"))[:, None]
-        return pages, jnp.stack(guesses, axis=1)
+                drafts.append(jax.reshard(choose(scores, how, Written(), numbers[:, Columns.drawn] + place), P()))
+                token = jax.reshard(drafts[-1], layout.spec("batch"))[:, None]
+        return pages, jnp.stack(drafts, axis=1)
 
     return jax.jit(step, donate_argnums=1)
 
 
 def why_not_draft(draft: ModelConfig, served: ModelConfig) -> str:
-    """Why a model cannot guess for another; empty where it can."""
+    """Why a model cannot draft for another; empty if it can."""
     if draft.vocab != served.vocab:
         return f"it has a vocabulary of {draft.vocab}, and {served.name} one of {served.vocab}"
     if None not in layers_by_window(served):

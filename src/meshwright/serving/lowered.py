@@ -17,6 +17,7 @@ from meshwright.models.generation import decode_layout
 from meshwright.models.int8_weights import in_int8
 from meshwright.models.paged_cache import abstract_pages, page_axes
 from meshwright.models.serving_step import check_served, dtype_of
+from meshwright.models.stationary import for_tpu_products
 from meshwright.runtime import DTYPES, abstract
 from meshwright.serving.programs import Shape, greedy_program
 from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving, parameters
@@ -49,6 +50,7 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)),
             (params, pages),
         )
+        params = for_tpu_products(params, model)
         last, numbers = (
             jax.ShapeDtypeStruct(size, jnp.int32, sharding=NamedSharding(mesh, P()))
             for size in ((read.batch,), (read.batch, program.columns.width))

@@ -26,7 +26,7 @@ def numbers_of(step: Step, shape: Shape, tables: Sequence[tuple[np.ndarray, np.n
     for part in step.slices:
         tokens = part.tokens or [FROM_LAST]
         line, begin = numbers[part.at], columns.tokens.start
-        line[:begin] = part.row, part.start, len(tokens), part.is_chosen, part.text.read_length, part.drawn
+        line[:begin] = part.row, part.start, len(tokens), part.is_chosen, part.sequence.prefill_length, part.drawn
         line[begin : begin + len(tokens)] = tokens
     at = [part.at for part in step.slices]
     for (first, entries), (firsts, table) in zip(columns.tables, tables, strict=True):
@@ -39,23 +39,23 @@ def targets_of(step: Step, shape: Shape) -> np.ndarray:
     """The token after each of a step's tokens [rows, s], 0 where there is none."""
     targets = np.zeros((shape.rows, shape.length), np.int32)
     for part in step.slices:
-        after = part.text.tokens[part.start + 1 : part.start + 1 + len(part.tokens)]
+        after = part.sequence.tokens[part.start + 1 : part.start + 1 + len(part.tokens)]
         targets[part.at, : len(after)] = after
     return targets
 
 
 def mask_of(step: Step, shape: Shape, words: int) -> np.ndarray | None:
-    """The tokens that rows may take: what constraints allow, and none that ends a text that is too short."""
+    """The tokens that rows may take: what constraints allow, and none that ends a sequence that is too short."""
     mask = None
     for part in step.slices:
-        request = part.text.request
+        request = part.sequence.request
         ends = request.stop_tokens if part.drawn < request.min_tokens else ()
-        if part.text.mask is None and not ends:
+        if part.sequence.mask is None and not ends:
             continue
         if mask is None:
             mask = np.full((shape.rows, shape.num_chosen, words), ALL_TOKENS, np.uint32)
-        if part.text.mask is not None:
-            mask[part.at] = part.text.mask
+        if part.sequence.mask is not None:
+            mask[part.at] = part.sequence.mask
         for place in range(min(shape.num_chosen, request.min_tokens - part.drawn)):
             for token in ends:
                 mask[part.at, place, token // WORD] &= ALL_TOKENS ^ np.uint32(1 << token % WORD)

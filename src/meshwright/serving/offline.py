@@ -138,7 +138,7 @@ def answer_file(
         if progress.before < progress.prompts:
             on_start()
             left = ((line, request) for line, request in prompts.requests(BadData(rule)) if not done[line])
-            for line, texts in _answers(engine, left, prompts.request.num_texts):
+            for line, texts in _answers(engine, left, prompts.request.num_completions):
                 append_line(answers, json.dumps({"line": line, "texts": texts}))
                 progress.answered += 1
                 progress.tokens += sum(len(text["tokens"]) for text in texts)
@@ -147,12 +147,12 @@ def answer_file(
 
 
 def _answers(
-    engine: Engine, requests: Iterator[tuple[int, Request]], num_texts: int
+    engine: Engine, requests: Iterator[tuple[int, Request]], num_completions: int
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """The texts of each line as they finish. Twice the texts that the engine makes at once are asked for, so that a row
     that is free is taken at once and memory does not grow with the file."""
     layout = engine.layout
-    most = max(1, min(2 * layout.shards * layout.rows, engine.settings.max_queue) // num_texts)
+    most = max(1, min(2 * layout.shards * layout.rows, engine.settings.max_queue) // num_completions)
     news = SimpleQueue[tuple[int, list[Output]]]()
     waiting = dict[int, list[Output]]()
     while True:
@@ -166,9 +166,10 @@ def _answers(
         if ended := [output for output in outputs if output.done in ("aborted", "failed")]:
             raise MeshwrightError(f"line {line:,} was not answered: {ended[0].error or 'the engine has ended'}")
         waiting[line] += outputs
-        if sum(output.done is not None for output in waiting[line]) == num_texts:
+        if sum(output.done is not None for output in waiting[line]) == num_completions:
             made = waiting.pop(line)
-            yield line, [_text(engine, [o for o in made if o.text_number == number]) for number in range(num_texts)]
+            completions = range(num_completions)
+            yield line, [_text(engine, [o for o in made if o.completion == number]) for number in completions]
 
 
 def _text(engine: Engine, outputs: list[Output]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pages of the KV cache: which are free, and who holds the others."""
+"""Pages of the KV cache: free pages and reference counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 class PagePool:
     """The pages 0 to count - 1 of one group of layers, each with a count of its references.
 
-    None among pages, here and wherever a list has an entry for each page of a text, stands for a page that is not held.
+    In a list with an entry for each page of a sequence, None is a page that was released.
     """
 
     def __init__(self, count: int) -> None:
@@ -17,53 +17,53 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """How many pages nobody holds."""
+        """The number of pages without a reference."""
         return len(self._free)
 
-    def take(self, count: int) -> list[int] | None:
-        """Take free pages, each with one reference; None, and no page is taken, where fewer are free."""
+    def allocate(self, count: int) -> list[int] | None:
+        """Allocate free pages, each with one reference; None, and no page is allocated, where fewer are free."""
         if count > len(self._free):
             return None
         at = len(self._free) - count
-        taken = self._free[at:]
+        allocated = self._free[at:]
         del self._free[at:]
-        for page in taken:
+        for page in allocated:
             self._references[page] = 1
-        return taken
+        return allocated
 
     def share(self, pages: Iterable[int | None]) -> None:
         """Add a reference to each page.
 
         Raises:
-            RuntimeError: a page that nobody holds.
+            RuntimeError: a page without a reference.
         """
         for page in pages:
             if page is not None:
                 if not self._references[page]:
-                    raise RuntimeError(f"page {page} is shared, and nobody holds it")
+                    raise RuntimeError(f"page {page} is shared, but it is free")
                 self._references[page] += 1
 
     def release(self, pages: Iterable[int | None]) -> None:
         """Drop a reference to each page; a page without any is free.
 
         Raises:
-            RuntimeError: a page that nobody holds.
+            RuntimeError: a page without a reference.
         """
         for page in pages:
             if page is not None:
                 if not self._references[page]:
-                    raise RuntimeError(f"page {page} is released, and nobody holds it")
+                    raise RuntimeError(f"page {page} is released, but it is free")
                 self._references[page] -= 1
                 if not self._references[page]:
                     self._free.append(page)
 
     def num_references(self, page: int) -> int:
-        """How many hold a page."""
+        """The references to a page."""
         return self._references[page]
 
 
 def first_needed_page(position: int, window: int | None, page_size: int) -> int:
-    """The first page of a text that its token at `position` reads, and so do those after it: pages before can go.
+    """The first page of a sequence that its token at `position` reads, and so do those after it: pages before can go.
 
     Args:
         window: how many tokens a query attends to, its own included; None for all before it.

@@ -57,11 +57,11 @@ class Columns:
     """Slices of a step's array of numbers [rows, width]; tables are behind the tokens, each behind its first page.
 
     row: the number of a row in the engine, its number of rows where there is none. start: the position of its first
-    token. count: its tokens. is_chosen: whether a token is chosen after the last. read_length: of its text when it was
-    read, on which the frequencies of some models depend. drawn: the tokens that were chosen of it before.
+    token. count: its tokens. is_chosen: whether a token is chosen after the last. prefill_length: the tokens at the
+    sequence's prefill, on which the rotary frequencies of some models depend. drawn: the tokens chosen of it before.
     """
 
-    row, start, count, is_chosen, read_length, drawn = range(6)
+    row, start, count, is_chosen, prefill_length, drawn = range(6)
 
     def __init__(self, shape: Shape) -> None:
         self.tokens = slice(6, 6 + shape.length)
@@ -97,8 +97,8 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
     """The step where every row takes the likeliest token.
 
     (params, pages, last, numbers, drafts) -> pages, last, made. last: the newest token of every row of the engine
-    [rows]. drafts: guesses that are on the devices [shape.rows, num_chosen - 1], or None. made: the tokens that were
-    chosen [shape.rows, num_chosen], -1 for none. pages are donated.
+    [rows]. drafts: draft tokens on the devices [shape.rows, num_chosen - 1], or None. made: the chosen tokens
+    [shape.rows, num_chosen], -1 for none. pages are donated.
     """
     layout = decode_layout(model, mesh, split)
 
@@ -293,7 +293,7 @@ def through_pages(
         model,
         layout,
         dtype,
-        lengths=jnp.maximum(positions + 1, own[:, Columns.read_length, None]),
+        lengths=jnp.maximum(positions + 1, own[:, Columns.prefill_length, None]),
     )
     return x, table, tuple(cache.pages for cache in caches)
 

@@ -1,4 +1,4 @@
-"""What clients ask of the engine, and what it answers: no JAX, no HTTP."""
+"""The engine's interface: requests, outputs and errors. Without JAX and HTTP."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from meshwright.errors import MeshwrightError
 from meshwright.models import GREEDY, Sampling
 
 MOST_LOGPROBS = 20
-"""The alternatives of a token whose log probabilities can be asked for: the most of OpenAI's chat completions."""
+"""The maximum number of alternatives per token with log probabilities; that of OpenAI's chat completions."""
 
 Ending = Literal["length", "token", "text", "aborted", "failed"]
-"""Why a text ends: its limit of tokens, a token or a text that stops it, its client, a fault of the engine."""
+"""Why a completion ended: max_tokens, a stop token, a stop string, aborted by its client, a failure of the engine."""
 
 
 class OverloadedError(MeshwrightError):
-    """The queue is full: ask again after `retry_seconds`."""
+    """The queue is full; retry after `retry_seconds`."""
 
     def __init__(self, message: str, retry_seconds: float) -> None:
         super().__init__(message)
@@ -25,12 +25,12 @@ class OverloadedError(MeshwrightError):
 
 
 class ClosedError(MeshwrightError):
-    """The engine takes no more requests: it is shutting down, or has failed."""
+    """The engine accepts no more requests: it is shutting down, or has failed."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a text has to match. kind: a JSON schema as text, a regular expression, or a Lark grammar."""
+    """A constraint on a completion: a JSON schema as text, a regular expression, or a Lark grammar."""
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
@@ -38,25 +38,28 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One prompt, and how its texts are made.
+    """One prompt, and how to generate its completions.
 
     Args:
-        prompt: its tokens, at least one.
-        max_tokens: the most tokens of each text; 0 reads the prompt only.
-        num_texts: how many texts are made of it, each with a seed of its own: `sampling.seed` + its number.
-        stop: texts that end a text. stop_tokens: tokens that do. min_tokens: before so many no token ends a text.
-        logit_bias: what is added to the logits of tokens.
-        logprobs: for each token made, of how many of the likeliest the log probabilities are wanted beside its own;
-            None for none. prompt_logprobs: the same of each token of the prompt but the first.
-        pooled: whether the mean of the prompt's hidden states is wanted.
-        constraint: what each text has to match.
-        timeout_seconds: after which the request is aborted, from when it was submitted.
+        prompt: the prompt's tokens, at least one.
+        max_tokens: the maximum for each completion; 0 only processes the prompt.
+        sampling: temperature, penalties, seed and the rest; completion i has the seed `sampling.seed` + i.
+        num_completions: completions of the prompt (`n`).
+        stop: stop strings.
+        stop_tokens: tokens that end a completion.
+        min_tokens: tokens before which no token ends a completion.
+        logit_bias: token ids, and what is added to their logits.
+        logprobs: alternatives to return for each generated token; None for no log probabilities.
+        prompt_logprobs: the same for each token of the prompt but the first.
+        pooled: whether to return the mean of the prompt's hidden states.
+        constraint: a constraint on each completion.
+        timeout_seconds: the time after `submit` at which the request is aborted.
     """
 
     prompt: Sequence[int]
     max_tokens: int
     sampling: Sampling = GREEDY
-    num_texts: int = 1
+    num_completions: int = 1
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     min_tokens: int = 0
@@ -69,7 +72,7 @@ class Request:
 
 
 class TokenLogprob(NamedTuple):
-    """The natural logarithm of a token's probability, and those of the likeliest tokens in its place."""
+    """A token's natural log probability, and the likeliest tokens at its position with theirs."""
 
     token: int
     logprob: float
@@ -78,21 +81,22 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a step adds to one text of a request.
+    """What a step adds to one completion of a request.
 
     Args:
-        text_number: which of its texts.
-        tokens: new tokens; the one that ended the text is not among them.
-        text: what they add; ends with a whole character, and never with what may begin a stop text.
-        logprobs: of each new token, where asked for; the logits' before penalties and temperature.
-        done: why the text ends here; None where more follows. stop: the text of `Request.stop` that ended it.
-        error: what failed, where done is "failed".
-        cached_tokens: the tokens of the prompt that were not computed anew; in a text's first output.
-        prompt_logprobs: of the prompt's tokens from the second on; in the first output of text 0.
-        pooled: the mean hidden state of the prompt; in the first output of text 0.
+        completion: the index of the completion.
+        tokens: new tokens, without the one that ended the completion.
+        text: their text: whole characters only, and never the possible beginning of a stop string.
+        logprobs: of each new token, if requested; of the logits before penalties and temperature.
+        done: why the completion ended here; None while more follows.
+        stop: the stop string that ended it.
+        error: what failed, if done is "failed".
+        cached_tokens: prompt tokens from the prefix cache; in a completion's first output.
+        prompt_logprobs: of the prompt's tokens from the second on; in the first output of completion 0.
+        pooled: the mean hidden state of the prompt; in the first output of completion 0.
     """
 
-    text_number: int
+    completion: int
     tokens: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -104,25 +108,26 @@ class Output:
     pooled: tuple[float, ...] = ()
 
 
-class Deliver(Protocol):
-    """Takes the outputs of a request as they are made; called on the engine's thread, so that it returns at once."""
+class OutputCallback(Protocol):
+    """Called with new outputs of a request, on the engine's thread: it must return at once."""
 
     def __call__(self, outputs: Sequence[Output]) -> None:
-        """Take some outputs."""
+        """Handle new outputs."""
 
 
-class Serves(Protocol):
-    """What HTTP needs of an engine."""
+class EngineClient(Protocol):
+    """The methods of an engine that the HTTP server uses."""
 
-    def submit(self, request: Request, deliver: Deliver) -> str:
-        """Queue a request: the id by which it can be aborted.
+    def submit(self, request: Request, deliver: OutputCallback) -> str:
+        """Queue a request. Returns the id to abort it.
 
         Raises:
-            MeshwrightError: a request that cannot be answered, with what would be right. OverloadedError: a full queue.
-            Closed: an engine that is shutting down or has failed.
+            MeshwrightError: an invalid request.
+            OverloadedError: the queue is full.
+            ClosedError: the engine is shutting down or has failed.
         """
         ...
 
     def abort(self, request_id: str) -> None:
-        """End a request and free its pages; nothing where it has ended."""
+        """End a request and free its pages, unless it has ended already."""
         ...

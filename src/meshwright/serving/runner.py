@@ -20,8 +20,9 @@ from meshwright.models.generation import decode_layout, placed_params
 from meshwright.models.int8_weights import in_int8
 from meshwright.models.paged_cache import Pages, abstract_pages, page_axes
 from meshwright.models.sampling import Written
+from meshwright.models.stationary import for_tpu_products
 from meshwright.runtime import DTYPES, ShardingContext
-from meshwright.serving.draft_programs import guess_program, read_program
+from meshwright.serving.draft_programs import draft_prefill_program, draft_program
 from meshwright.serving.layout import stored_dtype
 from meshwright.serving.programs import (
     WORD,
@@ -86,7 +87,7 @@ class Result(NamedTuple):
 
 @dataclass
 class _Draft:
-    """A model that guesses, and its pages. group: of the served model's page tables, the one that it uses."""
+    """A model that drafts, and its pages. group: of the served model's page tables, the one that it uses."""
 
     config: ModelConfig
     params: Any
@@ -118,6 +119,7 @@ class Runner:
             self._params = placed_params(model.params, model.config, context)
             if settings.weight_dtype == "int8":
                 self._params = in_int8(self._params, model.config)
+            self._params = for_tpu_products(self._params, model.config)
             stored = stored_dtype(model, settings)
             self._pages = _empty_pages(model.config, context, layout.pages, layout.page_size, stored)
             self._draft = None
@@ -128,7 +130,7 @@ class Runner:
                 counts = (layout.pages[group],) * len(layers_by_window(draft.config))
                 self._draft = _Draft(
                     draft.config,
-                    placed_params(draft.params, draft.config, of),
+                    for_tpu_products(placed_params(draft.params, draft.config, of), draft.config),
                     _empty_pages(draft.config, of, counts, layout.page_size, DTYPES[draft.dtype]),
                     group,
                     DTYPES[draft.dtype],
@@ -190,30 +192,32 @@ class Runner:
         jax.block_until_ready((self._pages, self._state))
 
     def _lowered(self, kind: str, shape: Shape) -> Iterator[tuple[str, jax.stages.Lowered]]:
-        """A step and, where there is a draft model, what this does beside it: traced for the arrays that there are."""
+        """A step's program, and the draft model's for the same step, traced for the arrays on the devices."""
         program = {"greedy": greedy_program, "sampling": sampling_program, "scoring": scoring_program}[kind]
         made = program(self._config, self._context.mesh, self._split, shape, self._dtype)
         numbers = np.zeros((shape.rows, shape.columns.width), np.int32)
         work, drafts = Work(kind, shape, numbers, targets=np.zeros((shape.rows, shape.length), np.int32)), None
         if self._draft is not None:
-            beside = self._beside(work)
+            draft_kind = self._draft_kind(work)
             own = (self._draft.config, self._context.mesh, self._split, shape, self._draft.group, self._draft.dtype)
             yield (
-                beside,
-                (read_program if beside == "read" else guess_program)(*own).lower(*self._draft_arguments(work)),
+                draft_kind,
+                (draft_prefill_program if draft_kind == "prefill" else draft_program)(*own).lower(
+                    *self._draft_arguments(work)
+                ),
             )
-            if beside != "read":
+            if draft_kind != "prefill":
                 drafts = jnp.zeros((shape.rows, shape.length - 1), jnp.int32)
         yield kind, made.lower(*self._arguments(work, drafts))
 
     @staticmethod
-    def _beside(work: Work) -> str:
-        """What the draft model does beside a step: read the same, or guess what the step checks."""
-        return "read" if work.shape.num_chosen == 1 or work.kind == "scoring" else f"guess, {work.kind}"
+    def _draft_kind(work: Work) -> str:
+        """The draft model's program for a step: prefill of the same tokens, or the drafts that the step verifies."""
+        return "prefill" if work.shape.num_chosen == 1 or work.kind == "scoring" else f"draft, {work.kind}"
 
     def _draft_arguments(self, work: Work) -> tuple[Any, ...]:
         assert self._draft is not None
-        if self._beside(work) == "read":
+        if self._draft_kind(work) == "prefill":
             return (self._draft.params, self._draft.pages, work.numbers)
         own = (self._state.samplers, self._state.seed) if work.kind == "sampling" else (None, None)
         return (self._draft.params, self._draft.pages, self._last, work.numbers, *own)
@@ -237,9 +241,9 @@ class Runner:
                 self._copy(work.copies)
             drafts = None
             if self._draft is not None:
-                beside = self._beside(work)
-                made = self._compiled[beside, work.shape](*self._draft_arguments(work))
-                self._draft.pages, drafts = (made, None) if beside == "read" else made
+                draft_kind = self._draft_kind(work)
+                made = self._compiled[draft_kind, work.shape](*self._draft_arguments(work))
+                self._draft.pages, drafts = (made, None) if draft_kind == "prefill" else made
             made = self._compiled[work.kind, work.shape](*self._arguments(work, drafts))
             if work.kind == "scoring":
                 self._pages, logprobs, hidden = made

@@ -1,8 +1,8 @@
-"""Which texts get a step, and which pages: continuous batching with prompts in chunks (arXiv:2309.06180, 2308.16369).
+"""The scheduler: continuous batching with chunked prefill (arXiv:2309.06180, 2308.16369), and allocation of pages.
 
-The texts that came first are kept: where pages run out, first those that only the prefix cache holds are freed, then
-the text that came last loses its pages and waits to be read again. So the oldest text always goes on, and none waits
-for ever.
+Oldest first. If pages run out, pages that only the prefix cache references are evicted; after these the youngest
+sequence is preempted: it loses its pages, and its prompt and tokens are computed again later. So the oldest sequence
+always makes progress, and no sequence starves.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 
 from meshwright.serving.pages import PagePool, first_needed_page
 from meshwright.serving.prefix import PrefixCache
+from meshwright.serving.sequence import TokenSequence
 from meshwright.serving.settings import EngineLayout
-from meshwright.serving.text import Text
 
 
 class Slice(NamedTuple):
-    """The tokens of one text in a step.
+    """One sequence's row in a step.
 
     Args:
         at: its row of the step. start: the position of its first token. tokens: those that are known; none where the
             step takes the one that was chosen last.
-        is_chosen: whether a token is chosen after the last. drawn: the tokens chosen of the text before.
+        is_chosen: whether a token is chosen after the last. drawn: the tokens chosen of the sequence before.
     """
 
-    text: Text
+    sequence: TokenSequence
     at: int
     row: int
     start: int
@@ -79,11 +79,13 @@ class Counters:
 class Scheduler:
     """The queue, the rows and the pages of an engine; nothing here runs on a device."""
 
-    def __init__(self, layout: EngineLayout, *, on_admitted: Callable[[Text], None] = lambda text: None) -> None:
+    def __init__(
+        self, layout: EngineLayout, *, on_admitted: Callable[[TokenSequence], None] = lambda sequence: None
+    ) -> None:
         self.layout = layout
         self.counters = Counters()
-        self.waiting: deque[Text] = deque()
-        self.running: list[Text] = []
+        self.waiting: deque[TokenSequence] = deque()
+        self.running: list[TokenSequence] = []
         self.pools = [[PagePool(count) for count in layout.pages] for _ in range(layout.shards)]
         self.prefixes = [PrefixCache(layout.page_size, pools, layout.windows) for pools in self.pools]
         self._free_rows = [
@@ -104,30 +106,30 @@ class Scheduler:
         most = self.layout.pages.index(max(self.layout.pages))
         return sum(pools[most].num_free for pools in self.pools)
 
-    def add(self, text: Text) -> None:
-        """Queue a text."""
-        self.waiting.append(text)
+    def add(self, sequence: TokenSequence) -> None:
+        """Queue a sequence."""
+        self.waiting.append(sequence)
 
-    def end(self, text: Text) -> None:
-        """Take a text that is done out of its row; its pages go, but for those that later prompts may begin with."""
-        if text.row is None:
-            if text in self.waiting:
-                self.waiting.remove(text)
+    def end(self, sequence: TokenSequence) -> None:
+        """Free the row and the pages of a sequence that is done; the prefix cache keeps its own references."""
+        if sequence.row is None:
+            if sequence in self.waiting:
+                self.waiting.remove(sequence)
             return
-        self._leave(text)
+        self._free_row(sequence)
 
     def steps(self) -> Iterable[Step]:
-        """The next steps: a token of every text that is read, and a chunk of prompts."""
+        """The next steps: a decode step of all sequences whose prompts are computed, and a chunk of prompts."""
         if (decode := self._decode()) is not None:
             yield decode
         if (chunk := self._chunk()) is not None:
             yield chunk
 
-    def chosen(self, text: Text, tokens: list[int]) -> None:
-        """The tokens that a step chose for a text, once they are read: more than one where drafts were right."""
-        text.unread -= 1
-        text.tokens += tokens
-        text.computed += len(tokens) - 1 if text.row is not None else 0
+    def append_tokens(self, sequence: TokenSequence, tokens: list[int]) -> None:
+        """Add the tokens that a step chose, once they are on the host: several if drafts were accepted."""
+        sequence.in_flight -= 1
+        sequence.tokens += tokens
+        sequence.computed += len(tokens) - 1 if sequence.row is not None else 0
 
     def tables(self, step: Step) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of each window the first page of each slice of a step, and the entries of its table."""
@@ -147,31 +149,37 @@ class Scheduler:
         return found
 
     def _decode(self) -> Step | None:
-        """A token of every text that is read, with the drafts that there are for it."""
+        """A decode step: the newest token of every prefilled sequence, and its draft tokens."""
         slices = list[Slice]()
-        for text in list(self.running):
-            limit = text.request.max_tokens - text.num_made
-            if text.row is None or not text.is_read or text.is_scored or limit < 1 or self._is_switching(text):
+        for sequence in list(self.running):
+            limit = sequence.request.max_tokens - sequence.num_generated
+            if (
+                sequence.row is None
+                or not sequence.is_prefilled
+                or sequence.is_scored
+                or limit < 1
+                or self._restart_at_switch(sequence)
+            ):
                 continue
-            if text.needs_its_tokens and text.unread:
+            if sequence.needs_last_tokens and sequence.in_flight:
                 continue
-            room = min(limit - 1, self.layout.context - text.computed - 1, self.layout.num_drafts)
-            drafts = text.drafts.draft(room) if text.drafts is not None and room > 0 else []
-            if not self._hold(text, text.computed + 1 + len(drafts)):
+            room = min(limit - 1, self.layout.context - sequence.computed - 1, self.layout.num_drafts)
+            drafts = sequence.drafts.draft(room) if sequence.drafts is not None and room > 0 else []
+            if not self._allocate_pages(sequence, sequence.computed + 1 + len(drafts)):
                 continue
-            known = [] if text.unread else [text.tokens[-1]]
-            drawn = text.num_made
-            slices.append(Slice(text, 0, text.row, text.computed, [*known, *drafts], True, drawn))
-        # A text that was decoded may have lost its row to an older one.
-        slices = [part for part in slices if part.text.row is not None]
+            known = [] if sequence.in_flight else [sequence.tokens[-1]]
+            drawn = sequence.num_generated
+            slices.append(Slice(sequence, 0, sequence.row, sequence.computed, [*known, *drafts], True, drawn))
+        # A sequence that was decoded may have lost its row to an older one.
+        slices = [part for part in slices if part.sequence.row is not None]
         if not slices:
             return None
         for part in slices:
-            part.text.computed += 1
-            part.text.unread += 1
-            self._free_behind(part.text)
+            part.sequence.computed += 1
+            part.sequence.in_flight += 1
+            self._free_out_of_window(part.sequence)
         end = max(part.start + max(1, len(part.tokens)) for part in slices)
-        by_shard = [[part for part in slices if part.text.shard == shard] for shard in range(self.layout.shards)]
+        by_shard = [[part for part in slices if part.sequence.shard == shard] for shard in range(self.layout.shards)]
         rows = next(rows for rows in self.layout.decoded if rows >= max(map(len, by_shard)))
         placed = [
             part._replace(at=shard * rows + place)
@@ -179,152 +187,168 @@ class Scheduler:
             for place, part in enumerate(parts)
         ]
         length = 1 + self.layout.num_drafts
-        return Step(placed, False, rows, self._width(end), length, copies=self._taken_copies())
+        return Step(placed, False, rows, self._width(end), length, copies=self._pop_copies())
 
     def _chunk(self) -> Step | None:
-        """Tokens of prompts, in the chunk shape that does most in its time."""
+        """A prefill step: the chunk shape with the most prompt tokens for its estimated time."""
         self._admit()
-        by_shard: list[list[Text]] = [[] for _ in range(self.layout.shards)]
+        by_shard: list[list[TokenSequence]] = [[] for _ in range(self.layout.shards)]
         is_scored = None
-        for text in self.running:
-            if text.unread or text.computed >= len(text.tokens) or (text.is_read and not text.is_scored):
+        for sequence in self.running:
+            if (
+                sequence.in_flight
+                or sequence.computed >= len(sequence.tokens)
+                or (sequence.is_prefilled and not sequence.is_scored)
+            ):
                 continue
             if is_scored is None:
-                is_scored = text.is_scored
-            if text.is_scored == is_scored:
-                by_shard[text.shard].append(text)
+                is_scored = sequence.is_scored
+            if sequence.is_scored == is_scored:
+                by_shard[sequence.shard].append(sequence)
         if is_scored is None:
             return None
 
-        def taken(chunk: tuple[int, int]) -> float:
-            """The tokens of prompts that it takes, for each that it takes the time of."""
+        def throughput(chunk: tuple[int, int]) -> float:
+            """Prompt tokens in a chunk of this shape, over its cost in tokens, padding and weight reads included."""
             rows, length = chunk
-            count = sum(min(length, len(text.tokens) - text.computed) for texts in by_shard for text in texts[:rows])
+            count = sum(
+                min(length, len(sequence.tokens) - sequence.computed)
+                for sequences in by_shard
+                for sequence in sequences[:rows]
+            )
             return count / (self.layout.chunk_overhead + rows * length)
 
         # There is one program for scoring.
         chunks = self.layout.chunks[:1] if is_scored else self.layout.chunks
-        rows, length = max(chunks, key=taken)
+        rows, length = max(chunks, key=throughput)
         slices = list[Slice]()
-        for shard, texts in enumerate(by_shard):
-            for place, text in enumerate(texts[:rows]):
-                if text.row is None:
+        for shard, sequences in enumerate(by_shard):
+            for place, sequence in enumerate(sequences[:rows]):
+                if sequence.row is None:
                     continue
-                count = min(length, len(text.tokens) - text.computed)
-                if not self._hold(text, text.computed + count):
+                count = min(length, len(sequence.tokens) - sequence.computed)
+                if not self._allocate_pages(sequence, sequence.computed + count):
                     continue
-                is_last = text.computed + count == len(text.tokens)
+                is_last = sequence.computed + count == len(sequence.tokens)
                 is_chosen = is_last and not is_scored
-                tokens = text.tokens[text.computed : text.computed + count]
+                tokens = sequence.tokens[sequence.computed : sequence.computed + count]
                 at = shard * rows + place
-                slices.append(Slice(text, at, text.row, text.computed, tokens, is_chosen, text.num_made))
-        slices = [part for part in slices if part.text.row is not None]
+                slices.append(
+                    Slice(sequence, at, sequence.row, sequence.computed, tokens, is_chosen, sequence.num_generated)
+                )
+        slices = [part for part in slices if part.sequence.row is not None]
         if not slices:
             return None
         for part in slices:
-            part.text.computed += len(part.tokens)
-            part.text.unread += part.is_chosen
+            part.sequence.computed += len(part.tokens)
+            part.sequence.in_flight += part.is_chosen
             self.counters.prompt_tokens += len(part.tokens)
-            if part.text.is_scored and part.text.computed == len(part.text.request.prompt):
+            if part.sequence.is_scored and part.sequence.computed == len(part.sequence.request.prompt):
                 # Scoring chooses no token: the one after the prompt is chosen by decoding its last token again.
-                part.text.is_scored, part.text.computed = False, part.text.computed - 1
-            self._offer(part.text)
-            self._free_behind(part.text)
+                part.sequence.is_scored, part.sequence.computed = False, part.sequence.computed - 1
+            self._cache_prefix(part.sequence)
+            self._free_out_of_window(part.sequence)
         end = max(part.start + len(part.tokens) for part in slices)
         width = self.layout.widths[-1] if is_scored else self._width(end)
-        return Step(slices, True, rows, width, length, bool(is_scored), self._taken_copies())
+        return Step(slices, True, rows, width, length, bool(is_scored), self._pop_copies())
 
     def _width(self, end: int) -> int:
-        """The entries of tables for texts of `end` tokens."""
+        """The entries of tables for sequences of `end` tokens."""
         pages = -(-end // self.layout.page_size)
         return next(width for width in self.layout.widths if width >= pages)
 
-    def _taken_copies(self) -> list[PageCopy]:
+    def _pop_copies(self) -> list[PageCopy]:
         copies, self._copies = self._copies, []
         return copies
 
-    def _is_switching(self, text: Text) -> bool:
-        """Whether a text has become so long that it is read anew, with other frequencies (LongRoPE)."""
+    def _restart_at_switch(self, sequence: TokenSequence) -> bool:
+        """Whether a sequence is at the length where LongRoPE's frequencies change; if so it is computed anew."""
         switch = self.layout.switch
-        if switch is None or text.computed < switch or text.read_length > switch:
+        if switch is None or sequence.computed < switch or sequence.prefill_length > switch:
             return False
-        if not text.unread:
-            text.computed, text.read_length, text.inserted = 0, len(text.tokens), 0
-            self._release(text)
+        if not sequence.in_flight:
+            sequence.computed, sequence.prefill_length, sequence.inserted = 0, len(sequence.tokens), 0
+            self._release_pages(sequence)
         return True
 
     def _admit(self) -> None:
-        """Give rows to texts that wait, as long as there are rows, and pages for all of their tokens so far."""
+        """Admit waiting sequences while there are free rows, and pages for all of their tokens."""
         while self.waiting:
-            text = self.waiting[0]
-            if text.unread or (
-                text.first is not None and text.first.row is not None and not self._is_begun(text.first)
+            sequence = self.waiting[0]
+            if sequence.in_flight or (
+                sequence.first is not None
+                and sequence.first.row is not None
+                and not self._is_prompt_computed(sequence.first)
             ):
                 return
             shards = [shard for shard, rows in enumerate(self._free_rows) if rows]
-            if not shards or not self._seat(text, shards):
+            if not shards or not self._assign_row(sequence, shards):
                 return
             self.waiting.popleft()
-            insort(self.running, text, key=lambda other: other.order)
-            self._on_admitted(text)
+            insort(self.running, sequence, key=lambda other: other.order)
+            self._on_admitted(sequence)
 
     @staticmethod
-    def _is_begun(text: Text) -> bool:
-        """Whether a text's prompt is read, so that others of the same prompt find its pages."""
-        return text.computed >= len(text.request.prompt) or text.done is not None
+    def _is_prompt_computed(sequence: TokenSequence) -> bool:
+        """Whether the prefix cache has a sequence's prompt, for others of the same prompt."""
+        return sequence.computed >= len(sequence.request.prompt) or sequence.done is not None
 
-    def _seat(self, text: Text, shards: list[int]) -> bool:
-        """Give a text a row, and the pages that are cached of it; False where pages are missing."""
-        layout, length = self.layout, len(text.tokens)
-        text.read_length = length if layout.switch is not None else len(text.request.prompt)
-        limit = 0 if text.is_scored or not layout.prefix_cache else length - 1
-        shard = max(shards, key=lambda number: self._worth(text, number, limit))
-        hit = self.prefixes[shard].match(text.tokens, limit=limit, salt=self._salt(text)) if limit else None
-        text.pages = [list(pages) for pages in hit.pages] if hit else [[] for _ in layout.windows]
-        text.freed = [0] * len(layout.windows)
-        text.computed = text.inserted = hit.length if hit else 0
-        text.shard = shard
+    def _assign_row(self, sequence: TokenSequence, shards: list[int]) -> bool:
+        """Assign a row to a sequence, with the cached pages of its prefix; False if pages are missing."""
+        layout, length = self.layout, len(sequence.tokens)
+        sequence.prefill_length = length if layout.switch is not None else len(sequence.request.prompt)
+        limit = 0 if sequence.is_scored or not layout.prefix_cache else length - 1
+        shard = max(shards, key=lambda number: self._shard_score(sequence, number, limit))
+        hit = (
+            self.prefixes[shard].match(sequence.tokens, limit=limit, salt=self._prefix_salt(sequence))
+            if limit
+            else None
+        )
+        sequence.pages = [list(pages) for pages in hit.pages] if hit else [[] for _ in layout.windows]
+        sequence.freed = [0] * len(layout.windows)
+        sequence.computed = sequence.inserted = hit.length if hit else 0
+        sequence.shard = shard
         copies = hit.copies if hit else []
-        # The text writes into the page that its prefix ends inside, so that it has one of its own in every window.
-        targets = [page[0] if (page := self._take(shard, window, 1)) else None for window in range(len(copies))]
-        needed = length - (text.computed - text.computed % layout.page_size if copies else text.computed)
-        if None in targets or not self._has_room(shard, needed):
-            for window, pages in enumerate(text.pages):
+        # The sequence writes into the page that its prefix ends inside, so that it has one of its own in every window.
+        targets = [page[0] if (page := self._allocate(shard, window, 1)) else None for window in range(len(copies))]
+        needed = length - (sequence.computed - sequence.computed % layout.page_size if copies else sequence.computed)
+        if None in targets or not self._has_free_pages(shard, needed):
+            for window, pages in enumerate(sequence.pages):
                 pool = self.pools[shard][window]
                 pool.release(pages)
                 pool.release([copies[window], targets[window]] if copies else [])
-            text.pages = []
+            sequence.pages = []
             return False
         for window, (source, target) in enumerate(zip(copies, targets, strict=True)):
-            text.pages[window].append(target)
+            sequence.pages[window].append(target)
             if source is not None and target is not None:
                 self._copies.append(PageCopy(shard, window, source, target))
                 self.pools[shard][window].release([source])
-        text.row = self._free_rows[shard].pop()
-        for window, pages in enumerate(text.pages):
-            self._tables[window][text.row, : len(pages)] = [page or 0 for page in pages]
-        if text.cached is None:
-            text.cached = text.computed
-            self.counters.cached_tokens += text.computed
+        sequence.row = self._free_rows[shard].pop()
+        for window, pages in enumerate(sequence.pages):
+            self._tables[window][sequence.row, : len(pages)] = [page or 0 for page in pages]
+        if sequence.cached is None:
+            sequence.cached = sequence.computed
+            self.counters.cached_tokens += sequence.computed
         return True
 
-    def _worth(self, text: Text, shard: int, limit: int) -> float:
-        """How good a shard is for a text: the share of it that is cached, less the share of the rows that are taken."""
+    def _shard_score(self, sequence: TokenSequence, shard: int, limit: int) -> float:
+        """How well a shard suits a sequence: the share of its tokens that is cached, plus the share of free rows."""
         if self.layout.shards == 1:
             return 0.0
-        known = self.prefixes[shard].longest(text.tokens, limit, self._salt(text)) if limit else 0
-        return known / len(text.tokens) + len(self._free_rows[shard]) / self.layout.rows
+        known = self.prefixes[shard].longest(sequence.tokens, limit, self._prefix_salt(sequence)) if limit else 0
+        return known / len(sequence.tokens) + len(self._free_rows[shard]) / self.layout.rows
 
-    def _salt(self, text: Text) -> object:
-        """What tells prompts apart whose equal tokens have other keys, as frequencies depend on a text's length."""
+    def _prefix_salt(self, sequence: TokenSequence) -> object:
+        """A key beside the tokens, for models whose rotary frequencies depend on a sequence's length."""
         if self.layout.switch is not None:
-            return text.read_length > self.layout.switch
+            return sequence.prefill_length > self.layout.switch
         if self.layout.stretched_from is not None:
-            return max(text.read_length, self.layout.stretched_from)
+            return max(sequence.prefill_length, self.layout.stretched_from)
         return None
 
-    def _has_room(self, shard: int, tokens: int) -> bool:
-        """Whether there are pages for so many more tokens; those of the prefix cache alone are freed."""
+    def _has_free_pages(self, shard: int, tokens: int) -> bool:
+        """Whether pages for so many more tokens are free, after evictions from the prefix cache."""
         size = self.layout.page_size
         for window, pool in enumerate(self.pools[shard]):
             kept = self.layout.windows[window]
@@ -339,74 +363,78 @@ class Scheduler:
     def _longest_chunk(self) -> int:
         return max(length for _, length in self.layout.chunks)
 
-    def _hold(self, text: Text, length: int) -> bool:
-        """Give a text pages for `length` tokens, if need be those of younger ones; False where it lost its own."""
+    def _allocate_pages(self, sequence: TokenSequence, length: int) -> bool:
+        """Grow a sequence's pages to `length` tokens, preempting younger ones; False if it was preempted itself."""
         count = -(-length // self.layout.page_size)
-        for window, held in enumerate(text.pages):
-            while (missing := count - len(held)) > 0:
-                taken = self._take(text.shard, window, missing)
-                if taken is not None:
-                    assert text.row is not None
-                    self._tables[window][text.row, len(held) : len(held) + len(taken)] = taken
-                    held += taken
+        for window, pages in enumerate(sequence.pages):
+            while (missing := count - len(pages)) > 0:
+                new = self._allocate(sequence.shard, window, missing)
+                if new is not None:
+                    assert sequence.row is not None
+                    self._tables[window][sequence.row, len(pages) : len(pages) + len(new)] = new
+                    pages += new
                     continue
-                youngest = next(other for other in reversed(self.running) if other.shard == text.shard)
+                youngest = next(other for other in reversed(self.running) if other.shard == sequence.shard)
                 self._preempt(youngest)
-                if youngest is text:
+                if youngest is sequence:
                     return False
         return True
 
-    def _take(self, shard: int, window: int, count: int) -> list[int] | None:
-        """Free pages, or such that only the prefix cache holds."""
+    def _allocate(self, shard: int, window: int, count: int) -> list[int] | None:
+        """Allocate pages, evicting from the prefix cache if too few are free; None if that is not enough."""
         pool = self.pools[shard][window]
-        taken = pool.take(count)
-        if taken is None:
+        pages = pool.allocate(count)
+        if pages is None:
             self.prefixes[shard].evict(window, count - pool.num_free)
-            taken = pool.take(count)
-        return taken
+            pages = pool.allocate(count)
+        return pages
 
-    def _preempt(self, text: Text) -> None:
-        """Take a text's row and pages; it waits before those that came later, and is read again."""
-        self._leave(text)
-        text.computed = 0
+    def _preempt(self, sequence: TokenSequence) -> None:
+        """Preempt a sequence: free its row and pages, and queue it in order of arrival to be computed again."""
+        self._free_row(sequence)
+        sequence.computed = 0
         self.counters.preempted += 1
-        place = next((at for at, other in enumerate(self.waiting) if other.order > text.order), len(self.waiting))
-        self.waiting.insert(place, text)
+        place = next((at for at, other in enumerate(self.waiting) if other.order > sequence.order), len(self.waiting))
+        self.waiting.insert(place, sequence)
 
-    def _leave(self, text: Text) -> None:
-        assert text.row is not None
-        self._offer(text)
-        self._release(text)
-        self._free_rows[text.shard].append(text.row)
-        self.running.remove(text)
-        text.row = None
+    def _free_row(self, sequence: TokenSequence) -> None:
+        assert sequence.row is not None
+        self._cache_prefix(sequence)
+        self._release_pages(sequence)
+        self._free_rows[sequence.shard].append(sequence.row)
+        self.running.remove(sequence)
+        sequence.row = None
 
-    def _release(self, text: Text) -> None:
-        for pool, pages in zip(self.pools[text.shard], text.pages, strict=True):
+    def _release_pages(self, sequence: TokenSequence) -> None:
+        for pool, pages in zip(self.pools[sequence.shard], sequence.pages, strict=True):
             pool.release(pages)
         # What was to be copied for it is not needed; pages have numbers of their own in each shard and window.
         self._copies = [
-            copy for copy in self._copies if copy.shard != text.shard or copy.target not in text.pages[copy.window]
+            copy
+            for copy in self._copies
+            if copy.shard != sequence.shard or copy.target not in sequence.pages[copy.window]
         ]
-        text.pages, text.freed = [[] for _ in self.layout.windows], [0] * len(self.layout.windows)
+        sequence.pages, sequence.freed = [[] for _ in self.layout.windows], [0] * len(self.layout.windows)
 
-    def _offer(self, text: Text) -> None:
-        """Offer a text's whole pages of known tokens to the prefix cache."""
+    def _cache_prefix(self, sequence: TokenSequence) -> None:
+        """Insert a sequence's full pages into the prefix cache."""
         size = self.layout.page_size
-        whole = min(text.computed, len(text.tokens)) // size
-        if not self.layout.prefix_cache or whole * size <= text.inserted:
+        whole = min(sequence.computed, len(sequence.tokens)) // size
+        if not self.layout.prefix_cache or whole * size <= sequence.inserted:
             return
-        text.inserted = whole * size
-        tokens = text.tokens[: whole * size]
-        self.prefixes[text.shard].insert(tokens, [pages[:whole] for pages in text.pages], salt=self._salt(text))
+        sequence.inserted = whole * size
+        tokens = sequence.tokens[: whole * size]
+        self.prefixes[sequence.shard].insert(
+            tokens, [pages[:whole] for pages in sequence.pages], salt=self._prefix_salt(sequence)
+        )
 
-    def _free_behind(self, text: Text) -> None:
-        """Free the pages that have left the windows of later tokens."""
+    def _free_out_of_window(self, sequence: TokenSequence) -> None:
+        """Release pages that no later token's attention window reaches."""
         for window, width in enumerate(self.layout.windows):
             if width is not None:
-                held, first = text.pages[window], first_needed_page(text.computed, width, self.layout.page_size)
-                behind = range(text.freed[window], min(first, len(held)))
-                self.pools[text.shard][window].release([held[at] for at in behind])
+                held, first = sequence.pages[window], first_needed_page(sequence.computed, width, self.layout.page_size)
+                behind = range(sequence.freed[window], min(first, len(held)))
+                self.pools[sequence.shard][window].release([held[at] for at in behind])
                 for at in behind:
                     held[at] = None
-                text.freed[window] = max(text.freed[window], behind.stop)
+                sequence.freed[window] = max(sequence.freed[window], behind.stop)

@@ -18,17 +18,17 @@ class EngineSettings:
     """The settings of an engine; what is None follows from the model, the mesh and memory.
 
     Args:
-        rows: the most texts that are made at once, over all devices.
-        context: the most tokens of a text with its prompt.
+        rows: the most sequences that are generated at once, over all devices.
+        context: the most tokens of a sequence, its prompt included.
         page_size: tokens of a page.
         cache_tokens: the tokens that the pages of layers without a window have room for, over all devices.
         cache_split: what of the cache is split beside its heads.
         kv_dtype: of keys and values: int8 with a scale of each token and head; None for the dtype of products.
         weight_dtype: of the products of layers: int8 with a scale of each column; None for as they were loaded.
         chunk_tokens: the most tokens of prompts that are read between two steps of decoding.
-        prefix_cache: whether pages of texts that ended are kept for prompts that begin alike.
-        num_drafts: tokens that are guessed in each step from what the text had before, and checked; 0 for none.
-        max_queue: requests that wait at most; others are told to come back.
+        prefix_cache: whether pages of sequences that ended are kept for prompts with the same prefix.
+        num_drafts: draft tokens of each step, from n-grams of the sequence or a draft model; 0 for none.
+        max_queue: requests that wait at most; others are refused (try again later).
     """
 
     rows: int | None = None
@@ -53,7 +53,7 @@ class EngineSettings:
             if value is not None and value < least:
                 raise MeshwrightError(f"{name} is {value}; it is {least} or more")
         if self.num_drafts > 16:
-            raise MeshwrightError(f"num_drafts is {self.num_drafts}; it is at most 16, as most guesses are wrong soon")
+            raise MeshwrightError(f"num_drafts is {self.num_drafts}; it is at most 16, as most drafts are wrong soon")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,10 +88,10 @@ def chat_examples(
         turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
         if len(spans) != len(turns):
             raise MeshwrightError(f"the chat template marks {len(spans)} turns of the assistant, of {len(turns)}")
-        found = [(text, [span for span, number in zip(spans, turns, strict=True) if number in learned])]
+        texts = [(text, [span for span, number in zip(spans, turns, strict=True) if number in learned])]
     else:
-        found = _texts_with_spans(whole, [_turn(tokenizer, messages, number, tools) for number in learned])
-    return [_with_loss(tokenizer, text, spans) for text, spans in found]
+        texts = _texts_with_spans(whole, [_turn(tokenizer, messages, number, tools) for number in learned])
+    return [_with_loss(tokenizer, text, spans) for text, spans in texts]
 
 
 Span = tuple[int, int]
@@ -142,14 +142,14 @@ def _turn(
 
 def _texts_with_spans(whole: str, turns: list[_Turn]) -> list[tuple[str, list[Span]]]:
     """The texts that have every turn once as it was written, in the order of the turns, and where they have them."""
-    found: list[tuple[str, list[Span]]] = []
+    texts: list[tuple[str, list[Span]]] = []
     text, left = whole, turns
     while left:
         if spans := [(turn.start, len(turn.text)) for turn in left if text.startswith(turn.text)]:
-            found.append((text, spans))
+            texts.append((text, spans))
         left = [turn for turn in left if not text.startswith(turn.text)]
         text = left[-1].text if left else ""
-    return found[::-1] or [(whole, [])]
+    return texts[::-1] or [(whole, [])]
 
 
 def _render(

@@ -21,7 +21,7 @@ def read_text(path: Path) -> str:
 
 def json_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """The objects of a file, one a line, each with its place for an error."""
-    found = []
+    objects = []
     # Only at newlines: `splitlines` would cut a text at U+2028 too, which JSON has in strings as it is.
     for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), start=1):
         place = f"{path}, line {number}"
@@ -33,5 +33,5 @@ def json_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
             raise MeshwrightError(f"{place}: this is not JSON: {error}") from None
         if not isinstance(data, dict):
             raise MeshwrightError(f"{place}: this is a {type(data).__name__}; each line holds an object")
-        found.append((place, data))
-    return found
+        objects.append((place, data))
+    return objects

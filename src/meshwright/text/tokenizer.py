@@ -72,8 +72,8 @@ class _FromFile:
         return self.of.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        found = self.of.encode(text, add_special_tokens=False)
-        return found.ids, found.offsets
+        encoding = self.of.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def vocabulary(self) -> dict[str, int]:
         return self.of.get_vocab(with_added_tokens=True)
@@ -172,8 +172,8 @@ def byte_tokenizer() -> Tokenizer:
 
 def byte_tokenizer_for(vocab: int) -> Tokenizer | None:
     """Bytes as tokens, for a model without a tokenizer whose vocabulary is the 256 bytes; None for any other."""
-    found = byte_tokenizer()
-    return found if vocab == found.num_tokens else None
+    tokenizer = byte_tokenizer()
+    return tokenizer if vocab == tokenizer.num_tokens else None
 
 
 def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
@@ -226,9 +226,9 @@ def _read_file(path: Path) -> HuggingFaceTokenizer:
 def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, Any]) -> tuple[int, ...]:
     """The tokens that end a text: of generation_config.json, else of config.json, else the tokenizer's."""
     for name in ("generation_config.json", "config.json"):
-        found = read_json(directory / name).get("eos_token_id")
-        if found is not None:
-            return tuple(found) if isinstance(found, list) else (found,)
+        stop = read_json(directory / name).get("eos_token_id")
+        if stop is not None:
+            return tuple(stop) if isinstance(stop, list) else (stop,)
     token = special_token(config, "eos_token")
     number = of.token_to_id(token) if token else None
     return () if number is None else (number,)
@@ -236,8 +236,8 @@ def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, An
 
 def special_token(config: dict[str, Any], name: str) -> str | None:
     """The text of a special token; files have it as text, or as an object with `content`."""
-    found = config.get(name)
-    text = found.get("content") if isinstance(found, dict) else found
+    value = config.get(name)
+    text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None  # `add_bos_token` has such a name too, and is true or false.
 
 
@@ -246,11 +246,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise MeshwrightError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise MeshwrightError(f"{path} holds a {type(found).__name__}, not an object")
-    return found
+    if not isinstance(data, dict):
+        raise MeshwrightError(f"{path} holds a {type(data).__name__}, not an object")
+    return data

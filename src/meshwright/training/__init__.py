@@ -4,14 +4,14 @@ from meshwright.training.checks import DoesNotFitError, check_start
 from meshwright.training.data import read_texts
 from meshwright.training.library import allowed_differences, new_run, run_to_resume, train
 from meshwright.training.loop import Outcome, run_steps
-from meshwright.training.optimizer import Optimizer
-from meshwright.training.pretrained import MODEL_FILES, kept_files, run_tokenizer
+from meshwright.training.pretrained import MODEL_FILES, pretrained_directory, run_tokenizer
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.restart import is_first_process, what_is_left
 from meshwright.training.run_directory.resume import restore_adapters, restore_params, resumed_run
 from meshwright.training.run_directory.run import RunConfig, RunStoppedError, holds_run, read_config, read_metrics
 from meshwright.training.run_record import measured
 from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
+from meshwright.training.update.optimizer import Optimizer
 
 __all__ = [
     "MODEL_FILES",
@@ -28,10 +28,10 @@ __all__ = [
     "holds_run",
     "initial_state",
     "is_first_process",
-    "kept_files",
     "lower_train_step",
     "measured",
     "new_run",
+    "pretrained_directory",
     "read_config",
     "read_metrics",
     "read_texts",

@@ -26,8 +26,8 @@ from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.runtime.arrays import widest
 from meshwright.step import Parameter, Strategy, Workload, leaves, map_leaves, parameters
 from meshwright.step.parameter_tree import RANK
-from meshwright.training.preference import DPO, PairParts, Preference, pair_loss
-from meshwright.training.trained import merged, without
+from meshwright.training.preference.loss import DPO, PairParts, Preference, pair_loss
+from meshwright.training.trainable import drop_paths, merge_trees
 
 Batch = Mapping[str, Array]
 Parts = LossParts | PairParts
@@ -71,9 +71,9 @@ def loss_and_gradients(
     if strategy.num_microbatches == 1 and not is_whole and not is_staged:
 
         def of_trained(trained: Any) -> tuple[Array, Parts]:
-            return loss_of(merged(params, trained), batch)
+            return loss_of(merge_trees(params, trained), batch)
 
-        return jax.value_and_grad(of_trained, has_aux=True)(without(params, workload.frozen_paths))
+        return jax.value_and_grad(of_trained, has_aux=True)(drop_paths(params, workload.frozen_paths))
     return _in_parts(loss_of, params, batch, workload, layout, strategy)
 
 
@@ -87,7 +87,7 @@ def evaluated_means(
 ) -> Array:
     """The means of a batch by the forward pass, without dropout, z-loss and what experts add.
 
-    The first is the cross-entropy in nats; of pairs they are those of `training.preference.MEANS`, by `preference`.
+    The first is the cross-entropy in nats; of pairs they are `training.preference.loss.MEANS`, by `preference`.
     """
     dtype = DTYPES[workload.compute_dtype]
     run: Callable[..., tuple[Array, Parts]] = staged_loss_and_load if layout.mesh.pp > 1 else loss_and_load
@@ -121,14 +121,14 @@ def _in_parts(
     # A pipeline takes its microbatches itself, and adds up the gradients of each device apart.
     count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
     stage, dtype, frozen = strategy.zero_stage, DTYPES[workload.compute_dtype], workload.frozen_paths
-    trained = without(params, frozen)
+    trained = drop_paths(params, frozen)
     sums = layout.gradient_dtype or dtype
     wide = widest(DTYPES[workload.param_dtype], sums)
     lent = shards = _shards(params, layout, workload, strategy)
     scattered: Callable[[Any], tuple[Any]] = _unchanged
     if stage in (1, 2):
         lent = _gathered(shards, layout, workload, strategy, dtype)
-        scattered = _scatter(without(shards, frozen), layout, workload, strategy, sums)
+        scattered = _scatter(drop_paths(shards, frozen), layout, workload, strategy, sums)
         if layout.mesh.pp > 1:
             # A pipeline adds up gradients in the dtype that it is lent weights in.
             lent = _in_dtype(lent, workload, wide)
@@ -138,11 +138,11 @@ def _in_parts(
         ours, batch = jax.lax.optimization_barrier((lent, batch))
 
         def share(trained: Any) -> tuple[Array, Parts]:
-            value, parts = loss_of(merged(ours, trained), batch)
+            value, parts = loss_of(merge_trees(ours, trained), batch)
             # Divided here, as what is unreduced takes no division.
             return value / count, parts._replace(means=parts.means / count)
 
-        value, gradients = jax.value_and_grad(share, has_aux=True)(without(ours, frozen))
+        value, gradients = jax.value_and_grad(share, has_aux=True)(drop_paths(ours, frozen))
         return value, scattered(gradients)[0] if stage == 2 else gradients
 
     _, summed = jax.vjp(lambda part: _shards(_in_dtype(part, workload, sums), layout, workload, strategy), trained)

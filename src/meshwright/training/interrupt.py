@@ -115,7 +115,6 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
 
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def watch() -> None:
         while received := os.read(reader, 1):
@@ -124,12 +123,18 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
+    # The handlers first: a signal that is only written to the pipe would also do what it did before them.
+    old: int | None = None
     try:
         with handled_signals(SIGNALS, note, once=True):
+            old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            if state.signal is not None:
+                os.write(writer, bytes([state.signal]))
             yield state
     finally:
         grace.cancel()
-        signal.set_wakeup_fd(old)
+        if old is not None:
+            signal.set_wakeup_fd(old)
         os.close(writer)
         watcher.join()
         os.close(reader)

@@ -13,18 +13,18 @@ from meshwright.files import check_new_directory
 from meshwright.planner import Count, Plan, PlanLike, given, plan_to_run, read_count
 from meshwright.record import Record
 from meshwright.runtime import claim_devices
-from meshwright.training import preference
 from meshwright.training.checks import check_start
-from meshwright.training.data import check_templates, open_data, usual_rows
+from meshwright.training.data import check_templates, default_rows, open_data
 from meshwright.training.data.pairs import load_pairs
 from meshwright.training.loop import run_steps
-from meshwright.training.optimizer import Optimizer, check_said, usual_warmup
+from meshwright.training.preference.loss import check_preference_options
 from meshwright.training.pretrained import check_same_model, find_pretrained
 from meshwright.training.run_directory.checkpoint import Checkpoints
 from meshwright.training.run_directory.compatible import read_allowed
 from meshwright.training.run_directory.resume import resumed_run
-from meshwright.training.run_directory.run import Row, RunConfig, holds_run
+from meshwright.training.run_directory.run import Row, RunConfig, find_config_copy, holds_run
 from meshwright.training.settings import SETTINGS, TrainOptions, with_settings
+from meshwright.training.update.optimizer import Optimizer, check_optimizer_options, default_warmup
 
 STEPS, LEARNING_RATE = 200, 3e-3
 """What a run takes where nothing is said."""
@@ -147,7 +147,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         hardware=plan.hardware,
         hardware_file=plan.hardware_file,
         memory_headroom=plan.memory_headroom,
-        optimizer=Optimizer(learning_rate=rate, warmup_steps=usual_warmup(count), decay_steps=count),
+        optimizer=Optimizer(learning_rate=rate, warmup_steps=default_warmup(count), decay_steps=count),
         steps=count,
         source=_source(what),
         strategy=plan.strategy,
@@ -156,13 +156,13 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     )
     if "adapter" in said:
         said["adapter"] = str(Path(said["adapter"]).absolute())
-    preference.check_said(said, config.workload)
+    check_preference_options(said, config.workload)
     config = with_settings(config, said)
     if config.workload.objective != "dpo":
         check_templates(config.data, config.evaluating.data)
-        rows = "packed" if config.workload.packed and config.data.rows is None else usual_rows(config.data)
+        rows = "packed" if config.workload.packed and config.data.rows is None else default_rows(config.data)
         config = with_settings(config, {"rows": rows})
-    check_said(config.optimizer, said, config.strategy, config.workload.model)
+    check_optimizer_options(config.optimizer, said, config.strategy, config.workload.model)
     if (directory / "config.json").exists():
         if not Checkpoints(directory).steps:
             raise MeshwrightError(f"{directory} holds a run that wrote no checkpoint; delete it, or -o starts another")
@@ -171,8 +171,10 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
             f" -o starts another"
         )
     if found := [name for name in ("checkpoints", "metrics.jsonl") if (directory / name).exists()]:
+        copy = find_config_copy(directory)
         raise MeshwrightError(
-            f"{directory} holds {found[0]} of a run without its config.json; -o starts a run elsewhere"
+            f"{directory} holds {found[0]} of a run without its config.json;"
+            f" {f'{copy}; ' if copy else ''}-o starts a run elsewhere"
         )
     check_new_directory(directory)
     if config.workload.objective == "dpo" and not config.data.sources:

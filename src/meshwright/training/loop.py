@@ -26,11 +26,11 @@ from meshwright.step import (
     stream_rules,
 )
 from meshwright.text import Tokenizer
-from meshwright.training.after_step import AfterStep
 from meshwright.training.data import BYTES, RunData, check_templates, open_data
 from meshwright.training.data.pairs import RunPairs, open_pairs
 from meshwright.training.inputs import text_inputs
 from meshwright.training.interrupt import Interruption, Leave, interruptions
+from meshwright.training.preference.inputs import pair_inputs
 from meshwright.training.pretrained import run_tokenizer, tokenizer_checksum
 from meshwright.training.program import StepProgram
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note, check_free
@@ -48,9 +48,9 @@ from meshwright.training.run_directory.restart import (
 from meshwright.training.run_directory.run import NotFiniteError, Row, RunConfig, RunStoppedError, read_metrics
 from meshwright.training.run_directory.saver import Saver
 from meshwright.training.run_record import measured, seconds_at_peak
-from meshwright.training.run_reference import begin_pairs
 from meshwright.training.step import State, abstract_state, train_step
-from meshwright.training.stepping import BatchOfStep, take_steps
+from meshwright.training.step_hooks import StepHooks
+from meshwright.training.stepping import BatchSource, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches
 from meshwright.training.watch import (
     Evaluator,
@@ -168,64 +168,65 @@ def _run(
     check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     tasks = Tasks(config, mesh, tokenizer) if config.evaluating.tasks else None
-    with _telling_what_is_left(config, directory, start, interruption), jax.set_mesh(mesh), ExitStack() as exits:
+    with _stopped_run_errors(config, directory, start, interruption), jax.set_mesh(mesh), ExitStack() as exits:
         log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
         exits.enter_context(checkpoints)
-        wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
-        check_free(directory, abstract_parts(config, wanted, mesh), what=f"train in {directory}")
+        abstract = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
+        check_free(directory, abstract_parts(config, abstract, mesh), what=f"train in {directory}")
         # Before the state, so that what a precomputed reference took is free again.
         if isinstance(data, RunPairs):
-            inputs = begin_pairs(config, directory, data, mesh, start, on_note, on_bytes)
+            inputs = pair_inputs(config, directory, data, mesh, start, on_note, on_bytes)
         else:
             inputs = text_inputs(config, data, layout, mesh, tokenizer, on_note)
         exits.callback(inputs.batches.close)
         state = first_state(config, layout, mesh, checkpoints, start, on_bytes)
         step = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
         program = StepProgram(step, on_note, inputs.prepare)
-        before = [row for row in read_metrics(directory) if row["step"] < start]
+        earlier_rows = [row for row in read_metrics(directory) if row["step"] < start]
         about = {"config": config.to_json(), "identity": identity}
         ordered = order_of_checkpoints(config, layout, mesh)
-        after = AfterStep(
+        hooks = StepHooks(
             config=config, directory=directory, start=start, interruption=interruption, checkpoints=checkpoints,
-            inputs=inputs, bad_steps=BadSteps(config.optimizer.spike_factor, before), shortfall=_shortfall(config),
+            inputs=inputs, bad_steps=BadSteps(config.optimizer.spike_factor, earlier_rows),
+            shortfall=_shortfall(config),
             saver=Saver(config, directory, checkpoints, ordered, about, log, on_note),
             evaluate=Evaluator(config, layout, inputs.held_out, tasks) if config.evaluating.every else None, log=log,
             profiler=exits.enter_context(Profiler(directory, config, program, start, on_note)),
             runs_ahead=jax.local_devices()[0].platform != "cpu",
             on_step=on_step, on_note=on_note, on_evaluation=on_evaluation,
         )  # fmt: skip
-        taken = _take_all(program, state, after, mesh, began)
+        taken = _take_all(program, state, hooks, mesh, began)
     record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
     return Outcome(record, taken, interruption.stop)
 
 
-def _take_all(program: StepProgram, state: State, after: AfterStep, mesh: Mesh, began: float) -> int:
+def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, began: float) -> int:
     """Take the steps of a run to its end, or to where it is interrupted; the number taken in all.
 
     began: when the run did, as `time.perf_counter` has it.
     """
-    batches: BatchOfStep = after.inputs.batches
-    if after.config.strategy.on_bad_step == "skip":
-        batches = LimitedBatches(batches, after.bad_steps.limits, mesh)
-    taken = after.start
-    for row, state_after in _rows(program, batches, state, after):
+    batches: BatchSource = hooks.inputs.batches
+    if hooks.config.strategy.on_bad_step == "skip":
+        batches = LimitedBatches(batches, hooks.bad_steps.limits, mesh)
+    taken = hooks.start
+    for row, state_after in _rows(program, batches, state, hooks):
         taken = row["step"] + 1
-        row |= after.inputs.batches.row(row["step"])
-        if not after.interruption.has_begun:
+        row |= hooks.inputs.batches.row(row["step"])
+        if not hooks.interruption.has_begun:
             row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
             assert program.compiled is not None
-            after.begin(row, program.compiled)
-        after.follow_row(row)
-        if state_after is not None and after.follow_state(row, state_after):
+            hooks.begin(row, program.compiled)
+        hooks.handle_row(row)
+        if state_after is not None and hooks.handle_state(row, state_after):
             break
     return taken
 
 
 @contextmanager
-def _telling_what_is_left(config: RunConfig, directory: Path, start: int, interruption: Interruption) -> Iterator[None]:
-    """Raise what ends a run that has begun as a RunStoppedError, which says what is left of the run.
+def _stopped_run_errors(config: RunConfig, directory: Path, start: int, interruption: Interruption) -> Iterator[None]:
+    """Raise errors of a run that has begun as a RunStoppedError, which names its last checkpoint.
 
-    A run that has not begun leaves what it raises as it is.
+    Errors before the first step stay as they are.
     """
     try:
         yield
@@ -250,15 +251,15 @@ def _shortfall(config: RunConfig) -> Shortfall:
 
 
 def _rows(
-    program: StepProgram, batches: BatchOfStep, state: State, after: AfterStep
+    program: StepProgram, batches: BatchSource, state: State, hooks: StepHooks
 ) -> Iterator[tuple[Row, State | None]]:
     """The whole row of each step to be taken, with the state after it as `take_steps` has it."""
-    config, steps = after.config, range(after.start, after.config.steps)
+    config, steps = hooks.config, range(hooks.start, hooks.config.steps)
     tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
-    for found, state_after in take_steps(
-        program, batches, state, steps, is_due=after.is_state_due, runs_ahead=after.runs_ahead
+    for measured_row, state_after in take_steps(
+        program, batches, state, steps, needs_state=hooks.needs_state, runs_ahead=hooks.runs_ahead
     ):
-        seconds = found["step_seconds"]
-        row = {"mesh": str(config.mesh), "hardware": config.hardware, "began_at": after.start} | found
-        row |= {"learning_rate": config.optimizer.rate(found["step"])}
+        seconds = measured_row["step_seconds"]
+        row = {"mesh": str(config.mesh), "hardware": config.hardware, "began_at": hooks.start} | measured_row
+        row |= {"learning_rate": config.optimizer.rate(measured_row["step"])}
         yield row | {"tokens_per_second": tokens / seconds, "mfu": at_peak / seconds}, state_after

@@ -18,7 +18,7 @@ from meshwright.training.run_directory.run import RunConfig
 MODEL_FILES = ("config.json", "generation_config.json", *FILES)
 """The files of a Hugging Face directory that are kept beside its weights."""
 
-KEPT = "pretrained"
+PRETRAINED = "pretrained"
 """The folder of a run directory that holds those of the directory it began from."""
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.gguf")
@@ -82,7 +82,7 @@ def run_tokenizer(config: RunConfig, directory: Path | None = None) -> Tokenizer
     """The tokenizer that a run reads its text with, as its directory keeps it; None where text is bytes."""
     if config.tokenizer is None:
         return None
-    source = kept_files(config, directory)
+    source = pretrained_directory(config, directory)
     if (found := read_tokenizer(source, vocab=config.workload.config.vocab)) is None:
         raise MeshwrightError(f"{source} has no tokenizer.json, which this run reads its text with; put it back")
     return found
@@ -92,25 +92,25 @@ def tokenizer_checksum(config: RunConfig, directory: Path | None = None) -> str:
     """The checksum of the files of a run's tokenizer; of text read as bytes it is `bytes`."""
     if config.tokenizer is None:
         return "bytes"
-    source, found = kept_files(config, directory), hashlib.sha256()
+    source, found = pretrained_directory(config, directory), hashlib.sha256()
     for name in FILES:
         if (source / name).is_file():
             found.update(name.encode() + b"\0" + (source / name).read_bytes())
     return found.hexdigest()
 
 
-def kept_files(config: RunConfig, directory: Path | None) -> Path:
+def pretrained_directory(config: RunConfig, directory: Path | None) -> Path:
     """Where the files of the directory that a run began from are: in its own, once it has taken a step."""
-    if directory is not None and (directory / KEPT).is_dir():
-        return directory / KEPT
+    if directory is not None and (directory / PRETRAINED).is_dir():
+        return directory / PRETRAINED
     return Path(config.tokenizer or config.weights or "")
 
 
-def keep_files(config: RunConfig, directory: Path) -> None:
+def copy_pretrained_files(config: RunConfig, directory: Path) -> None:
     """Copy the files that a run needs to be loaded and exported into its directory."""
-    source, target = kept_files(config, directory), directory / KEPT
+    source, target = pretrained_directory(config, directory), directory / PRETRAINED
     if (config.weights or config.tokenizer) and source != target:
-        partial = directory / f".{KEPT}.partial"
+        partial = directory / f".{PRETRAINED}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         for name in MODEL_FILES:

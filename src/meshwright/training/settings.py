@@ -12,8 +12,8 @@ from meshwright.data import Rule
 from meshwright.planner import PlanOptions
 from meshwright.step import OnBadStep, RateSchedule
 from meshwright.training.data import RowKind
-from meshwright.training.evaluating import Evaluating
 from meshwright.training.run_directory.run import RunConfig
+from meshwright.training.watching import EvaluationConfig
 
 
 class Setting(NamedTuple):
@@ -151,7 +151,7 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         parts.setdefault(part, {})[field] = value
     if parts.get("evaluating", {}).get("every") == 0:
         # A run that was evaluated is so no longer: what it was evaluated on goes with it.
-        config = replace(config, evaluating=Evaluating())
+        config = replace(config, evaluating=EvaluationConfig())
     own = parts.pop("", {})
     # The fields of a part all at once: some may only stand beside others.
     config = replace(config, **own, **{part: replace(getattr(config, part), **of) for part, of in parts.items()})

@@ -49,7 +49,7 @@ def to_stage_layout(state: Tree, wanted: Tree, model: ModelConfig, layout: Shard
     # An index past the end gives zeros.
     rows = np.array([count if layer is None else layer for layer in layers])
     is_same = layers == tuple(range(count))
-    return _laid(state if is_same else _rows(state, rows), wanted)
+    return _reshard_as(state if is_same else _rows(state, rows), wanted)
 
 
 def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
@@ -59,13 +59,13 @@ def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingCont
     """
     layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
     if layers == tuple(range(count)):
-        return _laid(state, wanted)
+        return _reshard_as(state, wanted)
     specs = jax.tree.map(lambda leaf: leaf.sharding.spec, wanted)
     whole = jax.tree.map(jax.reshard, state, specs)
     return _rows(whole, np.array([layers.index(layer) for layer in range(count)]))
 
 
-def _laid(state: Tree, wanted: Tree) -> Tree:
+def _reshard_as(state: Tree, wanted: Tree) -> Tree:
     """A state laid as another."""
     return jax.tree.map(lambda array, to: jax.reshard(array, to.sharding.spec), state, wanted)
 

@@ -39,10 +39,10 @@ from meshwright.step import (
 from meshwright.step.parameter_tree import is_adapter
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
-from meshwright.training.optimizer import Optimizer
-from meshwright.training.preference import DPO, Preference
+from meshwright.training.preference.loss import DPO, Preference
 from meshwright.training.slots import in_order, to_stage_layout
-from meshwright.training.trained import merged, without
+from meshwright.training.trainable import drop_paths, merge_trees
+from meshwright.training.update.optimizer import Optimizer
 from meshwright.training.update.skipping import NORM_LIMIT, is_bad, unless
 from meshwright.training.update.transformation import transformation
 from meshwright.weights import load_weights, read_adapter, read_tensors
@@ -93,15 +93,15 @@ def _updated(state: State, gradients: Any, workload: Workload, rule: optax.Gradi
     Frozen parameters have no gradients and stay as they are.
     """
     params, moments = state["params"], state["optimizer"]
-    trained = without(params, workload.frozen_paths)
+    trained = drop_paths(params, workload.frozen_paths)
     stored = state.get("master", trained)
     wide = jax.tree.map(lambda g, to: g.astype(to.dtype), gradients, stored)
     updates, moments = rule.update(wide, moments, stored)
     stored = optax.apply_updates(stored, updates)
     if "master" not in state:
-        return {"params": merged(params, stored), "optimizer": moments}
+        return {"params": merge_trees(params, stored), "optimizer": moments}
     narrow = jax.tree.map(lambda array, to: array.astype(to.dtype), stored, trained)
-    return {"params": merged(params, narrow), "optimizer": moments, "master": stored}
+    return {"params": merge_trees(params, narrow), "optimizer": moments, "master": stored}
 
 
 def initial_state(
@@ -130,7 +130,7 @@ def initial_state(
 
     def begin(drawn: Any) -> State:
         drawn = to_stage_layout(drawn, wanted["params"], model, layout, strategy)
-        trained = without(drawn, frozen)
+        trained = drop_paths(drawn, frozen)
         state = {"params": drawn, "optimizer": transformation(optimizer, workload, layout, strategy).init(trained)}
         state |= {"master": trained} if "master" in wanted else {}
         return jax.tree.map(lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), state, wanted)
@@ -159,21 +159,21 @@ def first_parameters(
     dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype
     declared = parameters(model)
     if paths is not None:
-        declared = without(declared, [path for path, _ in leaves(declared) if path not in paths])
+        declared = drop_paths(declared, [path for path, _ in leaves(declared) if path not in paths])
     wanted: Any = _abstract_parameters(declared, mesh, ordered, workload, dtype)
     read: Any = {}
     if weights is not None:
-        published = without(wanted, [path for path, _ in leaves(wanted) if is_adapter(path)])
+        published = drop_paths(wanted, [path for path, _ in leaves(wanted) if is_adapter(path)])
         read = load_weights(read_tensors(weights), replace(model, lora=None), published, on_bytes)
-    if not (rest := without(declared, [path for path, _ in leaves(read)])):
+    if not (rest := drop_paths(declared, [path for path, _ in leaves(read)])):
         return read
     drawn = initialise(rest, jax.random.key(seed), mesh, ordered, dtype)
     stored = dict(leaves(wanted))
-    first = merged(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
+    first = merge_trees(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
     if adapter is None:
         return first
     own: Any = read_adapter(adapter, model)
-    return merged(first, map_leaves(lambda path, array: jax.device_put(array, stored[path].sharding), own))
+    return merge_trees(first, map_leaves(lambda path, array: jax.device_put(array, stored[path].sharding), own))
 
 
 def abstract_state(
@@ -185,10 +185,10 @@ def abstract_state(
     """
     declared = _stored(workload, layout, strategy)
     params = _abstract_parameters(declared, mesh, layout, workload, workload.param_dtype)
-    state, trained = {"params": params}, without(declared, workload.frozen_paths)
+    state, trained = {"params": params}, drop_paths(declared, workload.frozen_paths)
     if strategy.master_weights and workload.param_dtype != "f32":
         state["master"] = abstract(trained, mesh, layout, "f32")
-    stored = state.get("master", without(params, workload.frozen_paths))
+    stored = state.get("master", drop_paths(params, workload.frozen_paths))
 
     def moments(stored: Any) -> Any:
         """What the optimizer keeps after a first step: what it begins with may lie otherwise, as zeros do."""

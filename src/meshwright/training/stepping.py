@@ -21,15 +21,15 @@ from meshwright.training.run_directory.run import Row
 from meshwright.training.step import State
 
 
-class BatchOfStep(Protocol):
-    """What has the batch of any step."""
+class BatchSource(Protocol):
+    """The batch of any step."""
 
     def __getitem__(self, step: int) -> Mapping[str, Array]: ...
 
 
 @dataclass
 class _Pending:
-    """A step that devices were given, and what is known of it so far."""
+    """A step that the devices work on."""
 
     step: int
     metrics: dict[str, Array]
@@ -40,17 +40,17 @@ class _Pending:
 
 def take_steps(
     program: StepProgram,
-    batches: BatchOfStep,
+    batches: BatchSource,
     state: State,
     steps: range,
     *,
-    is_due: Callable[[int], bool],
+    needs_state: Callable[[int], bool],
     runs_ahead: bool,
 ) -> Iterator[tuple[Row, State | None]]:
     """The row of each step; with it the state after it, or None where the next one was begun already.
 
     Args:
-        is_due: whether the state after a step is wanted; always after the last.
+        needs_state: whether the state after a step is needed; it always is after the last.
         runs_ahead: whether devices are given a step before the row of the one before it is read, so that they have the
             next one as soon as they are done. Simulated devices, which share cores, would time out on each other.
     """
@@ -64,15 +64,15 @@ def take_steps(
         compile_seconds = program.compile_seconds
         new = _Pending(step, metrics, began + compile_seconds, compile_seconds)
         if step + 1 < steps.stop:
-            asked = time.perf_counter()
+            requested_at = time.perf_counter()
             batch = batches[step + 1]  # Read while the devices work.
             # Devices that are done by now had nothing to do for some of that time.
-            new.input_seconds = time.perf_counter() - asked if _is_ready(metrics) else 0.0
+            new.input_seconds = time.perf_counter() - requested_at if _is_ready(metrics) else 0.0
         if pending is not None:
             row, ready = _row(pending, ready)
             yield row, None
         pending = new
-        if not runs_ahead or step + 1 == steps.stop or is_due(step):
+        if not runs_ahead or step + 1 == steps.stop or needs_state(step):
             row, ready = _row(pending, ready)
             pending = None
             yield row, state
@@ -80,9 +80,9 @@ def take_steps(
 
 def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
     """The row of a step, once the devices are done with it, and when that was; ready: when they were with the last."""
-    found: dict[str, Any] = {name: value.item() for name, value in jax.device_get(pending.metrics).items()}
+    metrics: dict[str, Any] = {name: value.item() for name, value in jax.device_get(pending.metrics).items()}
     now = time.perf_counter()
-    row: Row = {"step": pending.step} | found
+    row: Row = {"step": pending.step} | metrics
     row["step_seconds"] = now - max(pending.began, ready)
     row["input_seconds"] = min(pending.input_seconds, row["step_seconds"])
     if pending.compile_seconds:

@@ -39,6 +39,9 @@ class Difference(StrEnum):
     SINGLE_ROWS = "single rows"
     """Products of one row, which compilers run as multiplications and sums that no count of flops has."""
 
+    PADDED_ROWS = "padded rows"
+    """Products of one row, which run with rows of zeros behind it on TPUs (`models.stationary.pad_single_row`)."""
+
     MASKED_SCORES = "masked scores"
     """Attention to prompts in blocks, or through scores, multiplies queries with keys that a mask leaves out too."""
 
@@ -64,9 +67,17 @@ class Difference(StrEnum):
     # Quantities that are not expected to be equal.
     PADDED_ARGUMENTS = "padded arguments"
     ESTIMATED = "estimated"
+    READ_AHEAD = "read ahead"
+    """Weights in a TPU's fast memory (`Cause.num_bytes`), which its compiler counts as temporaries."""
     DUE_TO_TEMPORARIES = "due to temporaries"
     STEP_TERM = "step term"
-    """The term of the step's time with the largest difference (`Cause.term`, `Cause.seconds`)."""
+    """A term of the step's time that differs (`Cause.term`, `Cause.seconds`)."""
+    LEAST_OP_TIME = "least op time"
+    """The least time that the TPU compiler estimates for any op, times the ops of a step (`Cause.count`)."""
+    READ_THEN_MULTIPLIED = "read then multiplied"
+    """XLA:TPU reads most of a layer's weight into fast memory, and only then multiplies by it; planned side by side."""
+    GATHERED_PAGES = "gathered pages"
+    """The engine gathers pages, then makes scores and sums in ops of their own; planned as one reading of pages."""
 
 
 UNNAMED = frozenset({Difference.NOT_PLANNED, Difference.MISSING, Difference.UNEXPLAINED, Difference.ANOTHER_PROGRAM})
@@ -83,6 +94,8 @@ class Cause:
     lowering: Lowering | None = None
     term: str = ""
     seconds: float | None = None
+    count: int | None = None
+    num_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """This cause as plain data, without empty fields."""

@@ -10,7 +10,7 @@ from meshwright.planner import Plan
 from meshwright.record import Record, merge
 from meshwright.step import reference_pass, shares_base
 
-REFERENCE_STEP = "meshwright.training.reference:lower_reference_step"
+REFERENCE_STEP = "meshwright.training.preference.reference:lower_reference_step"
 """The function that lowers the reference's pass, called by name in the process that compiles."""
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.compiler import CompiledProgram, CompileRequest, Effort, compile_in_child
+from meshwright.compiler import CompiledProgram, CompileRequest, Effort, compile_in_child, read_optimized
 from meshwright.cost import serving_argument_bytes, serving_device_flops, serving_flops
 from meshwright.models.serving_step import check_served
+from meshwright.models.stationary import LEAST_TPU_ROWS
 from meshwright.planner import ServingPlan
 from meshwright.planner.serving.plan import step_tokens
 from meshwright.record import Record
@@ -16,6 +17,7 @@ from meshwright.simulate import Schedule
 from meshwright.verification.comparison import Row, compare
 from meshwright.verification.differences import UNNAMED, Cause, Difference
 from meshwright.verification.plans import compiled_record
+from meshwright.verification.serving_time import step_causes
 
 ENGINE_STEP = "meshwright.serving.lowered:lower_engine_step"
 """The function that lowers the server's step, of decode or of a chunk of prompts, called by name where it compiles."""
@@ -68,13 +70,23 @@ def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVeri
     )
     predicted = replace(plan.predicted, flops=serving_device_flops(plan.serving, plan.layout, plan.batch))
     arguments = serving_argument_bytes(plan.serving, plan.layout, plan.batch)
-    rows = _named(compare(predicted, compiled, argument_bytes=arguments), plan)
+    rows = _named(compare(predicted, compiled, argument_bytes=arguments), plan, schedule, _read_ahead_bytes(program))
     return ServingVerification(plan=plan, program=program, compiled=compiled, rows=tuple(rows), schedule=schedule)
 
 
-def _named(rows: tuple[Row, ...], plan: ServingPlan) -> Iterator[Row]:
+def _read_ahead_bytes(program: CompiledProgram) -> int:
+    """The bytes of arguments that XLA:TPU begins to copy into fast memory (VMEM) before the step; 0 elsewhere.
+
+    They are in the compiler's temporaries, and not in the memory that a plan counts.
+    """
+    copies = (op for op in read_optimized(program).instructions() if "cross_program_prefetch_index" in op.attributes)
+    return sum(op.shape.elements[0].padded_bytes for op in copies if op.opcode == "copy-start")
+
+
+def _named(rows: tuple[Row, ...], plan: ServingPlan, schedule: Schedule | None, read_ahead_bytes: int) -> Iterator[Row]:
     """The rows, with the causes of differences that a server has and a train step has not."""
     is_decode = plan.serving.phase == "decode"
+    exact_causes = _causes_of_tokens if is_decode else _causes_of_prompts
     known = {
         Difference.EXPERT_BUFFERS: plan.mesh.ep > 1,
         Difference.SINGLE_ROWS: is_decode and plan.batch == plan.layout.num_groups,
@@ -82,9 +94,15 @@ def _named(rows: tuple[Row, ...], plan: ServingPlan) -> Iterator[Row]:
     has_int8 = "int8" in (plan.serving.weight_dtype, plan.serving.kv_dtype)
     for row in rows:
         is_unnamed = any(cause.difference in UNNAMED for cause in row.causes)
-        if has_int8 and row.quantity == "memory arguments" and not row.is_equal:
+        if row.quantity == "step" and schedule is not None and plan.predicted.breakdown_seconds:
+            yield replace(row, causes=step_causes(plan, schedule))
+        elif read_ahead_bytes and row.quantity == "memory temporaries":
+            yield replace(
+                row, causes=(Cause(difference=Difference.READ_AHEAD, num_bytes=read_ahead_bytes), *row.causes)
+            )
+        elif has_int8 and row.quantity == "memory arguments" and not row.is_equal:
             yield replace(row, causes=(Cause(difference=Difference.INT8_SCALES),))
-        elif is_unnamed and row.unit == "flop" and (causes := () if is_decode else _causes_of_prompts(row, plan)):
+        elif is_unnamed and row.unit == "flop" and (causes := exact_causes(row, plan)):
             yield replace(row, causes=causes)
         elif is_unnamed and row.unit == "B" and known[Difference.EXPERT_BUFFERS]:
             yield replace(row, causes=(Cause(difference=Difference.EXPERT_BUFFERS),))
@@ -94,6 +112,16 @@ def _named(rows: tuple[Row, ...], plan: ServingPlan) -> Iterator[Row]:
             )
         else:
             yield row
+
+
+def _causes_of_tokens(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
+    """The causes that account for the flops of decoding exactly: products of single rows, attention of single rows."""
+    whole, products = (serving_device_flops(plan.serving, plan.layout, plan.batch, keys=keys) for keys in (None, 0.0))
+    for rows, padded in ((1, ()), (LEAST_TPU_ROWS, (Difference.PADDED_ROWS,))):
+        for attention, single in ((whole - products, ()), (0.0, (Difference.SINGLE_ROWS,))):
+            if row.compiled == rows * products + attention:
+                return tuple(Cause(difference=one) for one in (*padded, *single))
+    return ()
 
 
 def _causes_of_prompts(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
@@ -109,10 +137,11 @@ def _causes_of_prompts(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
         length * 3 / 4: Difference.MASKED_SCORES,
         float(length): Difference.MASKED_SCORES,
     }
-    for has_logits in (True, False) if is_single else (True,):
-        rest = () if has_logits else (Difference.SINGLE_ROWS,)
+    # A single row's logits have no flops where they are computed element by element, and on TPUs those of padded rows.
+    of_single = {0: (Difference.SINGLE_ROWS,), LEAST_TPU_ROWS: (Difference.PADDED_ROWS,)} if is_single else {}
+    for logits, rest in {1: (), **of_single}.items():
         for keys, difference in ((None, None), *counted.items()):
-            flops = serving_device_flops(plan.serving, plan.layout, plan.batch, keys=keys, has_logits=has_logits)
+            flops = serving_device_flops(plan.serving, plan.layout, plan.batch, keys=keys, logits=logits)
             if row.compiled == flops:
                 return tuple(Cause(difference=one) for one in (difference, *rest) if one is not None)
     return ()

@@ -20,6 +20,9 @@ DIFFERENCES: Mapping[Difference, str] = {
     Difference.SUMMED_ONCE: "the last norm's gradient is summed once, not for each microbatch",
     Difference.EXPERT_BUFFERS: "whole tokens in buffers for any routing; planned in parts, as in balance",
     Difference.INT8_SCALES: "scales beside int8; what is no product of a layer stays in the dtype of products",
+    Difference.READ_THEN_MULTIPLIED: "as most are read first, and products begin after that",
+    Difference.GATHERED_PAGES: "as pages are gathered first, and scores are ops of their own",
+    Difference.PADDED_ROWS: "products of one row run as 8 rows, the others zeros",
     Difference.SINGLE_ROWS: "products of one row or column are done element by element, without flops of their own",
     Difference.MASKED_SCORES: "scores of later keys are made too, and left out; planned without them",
     Difference.SLICED_FURTHER: "a reduce-scatter and a slice after it, done as an all-reduce",
@@ -47,9 +50,13 @@ def cause_text(cause: Cause) -> str:
         return f"steps of the {' and '.join(cause.collectives)}, beside the products that use it"
     if cause.difference == Difference.JOINED_AXES:
         return f"planned over {' and '.join('*'.join(axes) for axes in cause.axes)} in turn"
-    if cause.difference == Difference.STEP_TERM:
-        seconds = cause.seconds or 0.0
-        return f"{cause.term} {'+' if seconds > 0 else '-'}{show_seconds(abs(seconds))}"
+    if cause.difference == Difference.READ_AHEAD:
+        return f"{show_bytes(cause.num_bytes or 0)} of weights read ahead into fast memory"
+    if cause.seconds is not None:
+        amount = f"{'+' if cause.seconds > 0 else '-'}{show_seconds(abs(cause.seconds))}"
+        if cause.count:
+            return f"{cause.count:,} ops, most of at least {show_seconds(cause.seconds / cause.count)}: {amount}"
+        return f"{' '.join(filter(None, (cause.term, amount, DIFFERENCES.get(cause.difference))))}"
     if cause.lowering is not None:
         return lowering_text(cause.lowering)
     return DIFFERENCES[cause.difference]

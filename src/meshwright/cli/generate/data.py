@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from meshwright.cli.engine_start import start_with_bar
 from meshwright.cli.generate.args import Args, samplings
-from meshwright.cli.loading import load_with_bar, note
+from meshwright.cli.loading import load_with_bar, note, start_with_bar
 from meshwright.cli.tables import console
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -43,7 +42,7 @@ def answer_data(args: Args, data: Path) -> int:
         prompt=(),
         max_tokens=args.num_tokens,
         sampling=samplings(args, args.num_samples)[0],
-        num_texts=args.num_samples,
+        num_completions=args.num_samples,
         stop=args.stop,
         stop_tokens=args.stop_tokens,
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
-from meshwright.cli.several import ProcessArgs
+from meshwright.cli.processes import ProcessArgs
 from meshwright.cli.train.options import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
 
 

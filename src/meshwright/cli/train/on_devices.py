@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshwright.cli.loading import byte_bar
-from meshwright.cli.several import telling_others
+from meshwright.cli.processes import report_end_to_others
 from meshwright.cli.tables import console, headline, promise, show, speed, table
 from meshwright.cli.text import next_line
 from meshwright.cli.train.args import Args
@@ -23,13 +23,21 @@ from meshwright.record import Record
 if TYPE_CHECKING:
     from meshwright.training import Outcome, RunConfig
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes: Ctrl-C; a second SIGTERM, which leaves the run no time to save."""
 
 
 def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
     """Take the steps of a run on its devices, with a screen; the exit code."""
     from meshwright.runtime import claim_devices
-    from meshwright.training import RunStoppedError, allowed_differences, is_first_process, run_steps, run_tokenizer
+    from meshwright.training import (
+        RunStoppedError,
+        allowed_differences,
+        is_first_process,
+        run_steps,
+        run_tokenizer,
+        what_is_left,
+    )
     from meshwright.training.data import tokenize_sources
 
     if config.workload.objective != "dpo":
@@ -69,7 +77,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
         show(console(), f"mesh {config.mesh} · plan: {speed(planned)}   {promise(planned)}")
         sys.stdout.flush()
     try:
-        with telling_others(several, RunStoppedError), screen:
+        with report_end_to_others(several, RunStoppedError), screen:
             outcome = run_steps(
                 config,
                 directory,
@@ -80,19 +88,25 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
                 leave=leave,
                 allow=allow,
             )
-    except KeyboardInterrupt:
-        at = f"{screen.taken} of {config.steps}"
-        print(f"stopped at once, without saving, at {at}; {_how_to_go_on(directory)}", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        number = signal.SIGINT if type(interrupt) is KeyboardInterrupt else signal.SIGTERM
+        code, line = _end_by_signal(config, directory, number)
+        if screen.taken:
+            code = INTERRUPTED if number == signal.SIGINT else TERMINATED
+            line = f"stopped at once, without saving, at {screen.taken} of {config.steps};"
+            line += f" {what_is_left(config, directory)}"
+        if is_first:
+            print(line, file=sys.stderr)
         if several is not None:
-            leave_at_once(INTERRUPTED)
-        return INTERRUPTED
+            leave_at_once(code)
+        return code
     if is_first:
         _print_outcome(config, directory, planned, outcome, screen, as_json=args.run.json)
     is_interrupted = outcome.stopped_by == signal.SIGINT and outcome.taken < config.steps
     return INTERRUPTED if is_interrupted else 0
 
 
-def _end_by_signal(config: RunConfig, directory: Path, number: int, *, is_late: bool) -> tuple[int, str]:
+def _end_by_signal(config: RunConfig, directory: Path, number: int, *, is_late: bool = False) -> tuple[int, str]:
     """The exit code and the line of a run that a signal ends before its first step, or too late for a checkpoint."""
     from meshwright.training import what_is_left
 

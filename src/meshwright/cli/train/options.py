@@ -31,15 +31,15 @@ class DataArgs:
         tuple[str, ...],
         option(
             "PATH…",
-            help="Files (text, .jsonl, .parquet, .arrow), folders of them and what `tokenize` writes; all with a"
-            " weight, as a.jsonl=0.7, or none. Default: the sources of Python's standard library.",
+            help="Files (text, .jsonl, .parquet, .arrow), folders or patterns of them and what `tokenize` writes; all"
+            " with a weight, as a.jsonl=0.7, or none. Default: the sources of Python's standard library.",
         ),
     ] = ()
     fields: Annotated[
         tuple[str, ...],
         option(
             "TEMPLATE…",
-            help="Of records: parts with commas between, fields joined by +, in [] what has no loss:"
+            help="The template of records: fields joined by +, parts by commas, no loss in []:"
             " [question+prompt],answer; of one source as qa.jsonl=[question],answer. Default: messages, input_ids or"
             " text, as the first record has them.",
         ),
@@ -49,7 +49,7 @@ class DataArgs:
     held_out: Annotated[float | None, option("SHARE")] = None
     """The share of documents or windows that is left out of training, for evaluation. Default: 0."""
     bad_data: Annotated[Rule | None, option("error|skip")] = None
-    """A record that cannot be used: stop and name it, or leave it out and count it. Default: error."""
+    """Stop at a record that cannot be used and name it, or leave it out and count it. Default: error."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class PreferenceArgs:
     """Pairs of a chosen and a rejected answer, of --objective dpo."""
 
     beta: Annotated[float | None, option("NUMBER")] = None
-    """What holds the policy near the frozen reference; a higher one holds it nearer. Default: 0.1."""
+    """The weight of the KL constraint: a higher beta keeps the policy nearer to the reference. Default: 0.1."""
     label_smoothing: Annotated[float | None, option("SHARE")] = None
-    """The share of pairs taken to be the wrong way round. Default: 0."""
+    """Conservative DPO: the assumed share of pairs whose labels are swapped. Default: 0."""
     preference_loss: Annotated[Literal["dpo", "ipo"] | None, option("dpo|ipo")] = None
     """ipo holds the margin of a pair at 1 / (2 beta), where dpo lets it grow. Default: dpo."""
 
@@ -69,41 +69,41 @@ class OptimizerArgs:
     """The optimizer; --optimizer, beside how a step is run, says which."""
 
     learning_rate: Annotated[float | None, option("RATE")] = None
-    """The highest, at the end of the warm-up. Default: 0.003; of trained weights 0.00002; of dpo 0.000001."""
+    """The peak learning rate. Default: 0.003; from trained weights 0.00002, LoRA 0.0002, dpo 0.000001."""
     lr_schedule: Annotated[RateSchedule | None, option("NAME")] = None
-    """What it does then: cosine or linear, falling to the end; wsd, falling at the end; constant. Default: cosine."""
+    """The schedule after the warm-up: cosine, linear, wsd (constant, then a decay), constant. Default: cosine."""
     warmup_steps: Annotated[int | None, option("N")] = None
-    """Steps in which it rises. Default: a tenth of all, at most 2000."""
+    """Steps in which the rate rises to its peak. Default: a tenth of all, at most 2000."""
     first_rate: Annotated[float | None, option("SHARE")] = None
-    """What the first step has of it. Default: 1 / the warm-up's steps."""
+    """The rate of the first step, as a share of the peak. Default: 1 / the warm-up's steps."""
     decay_steps: Annotated[int | None, option("N")] = None
     """The step at which the schedule ends. Default: --steps."""
     decay_share: Annotated[float | None, option("SHARE")] = None
-    """Of wsd, the share of the steps after the warm-up in which it falls. Default: 0.2."""
+    """The share of the steps after the warm-up in which wsd decays. Default: 0.2."""
     final_rate: Annotated[float | None, option("SHARE")] = None
-    """What is left of it at the end. Default: 0.1."""
+    """The rate at the end of the schedule, as a share of the peak. Default: 0.1."""
     rate: Annotated[tuple[str, ...], option("PATTERN=FACTOR…")] = ()
-    """Another rate for some parameters, as embedding=0.1 or layers.*=0.5; of two for one the later counts."""
+    """Multiply the rate of some parameters, as embedding=0.1 or layers.*=0.5; of two for one the later counts."""
     weight_decay: Annotated[float | None, option("SHARE")] = None
-    """What a step takes of a weight, times the learning rate. Default: 0.1."""
+    """Decoupled weight decay, times the learning rate. Default: 0.1."""
     no_decay: Annotated[tuple[str, ...], option("PATTERN…")] = ()
-    """Parameters without weight decay. Default: norms, biases and tables that tokens are looked up in."""
+    """Parameters without weight decay. Default: norms, biases and embedding tables."""
     b1: Annotated[float | None, option("SHARE")] = None
-    """How much of the first moment a step keeps (AdamW, Lion). Default: 0.9."""
+    """The decay of the first moment (AdamW, Lion). Default: 0.9."""
     b2: Annotated[float | None, option("SHARE")] = None
-    """How much of the second moment a step keeps; of Lion the first. Default: 0.95."""
+    """The decay of the second moment (AdamW); Lion's second beta. Default: 0.95."""
     eps: Annotated[float | None, option("NUMBER")] = None
-    """What AdamW adds to the root of the second moment. Default: 1e-8."""
+    """AdamW's epsilon. Default: 1e-8."""
     momentum: Annotated[float | None, option("SHARE")] = None
-    """How much of its moment Muon keeps. Default: 0.95."""
+    """Muon's momentum. Default: 0.95."""
     clip_norm: Annotated[float | None, option("NORM")] = None
-    """The most that the norm of all gradients may be; 0 for any. Default: 1."""
+    """Clip gradients to this global norm; 0 clips none. Default: 1."""
     on_bad_step: Annotated[OnBadStep | None, option("stop|skip")] = None
-    """What becomes of a step whose loss or gradients are no numbers, or spikes. Default: stop."""
+    """Stop at a bad step (NaN, infinity or a spike), or skip its update. Default: stop."""
     spike_factor: Annotated[float | None, option("NUMBER")] = None
-    """A spike: gradients whose norm is this often the median of the steps before. Default: none is one."""
+    """A spike is a gradient norm over this many times the median of recent steps. Default: none is."""
     max_bad_steps: Annotated[int | None, option("N")] = None
-    """With --on-bad-step skip: as many in a row stop the run. Default: 10."""
+    """With --on-bad-step skip: stop after this many bad steps in a row. Default: 10."""
 
 
 @dataclass(frozen=True)

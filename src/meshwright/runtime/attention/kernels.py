@@ -23,6 +23,7 @@ from meshwright.runtime.attention import flash
 from meshwright.runtime.attention.blockwise import ATTENTION_RESIDUALS, Keys
 from meshwright.runtime.attention.ring import ring_attention
 from meshwright.runtime.attention.segments import Mask, Segments
+from meshwright.runtime.mesh import mesh_platform
 from meshwright.step import Attention
 
 Kernel = Literal["blockwise", "flash", "splash", "cudnn"]
@@ -34,20 +35,14 @@ def select_kernel(attention: Attention, query: Array, length: int, segments: Seg
     Raises where `cudnn` is requested on other devices than NVIDIA GPUs, or for inputs it does not support.
     """
     if attention == "cudnn":
-        _check_cudnn(_platform(), query, segments, mask)
+        _check_cudnn(mesh_platform(), query, segments, mask)
         return "cudnn"
-    return tpu_kernel(length) if _platform() == "tpu" else "blockwise"
+    return tpu_kernel(length) if mesh_platform() == "tpu" else "blockwise"
 
 
 def select_kernel_for_chunks(length: int) -> Kernel:
     """The kernel for chunks of `length` tokens on the devices of the current mesh."""
-    return tpu_chunk_kernel(length) if _platform() == "tpu" else "blockwise"
-
-
-def _platform() -> str:
-    """The platform of the devices of the current mesh."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.platform if device is not None else jax.default_backend()
+    return tpu_chunk_kernel(length) if mesh_platform() == "tpu" else "blockwise"
 
 
 def _check_cudnn(platform: str, query: Array, segments: Segments | None, mask: Mask) -> None:

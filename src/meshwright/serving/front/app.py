@@ -1,4 +1,4 @@
-"""The app of a front: each request goes to a replica, and to another one where that dies before anything was sent."""
+"""The reverse proxy before several replicas, with retries on another replica until a response has started."""
 
 from __future__ import annotations
 
@@ -15,64 +15,67 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from meshwright.serving.front.metrics import merged_metrics
 from meshwright.serving.front.routing import Router, prefix_blocks
-from meshwright.serving.http.app import ENDPOINTS, gated
-from meshwright.serving.http.endpoint import until_gone
+from meshwright.serving.http.app import ENDPOINTS, add_middleware
+from meshwright.serving.http.endpoint import wait_for_disconnect
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.http.limits import read_body
+from meshwright.serving.http.metrics import CONTENT_TYPE
+from meshwright.serving.http.request_body import read_body
 from meshwright.serving.http.service import ServerState
 
-ELSEWHERE = (429, 503)
-"""What a replica answers that another may have room for."""
+RETRY_STATUSES = (429, 503)
+"""Statuses of a replica after which another one is tried."""
 
-MOST_LOST = 2
-"""A request that was with so many replicas when they died is answered with an error: it may have ended them."""
+MAX_LOST_REPLICAS = 2
+"""A request during which so many replicas died gets an error: it may be the cause."""
 
-OWN_HEADERS = frozenset(
+HOP_HEADERS = frozenset(
     (b"connection", b"content-length", b"date", b"keep-alive", b"server", b"transfer-encoding", b"x-request-id")
 )
-"""Headers of answers that are about a connection or are the front's own."""
+"""Headers of a replica's response that are not passed on: they belong to its connection, or the front sets its own."""
 
 
 class Replica(Protocol):
-    """A server behind the front. Its url is None while it takes no requests."""
+    """A server behind the front."""
 
     @property
     def url(self) -> str | None:
-        """Where it answers."""
+        """Its address; None while it accepts no requests."""
         ...
 
     @property
     def starts(self) -> int:
-        """How often it was started."""
+        """How many times it was started."""
         ...
 
 
 class Front:
-    """What is between clients and replicas.
+    """The proxy between clients and replicas.
 
     Args:
-        state: of the front. key: the API key of the replicas.
+        state: keys, limits and readiness of the front itself.
+        replicas: the replicas.
+        key: the API key that the replicas require.
     """
 
     def __init__(self, state: ServerState, replicas: Sequence[Replica], key: str) -> None:
         self._state, self._replicas, self._router = state, replicas, Router(len(replicas))
         self._starts = [replica.starts for replica in replicas]
-        self._open = set[asyncio.Task[None]]()
+        self._tasks = set[asyncio.Task[None]]()
         self._error: ApiError | None = None
         self.registry = CollectorRegistry()
         self._requests = Counter(
-            "meshwright_front_requests", "Answers by endpoint and status", ("endpoint", "status"),
+            "meshwright_front_requests", "Responses by endpoint and status", ("endpoint", "status"),
             registry=self.registry,
         )  # fmt: skip
         self._retries = Counter(
-            "meshwright_front_retries", "Requests that were sent to another replica, by why", ("why",),
+            "meshwright_front_retries", "Requests that were sent to another replica, by reason", ("why",),
             registry=self.registry,
         )  # fmt: skip
         self._blocks = Counter(
-            "meshwright_front_prefix_blocks", "Blocks of prompts, by whether their replica had read them", ("known",),
+            "meshwright_front_prefix_blocks", "Blocks of prompts, by whether their replica had them cached", ("known",),
             registry=self.registry,
         )  # fmt: skip
-        # Of proxies in the environment nothing is meant for this machine.
+        # trust_env=False: proxies of the environment do not apply to this machine.
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}", "accept-encoding": "identity"},
             timeout=httpx.Timeout(None, connect=5.0),
@@ -81,145 +84,147 @@ class Front:
         )
 
     def app(self) -> ASGIApp:
-        """The front as an app."""
+        """The front as an ASGI app, with its middleware."""
         paths = frozenset((*(endpoint.path for endpoint in ENDPOINTS), "/", "/v1/models", "/openapi.json"))
-        return gated(self._answer, self._state, self._requests, paths | {"/health", "/ready", "/metrics"})
+        return add_middleware(self._handle, self._state, self._requests, paths | {"/health", "/ready", "/metrics"})
 
     def fail(self, error: ApiError) -> None:
-        """End all requests with an error."""
+        """End all open requests with an error."""
         self._error = error
-        for task in list(self._open):
+        for task in list(self._tasks):
             task.cancel()
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        path, answer = scope["path"], _Answer(scope, receive, send)
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        path, response = scope["path"], _ResponseSender(scope, receive, send)
         try:
             if path == "/health":
-                await answer.respond(PlainTextResponse("ok\n"))
+                await response.respond(PlainTextResponse("ok\n"))
             elif path == "/ready":
                 is_ready = bool(self._ready()) and self._state.is_ready and not self._state.is_draining
-                await answer.respond(
+                await response.respond(
                     PlainTextResponse("ready\n" if is_ready else "not ready\n", 200 if is_ready else 503)
                 )
             elif path == "/metrics":
-                await answer.respond(await self._metrics())
+                await response.respond(await self._metrics())
             else:
                 request = Request(scope, receive)
                 body = await read_body(request, self._state.limits)
-                await self._while_there(self._forward(request, body, answer), receive, answer)
+                await self._until_disconnect(self._forward(request, body, response), receive, response)
         except ClientDisconnect:
             return
         except ApiError as error:
-            await answer.respond(error.response())
+            await response.respond(error.response())
 
-    async def _while_there(self, work: Coroutine[Any, Any, None], receive: Receive, answer: _Answer) -> None:
-        """Work for a client until that is done, or the client goes away."""
+    async def _until_disconnect(
+        self, work: Coroutine[Any, Any, None], receive: Receive, response: _ResponseSender
+    ) -> None:
+        """Run the work on a request; cancel it when the client disconnects."""
         task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(until_gone(receive))
-        self._open.add(task)
+        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
+        self._tasks.add(task)
         try:
-            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
             if task.cancelled() and self._error is not None:
-                await answer.fail(self._error)
+                await response.fail(self._error)
             elif task.done():
                 task.result()
         finally:
-            self._open.discard(task)
-            for one in (task, gone):
+            self._tasks.discard(task)
+            for one in (task, disconnect):
                 one.cancel()
-            # A connection to a replica is closed, which ends its work, before the request is over.
-            await asyncio.gather(task, gone, return_exceptions=True)
+            # Wait until the connection to the replica is closed, which ends its work on the request.
+            await asyncio.gather(task, disconnect, return_exceptions=True)
 
     def _ready(self) -> list[int]:
-        """The replicas that take requests; one that was started again has read nothing."""
+        """The replicas that accept requests. The prefix cache of a restarted one is empty."""
         for number, replica in enumerate(self._replicas):
             if replica.starts != self._starts[number]:
                 self._starts[number] = replica.starts
                 self._router.forget(number)
         return [number for number, replica in enumerate(self._replicas) if replica.url is not None]
 
-    async def _forward(self, request: Request, body: bytes, answer: _Answer) -> None:
-        """Have a replica answer."""
-        blocks, tried, num_lost = _blocks(body), set[int](), 0
-        while left := [number for number in self._ready() if number not in tried]:
-            number = self._router.choose(blocks, left)
-            known = self._router.num_known(number, blocks)
+    async def _forward(self, request: Request, body: bytes, response: _ResponseSender) -> None:
+        """Send a request to replicas until one answers it."""
+        blocks, tried, num_lost = _prompt_blocks(body), set[int](), 0
+        while untried := [number for number in self._ready() if number not in tried]:
+            number = self._router.choose(blocks, untried)
+            num_cached = self._router.num_cached(number, blocks)
             tried.add(number)
             try:
-                with self._router.answering(number, blocks):
-                    if await self._send(number, request, body, answer):
-                        self._blocks.labels("yes").inc(known)
-                        self._blocks.labels("no").inc(len(blocks) - known)
+                with self._router.open_request(number, blocks):
+                    if await self._send(number, request, body, response):
+                        self._blocks.labels("yes").inc(num_cached)
+                        self._blocks.labels("no").inc(len(blocks) - num_cached)
                         return
                 self._retries.labels("busy").inc()
             except httpx.TransportError as error:
-                if answer.is_started:
-                    await answer.fail(_lost(number))
+                if response.is_started:
+                    await response.fail(_replica_lost(number))
                     return
                 num_lost += not isinstance(error, httpx.ConnectError)
-                if num_lost == MOST_LOST:
+                if num_lost == MAX_LOST_REPLICAS:
                     break
                 self._retries.labels("lost").inc()
-        if answer.refusal is not None:
-            await answer.respond(answer.refusal)
+        if response.rejection is not None:
+            await response.respond(response.rejection)
             return
-        raise _lost(number) if tried else _none()
+        raise _replica_lost(number) if tried else _no_replica()
 
-    async def _send(self, number: int, request: Request, body: bytes, answer: _Answer) -> bool:
-        """Pass a request to a replica and its answer back; False, and nothing is sent, where it takes no request."""
+    async def _send(self, number: int, request: Request, body: bytes, response: _ResponseSender) -> bool:
+        """Forward a request and its response. False, with nothing sent to the client, if the replica rejects it."""
         url, query = self._replicas[number].url, request.url.query
         if url is None:
             return False
-        headers = {name: request.headers[name] for name in ("content-type", "accept") if name in request.headers}
+        request_headers = {n: request.headers[n] for n in ("content-type", "accept") if n in request.headers}
         target = httpx.URL(url).copy_with(raw_path=request.scope["raw_path"] + (f"?{query}".encode() if query else b""))
-        async with self._client.stream(request.method, target, content=body, headers=headers) as found:
-            kept = [(name.lower(), value) for name, value in found.headers.raw if name.lower() not in OWN_HEADERS]
-            if found.headers.get("content-type", "").startswith("text/event-stream"):
-                async for part in found.aiter_raw():
-                    await answer.send(found.status_code, kept, part)
-                await answer.end()
+        async with self._client.stream(request.method, target, content=body, headers=request_headers) as reply:
+            headers = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in HOP_HEADERS]
+            if reply.headers.get("content-type", "").startswith("text/event-stream"):
+                async for part in reply.aiter_raw():
+                    await response.send(reply.status_code, headers, part)
+                await response.end()
                 return True
-            # Nothing of it is sent before it is whole: until then another replica may answer.
-            response = Response(b"".join([part async for part in found.aiter_raw()]), found.status_code)
-            response.raw_headers = [*kept, (b"content-length", str(len(response.body)).encode())]
-        if found.status_code in ELSEWHERE:
-            answer.refusal = response
+            # Send nothing before the reply is complete: until then another replica can still answer.
+            whole = Response(b"".join([part async for part in reply.aiter_raw()]), reply.status_code)
+            whole.raw_headers = [*headers, (b"content-length", str(len(whole.body)).encode())]
+        if reply.status_code in RETRY_STATUSES:
+            response.rejection = whole
             return False
-        await answer.respond(response)
+        await response.respond(whole)
         return True
 
     async def _metrics(self) -> Response:
-        """The numbers of the front, and of all replicas that answer."""
+        """The metrics of the front and of all ready replicas."""
 
-        async def text(number: int) -> str:
+        async def scrape(number: int) -> str:
             try:
                 return (await self._client.get(f"{self._replicas[number].url}/metrics", timeout=5.0)).text
             except httpx.HTTPError:
                 return ""
 
         ready = self._ready()
-        texts = await asyncio.gather(*map(text, ready))
-        opened = {number: self._router.num_open(number) for number in range(len(self._replicas))}
-        body = merged_metrics(self.registry, dict(zip(ready, texts, strict=True)), opened)
-        return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+        texts = await asyncio.gather(*map(scrape, ready))
+        num_open = {number: self._router.num_open(number) for number in range(len(self._replicas))}
+        body = merged_metrics(self.registry, dict(zip(ready, texts, strict=True)), num_open)
+        return Response(body, media_type=CONTENT_TYPE)
 
 
-class _Answer:
-    """An answer on its way to a client. refusal: what a replica said that took no request."""
+class _ResponseSender:
+    """Sends a response to the client. rejection: the last response of a replica that rejected the request."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self.is_started = False
-        self.refusal: Response | None = None
+        self.rejection: Response | None = None
 
     async def respond(self, response: Response) -> None:
-        """Send a whole answer."""
+        """Send a complete response."""
         self.is_started = True
         await response(self._scope, self._receive, self._send)
 
     async def send(self, status: int, headers: list[tuple[bytes, bytes]], part: bytes) -> None:
-        """Send a part of a stream."""
+        """Send a part of a stream, with the status and headers before the first."""
         if not self.is_started:
             self.is_started = True
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -231,15 +236,15 @@ class _Answer:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, error: ApiError) -> None:
-        """Answer with an error; in a stream that has begun as its last event."""
+        """Send an error; in a stream that has started, as its last event."""
         if not self.is_started:
             await self.respond(error.response())
             return
         await self._send({"type": "http.response.body", "body": b"data: " + error.json() + b"\n\n", "more_body": False})
 
 
-def _blocks(body: bytes) -> tuple[bytes, ...]:
-    """Of a request's prompt; none of what is no JSON, which a replica says."""
+def _prompt_blocks(body: bytes) -> tuple[bytes, ...]:
+    """The blocks of a request's prompt; none for invalid JSON, for which the replica sends the error."""
     try:
         fields = pydantic_core.from_json(body)
     except ValueError:
@@ -247,13 +252,13 @@ def _blocks(body: bytes) -> tuple[bytes, ...]:
     return prefix_blocks(fields) if isinstance(fields, dict) else ()
 
 
-def _lost(number: int) -> ApiError:
-    return ApiError(f"replica {number} was lost before its answer was done; ask again", status=503, code="lost",
+def _replica_lost(number: int) -> ApiError:
+    return ApiError(f"replica {number} was lost before its answer was complete; try again", status=503, code="lost",
                     headers={"retry-after": "1"})  # fmt: skip
 
 
-def _none() -> ApiError:
+def _no_replica() -> ApiError:
     return ApiError(
-        "no replica takes requests now; ask again, /ready says when one does",
+        "no replica accepts requests now; try again, /ready answers 200 when one does",
         status=503, code="not_ready", headers={"retry-after": "5"},
     )  # fmt: skip

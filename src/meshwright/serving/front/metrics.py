@@ -1,4 +1,4 @@
-"""The numbers of a front and its replicas, in Prometheus' text form."""
+"""Merge the Prometheus metrics of a front and its replicas."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 
-def merged_metrics(front: CollectorRegistry, texts: Mapping[int, str], opened: Mapping[int, int]) -> bytes:
-    """What the front counts, and what each replica does, its samples labelled with its number.
+def merged_metrics(front: CollectorRegistry, texts: Mapping[int, str], num_open: Mapping[int, int]) -> bytes:
+    """The metrics of the front and of each replica, whose samples get the label `replica`, in Prometheus' text format.
 
     Args:
-        texts: of the replicas that answer, by their numbers. opened: the requests that each replica has.
+        front: the front's own metrics.
+        texts: the metrics of the ready replicas, by number, in Prometheus' text format.
+        num_open: the open requests of each replica.
     """
     families: dict[str, Metric] = {}
     for number, text in texts.items():
@@ -23,17 +25,19 @@ def merged_metrics(front: CollectorRegistry, texts: Mapping[int, str], opened: M
             merged.samples += [
                 sample._replace(labels={**sample.labels, "replica": str(number)}) for sample in family.samples
             ]
-    is_up = GaugeMetricFamily("meshwright_front_replica_up", "Whether a replica takes requests", labels=["replica"])
-    has = GaugeMetricFamily("meshwright_front_replica_requests", "Open requests of a replica", labels=["replica"])
-    for number, count in opened.items():
+    is_up = GaugeMetricFamily("meshwright_front_replica_up", "Whether a replica accepts requests", labels=["replica"])
+    open_requests = GaugeMetricFamily(
+        "meshwright_front_replica_requests", "Open requests of a replica", labels=["replica"]
+    )
+    for number, count in num_open.items():
         is_up.add_metric([str(number)], float(number in texts))
-        has.add_metric([str(number)], count)
+        open_requests.add_metric([str(number)], count)
 
-    class All(Collector):
+    class Merged(Collector):
         def collect(self) -> Iterator[Metric]:
             yield from front.collect()
-            yield from (is_up, has, *families.values())
+            yield from (is_up, open_requests, *families.values())
 
     registry = CollectorRegistry()
-    registry.register(All())
+    registry.register(Merged())
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Which replica gets a request: the one that has read the longest beginning of its prompt, unless others idle."""
+"""Prefix-aware routing: a request goes to the replica with the longest cached prefix, unless it is too busy."""
 
 from __future__ import annotations
 
@@ -11,89 +11,88 @@ from hashlib import blake2b
 from typing import Any
 
 BLOCK_BYTES = 128
-"""Of a prompt; some 32 tokens of text, two pages of a cache."""
+"""Bytes of a prompt in one block: about 32 tokens of text, two pages of the KV cache."""
 
-MOST_BLOCKS = 512
-"""Blocks of one prompt that are looked at."""
+MAX_PROMPT_BLOCKS = 512
+"""Blocks of one prompt that routing considers."""
 
-KNOWN_BLOCKS = 1 << 16
-"""Blocks that are remembered of each replica, those that were used last."""
+MAX_REPLICA_BLOCKS = 1 << 16
+"""Blocks that are remembered for each replica, the most recently used ones."""
 
-UNEVEN_REQUESTS, UNEVEN_FACTOR = 8, 1.5
-"""A replica with so many more requests than another, and so many times as many, gets none for its prefixes.
-
-SGLang's router weighs both so (https://docs.sglang.ai/router/router.html, its cache-aware policy)."""
+IMBALANCE_REQUESTS, IMBALANCE_FACTOR = 8, 1.5
+"""Load balance comes before the prefix cache for a replica that exceeds the least busy one by both, as in SGLang's
+cache-aware policy (https://docs.sglang.ai/router/router.html)."""
 
 PROMPT_FIELDS = ("tools", "messages", "context", "prompt", "prefix_text", "input", "text")
-"""The fields of requests that are read, in the order in which they are in a prompt."""
+"""The request fields that make the prompt, in the order in which the prompt has them."""
 
 
 def prefix_blocks(fields: Mapping[str, Any]) -> tuple[bytes, ...]:
-    """Hashes of the beginnings of a request's prompt, a block longer each; prompts that begin alike share the first."""
+    """Hashes of the prompt's prefixes, each one block longer: prompts with a common prefix share the first hashes."""
     prompt = [fields[name] for name in PROMPT_FIELDS if name in fields]
     text = json.dumps(prompt, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    hashed, found = blake2b(digest_size=8), []
-    for end in range(BLOCK_BYTES, min(len(text), MOST_BLOCKS * BLOCK_BYTES) + 1, BLOCK_BYTES):
-        hashed.update(text[end - BLOCK_BYTES : end])
-        found.append(hashed.copy().digest())
-    return tuple(found)
+    digest, hashes = blake2b(digest_size=8), []
+    for end in range(BLOCK_BYTES, min(len(text), MAX_PROMPT_BLOCKS * BLOCK_BYTES) + 1, BLOCK_BYTES):
+        digest.update(text[end - BLOCK_BYTES : end])
+        hashes.append(digest.copy().digest())
+    return tuple(hashes)
 
 
 @dataclass
-class _Known:
-    """A replica as the router knows it: its open requests, and the blocks that it has read, the latest last."""
+class _ReplicaState:
+    """Open requests of a replica, and the blocks it probably has in its prefix cache, most recently used last."""
 
     num_open: int = 0
     blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
-    def num_matched(self, blocks: Sequence[bytes]) -> int:
+    def num_cached(self, blocks: Sequence[bytes]) -> int:
         return next((number for number, block in enumerate(blocks) if block not in self.blocks), len(blocks))
 
 
 class Router:
-    """Chooses replicas, which are numbers from 0."""
+    """Chooses a replica, numbered from 0, for each request."""
 
     def __init__(self, num_replicas: int) -> None:
-        self._known = [_Known() for _ in range(num_replicas)]
+        self._replicas = [_ReplicaState() for _ in range(num_replicas)]
 
     def choose(self, blocks: Sequence[bytes], among: Collection[int]) -> int:
-        """The replica for a prompt, of those that answer.
+        """The replica for a prompt with these blocks, out of `among`.
 
-        The longest known beginning decides, then the fewest open requests, then the fewest blocks that are known, so
-        that new prompts are spread. Replicas with many more requests than the least busy one are left out.
+        The longest cached prefix decides, then the fewest open requests, then the fewest cached blocks, which spreads
+        new prompts. Replicas that are much busier than the least busy one are not considered.
         """
-        least = min(self._known[number].num_open for number in among)
-        most = max(least + UNEVEN_REQUESTS, least * UNEVEN_FACTOR)
+        least = min(self._replicas[number].num_open for number in among)
+        limit = max(least + IMBALANCE_REQUESTS, least * IMBALANCE_FACTOR)
 
         def preference(number: int) -> tuple[int, int, int, int]:
-            one = self._known[number]
-            return -one.num_matched(blocks), one.num_open, len(one.blocks), number
+            replica = self._replicas[number]
+            return -replica.num_cached(blocks), replica.num_open, len(replica.blocks), number
 
-        return min((number for number in among if self._known[number].num_open <= most), key=preference)
+        return min((number for number in among if self._replicas[number].num_open <= limit), key=preference)
 
     @contextmanager
-    def answering(self, number: int, blocks: Sequence[bytes]) -> Iterator[None]:
-        """Count a request of a replica for as long as it is open; what it reads is known from its beginning on."""
-        known = self._known[number]
-        known.num_open += 1
+    def open_request(self, number: int, blocks: Sequence[bytes]) -> Iterator[None]:
+        """Count a request as open on a replica; its prompt counts as cached from the beginning."""
+        replica = self._replicas[number]
+        replica.num_open += 1
         for block in blocks:
-            known.blocks[block] = None
-            known.blocks.move_to_end(block)
-        while len(known.blocks) > KNOWN_BLOCKS:
-            known.blocks.popitem(last=False)
+            replica.blocks[block] = None
+            replica.blocks.move_to_end(block)
+        while len(replica.blocks) > MAX_REPLICA_BLOCKS:
+            replica.blocks.popitem(last=False)
         try:
             yield
         finally:
-            known.num_open -= 1
+            replica.num_open -= 1
 
     def forget(self, number: int) -> None:
-        """Forget what a replica has read, as it is lost with it."""
-        self._known[number].blocks.clear()
+        """Forget the blocks of a replica whose cache is lost."""
+        self._replicas[number].blocks.clear()
 
     def num_open(self, number: int) -> int:
-        """The requests that a replica has."""
-        return self._known[number].num_open
+        """The open requests of a replica."""
+        return self._replicas[number].num_open
 
-    def num_known(self, number: int, blocks: Sequence[bytes]) -> int:
-        """How many of a prompt's blocks a replica has read."""
-        return self._known[number].num_matched(blocks)
+    def num_cached(self, number: int, blocks: Sequence[bytes]) -> int:
+        """How many leading blocks of a prompt a replica has."""
+        return self._replicas[number].num_cached(blocks)

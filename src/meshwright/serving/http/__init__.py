@@ -1,1 +1,1 @@
-"""The HTTP of a server: OpenAI's endpoints, those of EasyLM and LWM, metrics and a chat page, over any `Serves`."""
+"""The HTTP server: OpenAI's endpoints, EasyLM's and LWM's, metrics and a chat page, for any `EngineClient`."""

@@ -1,41 +1,52 @@
-"""The app: which endpoint answers which request."""
+"""The Starlette app of a server: its routes, the endpoints without a body, and the responses to errors."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Literal
 
-from prometheus_client import Counter
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from meshwright.serving.http.call import Calls
-from meshwright.serving.http.chat import CHAT
-from meshwright.serving.http.completions import COMPLETIONS
-from meshwright.serving.http.easylm import GENERATE, GREEDY_UNTIL, TURN
-from meshwright.serving.http.embeddings import EMBEDDINGS
-from meshwright.serving.http.endpoint import Endpoint, Handler, Host
+from meshwright.serving.http.async_engine import AsyncEngine
+from meshwright.serving.http.easylm.generate import CHAT_TURN, GENERATE, GREEDY_UNTIL
+from meshwright.serving.http.easylm.loglikelihood import LOGLIKELIHOOD, LOGLIKELIHOOD_ROLLING
+from meshwright.serving.http.endpoint import AppState, Endpoint, EndpointApp
 from meshwright.serving.http.errors import CLOSE, ApiError, respond_to_error
-from meshwright.serving.http.gate import Gate
-from meshwright.serving.http.metrics import Metrics
-from meshwright.serving.http.openapi import document
-from meshwright.serving.http.page import chat_page
-from meshwright.serving.http.scoring import LOGLIKELIHOOD, ROLLING
-from meshwright.serving.http.service import ServerState, Service
-from meshwright.serving.http.texts import TokenTexts
+from meshwright.serving.http.metrics import CONTENT_TYPE, Metrics
+from meshwright.serving.http.middleware import add_middleware
+from meshwright.serving.http.openai.chat import CHAT_COMPLETIONS
+from meshwright.serving.http.openai.completions import COMPLETIONS
+from meshwright.serving.http.openai.embeddings import EMBEDDINGS
+from meshwright.serving.http.openai.logprobs import TokenDecoder
+from meshwright.serving.http.openapi import openapi_document
+from meshwright.serving.http.service import Service
+from meshwright.text import chat_template
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    COMPLETIONS, CHAT, EMBEDDINGS, GENERATE, GREEDY_UNTIL, LOGLIKELIHOOD, ROLLING, TURN,
+    COMPLETIONS, CHAT_COMPLETIONS, EMBEDDINGS, GENERATE, GREEDY_UNTIL, LOGLIKELIHOOD, LOGLIKELIHOOD_ROLLING, CHAT_TURN,
 )  # fmt: skip
+
+PAGE_SETTINGS = '"SETTINGS OF THE SERVER"'
+"""The placeholder in page.html that the server's settings replace."""
+
+PAGE_HEADERS = {
+    # The page shows model output as text, loads nothing from elsewhere, and may not be framed by other pages.
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
+    " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
 
 
 class ModelCard(BaseModel):
-    """A model that this server has. max_model_len: the most tokens of a prompt and its text together."""
+    """A served model. max_model_len: the maximum number of tokens of a prompt and its completion together (vLLM's)."""
 
     id: str
     object: Literal["model"]
@@ -45,41 +56,31 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The models that this server has: one."""
+    """The response body of `/v1/models`."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
-def make_app(service: Service) -> tuple[ASGIApp, Calls]:
-    """The app of a service, and the calls that it has open."""
+def make_app(service: Service) -> tuple[ASGIApp, AsyncEngine]:
+    """Create the app of a service. Returns it with the engine wrapper that holds its open streams."""
     metrics = Metrics(service.stats, service.means)
-    calls = Calls(service.engine, metrics, on_closed=service.fail)
-    host = Host(service=service, calls=calls, token_texts=TokenTexts(service.tokenizer))
+    async_engine = AsyncEngine(service.engine, metrics, on_closed=service.fail)
+    state = AppState(service=service, async_engine=async_engine, token_decoder=TokenDecoder(service.tokenizer))
     routes: list[BaseRoute] = [
-        *(Route(endpoint.path, Handler(endpoint, host), methods=["POST"]) for endpoint in ENDPOINTS),
-        *_others(service, metrics),
+        *(Route(endpoint.path, EndpointApp(endpoint, state), methods=["POST"]) for endpoint in ENDPOINTS),
+        *_get_routes(service, metrics),
     ]
     app: ASGIApp = Starlette(
-        routes=routes, exception_handlers={ApiError: respond_to_error, HTTPException: _no_route, Exception: _fault}
+        routes=routes,
+        exception_handlers={ApiError: respond_to_error, HTTPException: _routing_error, Exception: _internal_error},
     )
     paths = frozenset(route.path for route in routes if isinstance(route, Route))
-    return gated(app, service, metrics.requests, paths), calls
+    return add_middleware(app, service, metrics.requests, paths), async_engine
 
 
-def gated(app: ASGIApp, service: ServerState, requests: Counter, endpoints: frozenset[str]) -> ASGIApp:
-    """An app behind its gate, and open to the pages of other origins that may call; see `Gate`."""
-    app = Gate(app, service, requests, endpoints)
-    if service.cors_origins:
-        app = CORSMiddleware(
-            app, allow_origins=service.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )  # fmt: skip
-    return app
-
-
-def _others(service: Service, metrics: Metrics) -> list[BaseRoute]:
-    """What is asked for without a body."""
+def _get_routes(service: Service, metrics: Metrics) -> list[BaseRoute]:
+    """The routes of GET requests, which have no body."""
     card = ModelCard(
         id=service.model, object="model", created=service.created, owned_by="meshwright", max_model_len=service.context
     )
@@ -99,55 +100,67 @@ def _others(service: Service, metrics: Metrics) -> list[BaseRoute]:
             return PlainTextResponse("shutting down\n" if service.is_draining else "not ready\n", 503)
         return PlainTextResponse("ready\n")
 
-    async def show_metrics(_: Request) -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def prometheus(_: Request) -> Response:
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
 
-    described = document(
+    document = openapi_document(
         service,
         ENDPOINTS,
-        {"/v1/models": ("The models there are", ModelList), "/v1/models/{name}": ("One model", ModelCard)},
+        {"/v1/models": ("The served models", ModelList), "/v1/models/{name}": ("One model", ModelCard)},
     )
 
     async def openapi(_: Request) -> Response:
-        return JSONResponse(described)
+        return JSONResponse(document)
 
-    shown = chat_page(service)
+    page = _chat_page(service)
 
-    async def page(_: Request) -> Response:
-        return shown
+    async def chat_page(_: Request) -> Response:
+        return page
 
     return [
-        Route("/", page),
+        Route("/", chat_page),
         Route("/v1/models", models),
-        # Names of models have slashes.
+        # A path, because names of models may have slashes.
         Route("/v1/models/{name:path}", model),
         Route("/health", health),
         Route("/ready", ready),
-        Route("/metrics", show_metrics),
+        Route("/metrics", prometheus),
         Route("/openapi.json", openapi),
     ]
 
 
-def _json(reply: BaseModel) -> Response:
-    return Response(reply.model_dump_json(), media_type="application/json")
+def _chat_page(service: Service) -> Response:
+    """The chat page: one file without external assets, which talks to this server."""
+    settings = {
+        "model": service.model,
+        "has_chat": service.tokenizer is not None and chat_template(service.tokenizer) is not None,
+        "has_keys": bool(service.api_keys),
+    }
+    # Escape "<": a model name with "</script>" in it would end the script.
+    settings_json = json.dumps(settings).replace("<", "\\u003c")
+    html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return HTMLResponse(html.replace(PAGE_SETTINGS, settings_json), headers=PAGE_HEADERS)
 
 
-def _no_route(request: Request, error: Exception) -> Response:
-    """The answer where there is no such endpoint, or none of that method."""
+def _json(body: BaseModel) -> Response:
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+def _routing_error(request: Request, error: Exception) -> Response:
+    """The response to an unknown path or method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        message = f"{request.method} is no method of {request.url.path[:100]}; it has {allowed}"
+        message = f"{request.url.path[:100]} does not support {request.method}; it supports {allowed}"
         return ApiError(message, status=405, headers=dict(error.headers or {})).response()
     paths = ", ".join(endpoint.path for endpoint in ENDPOINTS)
-    message = (
-        f"there is no {request.url.path[:100]!r} here; POST to {paths}, or GET /v1/models, /health, /ready, /metrics"
-    )
+    get_paths = "/v1/models, /health, /ready, /metrics"
+    message = f"there is no endpoint {request.url.path[:100]!r}; POST to {paths}, or GET {get_paths}"
     return ApiError(message, status=error.status_code).response()
 
 
-def _fault(_: Request, error: Exception) -> Response:
-    """The answer to a fault of this server's own, which its log has in full."""
+def _internal_error(_: Request, error: Exception) -> Response:
+    """The response to an unexpected exception, whose traceback is in the server's log."""
     return ApiError(
-        f"a fault of the server: {type(error).__name__}", status=500, code="fault", headers=CLOSE
+        f"internal server error: {type(error).__name__}", status=500, code="fault", headers=CLOSE
     ).response()

@@ -1,4 +1,4 @@
-"""From a request's body to an answer: the fields, the time limit, streams of events, and clients that go away."""
+"""An endpoint that reads JSON: validation, the time limit, server-sent events, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -13,106 +13,114 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from meshwright.serving.http.call import Calls, too_long
+from meshwright.serving.http.async_engine import AsyncEngine, answer_timeout
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.http.fields import read_fields
-from meshwright.serving.http.limits import read_json
+from meshwright.serving.http.openai.logprobs import TokenDecoder
+from meshwright.serving.http.request_body import read_json, validate_request
 from meshwright.serving.http.service import Service
-from meshwright.serving.http.texts import TokenTexts
 
-F = TypeVar("F", bound=BaseModel)
+B = TypeVar("B", bound=BaseModel)
 
-Events = AsyncGenerator[list[BaseModel], None]
-"""What has been made since the last time, each an event of a stream."""
+EventBatches = AsyncGenerator[list[BaseModel], None]
+"""The events of a stream, in batches: those that became ready together are sent in one write."""
 
 EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold events back.
+    (b"x-accel-buffering", b"no"),  # Keep nginx from buffering the events.
 ]
 
 SECONDS_TO_SEND = 10.0
-"""How long after the time limit of a request its client may still read the answer."""
+"""The time, after the time limit of a request, during which its client may still read the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
-    """What an answer is made with."""
-
-    service: Service
-    calls: Calls
-    token_texts: TokenTexts
-
-
-@dataclass(frozen=True, kw_only=True)
-class Endpoint(Generic[F]):
-    """An endpoint that reads JSON.
+class AppState:
+    """What the handlers of an app share.
 
     Args:
-        path: of its URL. what: it does, for the document of the API.
-        fields: of its requests. reply: what it answers. event: what its stream is made of; None where it has none.
-        answer: makes the answer, whole or as events.
+        service: the engine, tokenizer and limits.
+        async_engine: the engine as the event loop uses it.
+        token_decoder: decodes single tokens, for log probabilities.
+    """
+
+    service: Service
+    async_engine: AsyncEngine
+    token_decoder: TokenDecoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint(Generic[B]):
+    """A POST endpoint that reads JSON.
+
+    Args:
+        path: the path of its URL.
+        summary: what it does, for the OpenAPI document.
+        request: the model of its request body.
+        response: the model of its response.
+        handler: makes the response, or the events of a stream, from a validated request.
+        chunk: the model of a stream's events; None for an endpoint that does not stream.
     """
 
     path: str
-    what: str
-    fields: type[F]
-    reply: type[BaseModel]
-    answer: Callable[[Host, F], Awaitable[BaseModel | Events]]
-    event: type[BaseModel] | None = None
+    summary: str
+    request: type[B]
+    response: type[BaseModel]
+    handler: Callable[[AppState, B], Awaitable[BaseModel | EventBatches]]
+    chunk: type[BaseModel] | None = None
 
 
-class Handler:
-    """An endpoint as Starlette calls it."""
+class EndpointApp:
+    """An endpoint as an ASGI app, for Starlette's `Route`."""
 
-    def __init__(self, endpoint: Endpoint[Any], host: Host) -> None:
+    def __init__(self, endpoint: Endpoint[Any], state: AppState) -> None:
         self._endpoint = endpoint
-        self._host = host
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        service = self._host.service
+        """Answer one request; stop the work on it when the client disconnects."""
+        limits = self._state.service.limits
         try:
-            data = await read_json(Request(scope, receive), service.limits)
+            data = await read_json(Request(scope, receive), limits)
         except ClientDisconnect:
             return
-        asked = read_fields(self._endpoint.fields, data)
-        stream = _Stream(send)
-        work = asyncio.ensure_future(self._answer(asked, scope, receive, stream))
-        gone = asyncio.ensure_future(until_gone(receive))
+        body = validate_request(self._endpoint.request, data)
+        response = _ResponseSender(send)
+        work = asyncio.ensure_future(self._answer(body, scope, receive, response))
+        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
-            # The call itself ends with an error after the limit; this is for a client that does not read its answer.
-            longest = service.limits.seconds + SECONDS_TO_SEND
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED, timeout=longest)
+            # `OutputStream` enforces the limit; this timeout is for a client that does not read its answer.
+            timeout = limits.seconds + SECONDS_TO_SEND
+            await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED, timeout=timeout)
             if work.done():
                 work.result()
-            elif gone.done():
-                self._host.calls.metrics.disconnects.inc()
-            elif not stream.is_started:
-                raise too_long(service.limits.seconds)
+            elif disconnect.done():
+                self._state.async_engine.metrics.disconnects.inc()
+            elif not response.is_started:
+                raise answer_timeout(limits.seconds)
         finally:
-            for task in (work, gone):
+            for task in (work, disconnect):
                 task.cancel()
-            # What the work holds in the engine is let go of before the request is over.
-            await asyncio.gather(work, gone, return_exceptions=True)
+            # Wait until the cancelled work has aborted its prompts in the engine.
+            await asyncio.gather(work, disconnect, return_exceptions=True)
 
-    async def _answer(self, asked: Any, scope: Scope, receive: Receive, stream: _Stream) -> None:
-        reply = await self._endpoint.answer(self._host, asked)
-        if isinstance(reply, BaseModel):
-            response = Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
-            await response(scope, receive, stream.send)
+    async def _answer(self, body: Any, scope: Scope, receive: Receive, response: _ResponseSender) -> None:
+        answer = await self._endpoint.handler(self._state, body)
+        if isinstance(answer, BaseModel):
+            whole = Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+            await whole(scope, receive, response.send)
         else:
-            await stream.send_events(reply)
+            await response.send_events(answer)
 
 
-async def until_gone(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client closes the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-class _Stream:
-    """An answer on its way to the client."""
+class _ResponseSender:
+    """Sends a response, and knows whether it has started."""
 
     def __init__(self, send: Send) -> None:
         self.is_started = False
@@ -122,20 +130,20 @@ class _Stream:
         self.is_started = True
         await self._send(message)
 
-    async def send_events(self, events: Events) -> None:
-        """Send server-sent events; an error before the first is an answer of its own, a later one the last event."""
+    async def send_events(self, batches: EventBatches) -> None:
+        """Send server-sent events. An error before the first event is a response of its own, later the last event."""
         last = b"data: [DONE]\n\n"
-        async with contextlib.aclosing(events):
+        async with contextlib.aclosing(batches):
             try:
-                async for models in events:
+                async for events in batches:
                     if not self.is_started:
                         await self.send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
-                    body = b"".join(map(_event, models))
+                    body = b"".join(map(_event, events))
                     await self._send({"type": "http.response.body", "body": body, "more_body": True})
             except ApiError as error:
                 if not self.is_started:
                     raise
-                last = _event(error.reply)
+                last = _event(error.body)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
 

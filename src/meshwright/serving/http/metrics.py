@@ -1,4 +1,4 @@
-"""The numbers of a server in Prometheus' text form."""
+"""Prometheus metrics of a server: HTTP counters, latency histograms, and the engine's own counters."""
 
 from __future__ import annotations
 
@@ -8,106 +8,119 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from meshwright.serving.pace import Means
+from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.stats import Stats
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of Prometheus' text format."""
+
 FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
-"""Upper ends of the histogram of times to first tokens."""
+"""Bucket bounds of the time to first token."""
 
 TOKEN_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
-"""Upper ends of the histogram of times from token to token."""
+"""Bucket bounds of the time per output token."""
 
 GAUGES = {
-    "queued": "Requests that wait for the batch",
+    "queued": "Requests waiting in the queue",
     "running": "Requests in the batch",
     "num_pages": "Pages of the KV cache",
-    "used_pages": "Pages of the KV cache that requests or the prefix cache need",
+    "used_pages": "Pages of the KV cache used by requests or the prefix cache",
 }
 COUNTERS = {
-    "computed_tokens": "Tokens of prompts that were computed",
-    "prefix_hit_tokens": "Tokens of prompts that were in the prefix cache",
-    "generated_tokens": "Tokens made",
-    "preemptions": "Times a request lost its pages to others",
+    "computed_tokens": "Prompt tokens that were computed",
+    "prefix_hit_tokens": "Prompt tokens that were in the prefix cache",
+    "generated_tokens": "Generated tokens",
+    "preemptions": "Preemptions: times a request lost its pages to others",
     "num_steps": "Device steps",
 }
-MEANS = {
-    "step_seconds": "Mean time of a step of decoding that nothing came between",
-    "batch": "Mean texts of such a step",
-    "cache_bytes": "Mean bytes of their pages, over all devices",
-    "first_token_seconds": "Mean time from a request to its first token; the predicted one waits for nothing",
+MEAN_GAUGES = {
+    "step_seconds": "Mean time of a decode step not interrupted by prefill",
+    "batch": "Mean number of sequences in such a step",
+    "cache_bytes": "Mean bytes of their KV cache pages, over all devices",
+    "first_token_seconds": "Mean time to first token; the predicted one has no time in the queue",
 }
-"""The fields of `Means`: each a gauge of two samples, measured, and predicted for texts as long as those measured."""
+"""The fields of `StepMeans`: each is a gauge with two samples, `origin="measured"` and `origin="predicted"`."""
 
 
 class Metrics:
-    """What a server counts. The registry is its own: several servers of one process do not share numbers."""
+    """The metrics of one server, in a registry of its own: several servers in a process do not share counters.
+
+    Args:
+        stats: the engine's counters.
+        means: measured and predicted means of the decode step; None until there are any.
+    """
 
     def __init__(
         self,
         stats: Callable[[], Stats] | None,
-        means: Callable[[], tuple[Means, Means] | None] | None,
+        means: Callable[[], tuple[StepMeans, StepMeans] | None] | None,
     ) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "meshwright_http_requests", "Answers by endpoint and status", ("endpoint", "status"), registry=self.registry
+            "meshwright_http_requests",
+            "Responses by endpoint and status",
+            ("endpoint", "status"),
+            registry=self.registry,
         )
         self.disconnects = Counter(
-            "meshwright_http_disconnects", "Requests whose client went away", registry=self.registry
+            "meshwright_http_disconnects", "Requests whose client disconnected", registry=self.registry
         )
         self.prompt_tokens = Counter(
-            "meshwright_prompt_tokens", "Tokens of the prompts that were answered", registry=self.registry
+            "meshwright_prompt_tokens", "Prompt tokens of answered requests", registry=self.registry
         )
-        self.text_tokens = Counter("meshwright_text_tokens", "Tokens of the texts answered", registry=self.registry)
-        self._first = Histogram(
+        self.completion_tokens = Counter(
+            "meshwright_text_tokens", "Generated tokens of answered requests", registry=self.registry
+        )
+        self._time_to_first_token = Histogram(
             "meshwright_first_token_seconds",
-            "Time from a request to its first token",
+            "Time to first token",
             buckets=FIRST_TOKEN_SECONDS,
             registry=self.registry,
         )
-        self._token = Histogram(
+        self._time_per_token = Histogram(
             "meshwright_token_seconds",
-            "Time from token to token, the mean of each text",
+            "Time per output token after the first, a mean for each completion",
             buckets=TOKEN_SECONDS,
             registry=self.registry,
         )
         if stats is not None:
-            self.registry.register(_OfEngine(stats))
+            self.registry.register(_EngineCollector(stats))
         if means is not None:
-            self.registry.register(_OfPlan(means))
+            self.registry.register(_MeansCollector(means))
 
-    def observe_text(self, *, first_seconds: float | None, token_seconds: float | None) -> None:
-        """Take the times of a text that has ended; None of one with no token, or with no second one."""
-        if first_seconds is not None:
-            self._first.observe(first_seconds)
+    def observe_completion(self, *, first_token_seconds: float | None, token_seconds: float | None) -> None:
+        """Record the latencies of a complete completion; None without a first, or a second, token."""
+        if first_token_seconds is not None:
+            self._time_to_first_token.observe(first_token_seconds)
         if token_seconds is not None:
-            self._token.observe(token_seconds)
+            self._time_per_token.observe(token_seconds)
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class _OfEngine(Collector):
-    """The engine's own numbers, read when they are asked for."""
+class _EngineCollector(Collector):
+    """Collects the engine's counters at each scrape."""
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
         self._stats = stats
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # Else the registry would ask an engine that may not be there yet.
+        return ()  # Without it the registry would collect now, before the engine exists.
 
     def collect(self) -> Iterable[Metric]:
         stats = self._stats()
-        for name, what in GAUGES.items():
-            yield GaugeMetricFamily(f"meshwright_{name}", what, value=getattr(stats, name))
-        for name, what in COUNTERS.items():
-            yield CounterMetricFamily(f"meshwright_{name}", what, value=getattr(stats, name))
+        for name, description in GAUGES.items():
+            yield GaugeMetricFamily(f"meshwright_{name}", description, value=getattr(stats, name))
+        for name, description in COUNTERS.items():
+            yield CounterMetricFamily(f"meshwright_{name}", description, value=getattr(stats, name))
 
 
-class _OfPlan(Collector):
-    """What is measured of the engine's steps beside what is planned; nothing before there is anything to compare."""
+class _MeansCollector(Collector):
+    """Collects measured and predicted means at each scrape; nothing before the first decode step."""
 
-    def __init__(self, means: Callable[[], tuple[Means, Means] | None]) -> None:
+    def __init__(self, means: Callable[[], tuple[StepMeans, StepMeans] | None]) -> None:
         self._means = means
 
     def describe(self) -> Iterable[Metric]:
@@ -116,9 +129,9 @@ class _OfPlan(Collector):
     def collect(self) -> Iterable[Metric]:
         if (both := self._means()) is None:
             return
-        measured, planned = both
-        for name, what in MEANS.items():
-            gauge = GaugeMetricFamily(f"meshwright_mean_{name}", what, labels=["origin"])
-            gauge.add_metric(["predicted"], getattr(planned, name))
+        measured, predicted = both
+        for name, description in MEAN_GAUGES.items():
+            gauge = GaugeMetricFamily(f"meshwright_mean_{name}", description, labels=["origin"])
+            gauge.add_metric(["predicted"], getattr(predicted, name))
             gauge.add_metric(["measured"], getattr(measured, name))
             yield gauge

@@ -1,4 +1,4 @@
-"""The document of the API in OpenAPI 3.1, from the same models that read requests and write answers."""
+"""The OpenAPI 3.1 document of a server, generated from the pydantic models of its endpoints."""
 
 from __future__ import annotations
 
@@ -9,68 +9,72 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from meshwright.serving.http.endpoint import Endpoint
-from meshwright.serving.http.errors import ErrorReply
+from meshwright.serving.http.errors import ErrorResponse
 from meshwright.serving.http.service import Service
 
-REFUSALS = {
-    "400": "A field or a body that is not what it has to be",
-    "401": "No API key of this server",
-    "404": "Another model, or no such endpoint",
-    "408": "A body or an answer that took too long",
-    "413": "A body that is too long",
-    "415": "A body that is not said to be JSON",
-    "429": "The queue is full; Retry-After says when to ask again",
-    "431": "Headers that are too long",
-    "500": "A fault of the server",
+ERRORS = {
+    "400": "An invalid field or body",
+    "401": "No valid API key",
+    "404": "Another model, or an unknown path",
+    "408": "The body or the answer exceeded its time limit",
+    "413": "The body is too large",
+    "415": "The content type is not application/json",
+    "429": "The queue is full; retry after the time in Retry-After",
+    "431": "The headers are too large",
+    "500": "Internal server error",
     "503": "Not ready yet, or shutting down",
 }
 
-PLAIN = {
-    "/health": "Whether the process lives",
-    "/ready": "Whether requests are taken: 503 until then, and while the server shuts down",
-    "/metrics": "Numbers in Prometheus' text form",
-    "/": "A page to chat on",
+TEXT_PATHS = {
+    "/health": "Liveness probe",
+    "/ready": "Readiness probe: 503 until the model is compiled, and while the server shuts down",
+    "/metrics": "Metrics in Prometheus' text format",
+    "/": "The chat page",
 }
-"""What is asked for by GET and answers text."""
+"""Paths of GET requests that are answered with text."""
 
 
-def document(
-    service: Service, endpoints: Sequence[Endpoint], lists: dict[str, tuple[str, type[BaseModel]]]
+def openapi_document(
+    service: Service, endpoints: Sequence[Endpoint], json_paths: dict[str, tuple[str, type[BaseModel]]]
 ) -> dict[str, Any]:
-    """The document.
+    """Generate the document.
 
     Args:
-        endpoints: that read JSON. lists: by path, what is asked for by GET: what it is, and the model of its answer.
+        service: the server, for its name and whether it needs API keys.
+        endpoints: the POST endpoints.
+        json_paths: GET requests that are answered with JSON: by path, the summary and the model of the response.
     """
-    replies: list[type[BaseModel]] = [ErrorReply, *(reply for _, reply in lists.values())]
-    replies += [reply for endpoint in endpoints for reply in (endpoint.reply, endpoint.event) if reply]
-    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(endpoint.fields, "validation") for endpoint in endpoints]
-    kinds.extend((reply, "serialization") for reply in replies)
+    responses: list[type[BaseModel]] = [ErrorResponse, *(response for _, response in json_paths.values())]
+    responses += [model for endpoint in endpoints for model in (endpoint.response, endpoint.chunk) if model]
+    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(endpoint.request, "validation") for endpoint in endpoints]
+    kinds.extend((response, "serialization") for response in responses)
     references, schemas = models_json_schema(kinds, ref_template="#/components/schemas/{model}")
-    refusals = {
-        status: {"description": what, "content": _json(references[ErrorReply, "serialization"])}
-        for status, what in REFUSALS.items()
+    errors = {
+        status: {"description": summary, "content": _json(references[ErrorResponse, "serialization"])}
+        for status, summary in ERRORS.items()
     }
-    paths: dict[str, Any] = {path: {"get": _operation(what, {"text/plain": {}}, {})} for path, what in PLAIN.items()}
-    for path, (what, reply) in lists.items():
-        operation = _operation(what, _json(references[reply, "serialization"]), refusals)
+    paths: dict[str, Any] = {
+        path: {"get": _operation(summary, {"text/plain": {}}, {})} for path, summary in TEXT_PATHS.items()
+    }
+    for path, (summary, response) in json_paths.items():
+        operation = _operation(summary, _json(references[response, "serialization"]), errors)
         if "{name}" in path:
             name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
             operation["parameters"] = [name]
         paths[path] = {"get": operation}
     for endpoint in endpoints:
-        content = _json(references[endpoint.reply, "serialization"])
-        if endpoint.event is not None:
-            content["text/event-stream"] = {"schema": references[endpoint.event, "serialization"]}
-        body = {"required": True, "content": _json(references[endpoint.fields, "validation"])}
-        paths[endpoint.path] = {"post": _operation(endpoint.what, content, refusals) | {"requestBody": body}}
+        content = _json(references[endpoint.response, "serialization"])
+        if endpoint.chunk is not None:
+            content["text/event-stream"] = {"schema": references[endpoint.chunk, "serialization"]}
+        body = {"required": True, "content": _json(references[endpoint.request, "validation"])}
+        paths[endpoint.path] = {"post": _operation(endpoint.summary, content, errors) | {"requestBody": body}}
     security = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}} if service.api_keys else {}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": f"{service.model}, served by meshwright",
             "version": "1",
-            "description": "A field that is null is as one that is left out; one that is unknown is an error.",
+            "description": "A field that is null counts as left out; an unknown field is an error.",
         },
         "paths": paths,
         "components": {"schemas": schemas["$defs"], **security},
@@ -78,8 +82,8 @@ def document(
     }
 
 
-def _operation(what: str, content: dict[str, Any], refusals: dict[str, Any]) -> dict[str, Any]:
-    return {"summary": what, "responses": {"200": {"description": what, "content": content}, **refusals}}
+def _operation(summary: str, content: dict[str, Any], errors: dict[str, Any]) -> dict[str, Any]:
+    return {"summary": summary, "responses": {"200": {"description": summary, "content": content}, **errors}}
 
 
 def _json(schema: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What every endpoint needs: the engine, the tokenizer, the model's name, limits, and whether requests are taken."""
+"""The state of a server that its endpoints read: limits, API keys, readiness, the engine and its tokenizer."""
 
 from __future__ import annotations
 
@@ -7,27 +7,70 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from meshwright.errors import MeshwrightError
+from meshwright.field_types import check_fields
+from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.http.limits import Limits
-from meshwright.serving.pace import Means
-from meshwright.serving.request import Serves
+from meshwright.serving.request import EngineClient
 from meshwright.serving.stats import Stats
 from meshwright.text import Tokenizer
 
 LONG_TEXT = 16_384
-"""Characters from which a text is tokenized beside the event loop: shorter ones take less than a few milliseconds."""
+"""Texts of more characters are tokenized in a thread, not on the event loop; shorter ones take a few milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of one HTTP request. The limit of the queue belongs to the engine.
+
+    Args:
+        body_bytes: size of the body.
+        body_seconds: time until the body is complete.
+        head_bytes: size of the request line and headers.
+        head_seconds: time until the headers are complete.
+        seconds: time until the answer is complete.
+        unread_seconds: time during which the client reads nothing of its answer.
+        prompts: prompts in one request.
+        prompts_at_once: prompts of one request that the engine holds at the same time.
+        choices: completions per prompt (`n`).
+        max_tokens: tokens of each completion; None for what the model's context leaves.
+        stop_strings: stop strings in one request.
+        stop_characters: length of a stop string.
+    """
+
+    body_bytes: int = 4 << 20
+    body_seconds: float = 30.0
+    head_bytes: int = 32 << 10
+    head_seconds: float = 10.0
+    seconds: float = 600.0
+    unread_seconds: float = 60.0
+    prompts: int = 1024
+    prompts_at_once: int = 128
+    choices: int = 16
+    max_tokens: int | None = None
+    stop_strings: int = 16
+    stop_characters: int = 256
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, value in vars(self).items():
+            if value is not None and not value > 0:
+                raise MeshwrightError(f"the limit {name} is {value}; it must be above 0")
 
 
 @dataclass(kw_only=True)
 class ServerState:
-    """Whom a server lets in, and whether it takes requests.
+    """Access and lifecycle of a server, read by its middleware; a front before replicas has one too.
 
     Args:
-        api_keys: of which a request has one; with none, all requests are answered.
-        cors_origins: pages of these origins may call; "*" for all.
-        is_ready: whether requests are taken. is_draining: whether the server is shutting down.
-        failure: what ended it. on_stop: ends the server; set by it as it begins.
-        num_active: requests that have been let in and are not answered yet.
+        limits: limits of one request.
+        api_keys: keys of which a request needs one; empty to answer all requests.
+        cors_origins: origins whose pages may call the server (CORS); "*" for all.
+        is_ready: whether requests are accepted.
+        is_draining: whether the server is shutting down.
+        num_active: accepted requests that have no complete answer yet.
+        failure: the error that ended the server.
+        on_stop: shuts the server down; set by `HttpServer`.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -40,7 +83,7 @@ class ServerState:
     on_stop: Callable[[], None] = lambda: None
 
     def fail(self, error: Exception) -> None:
-        """End the server with an error, as an engine does that cannot go on; from any thread."""
+        """Shut the server down because of an error that the engine does not recover from. Thread-safe."""
         self.failure = self.failure or error
         self.is_ready = False
         self.on_stop()
@@ -48,46 +91,57 @@ class ServerState:
 
 @dataclass(kw_only=True)
 class Service(ServerState):
-    """An engine and what its HTTP says of it.
+    """A server of one engine.
 
     Args:
-        model: the name clients call it by. tokenizer: None for a model that takes and makes tokens only.
-        context: the most tokens of a prompt and its text together.
-        stats: the engine's numbers for `/metrics`. means: those measured and those planned, likewise.
+        engine: the engine that answers.
+        model: the name by which clients request the model.
+        context: the maximum number of tokens of a prompt and its completion together.
+        tokenizer: None for a model whose prompts and completions are token ids only.
+        stats: the engine's counters, for `/metrics`.
+        means: measured and predicted means of the decode step, for `/metrics`.
+        created: the time of the start, in seconds since 1970.
     """
 
-    engine: Serves
+    engine: EngineClient
     model: str
     context: int
     tokenizer: Tokenizer | None = None
     stats: Callable[[], Stats] | None = None
-    means: Callable[[], tuple[Means, Means] | None] | None = None
+    means: Callable[[], tuple[StepMeans, StepMeans] | None] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """The tokens that end a text of this model."""
+        """The model's end-of-sequence tokens."""
         return self.tokenizer.stop_tokens if self.tokenizer else ()
 
-    def needs_tokenizer(self, what: str) -> Tokenizer:
+    def require_tokenizer(self, purpose: str) -> Tokenizer:
         """The tokenizer.
 
         Raises:
-            ApiError: there is none, which `what` needs.
+            ApiError: the model has none. purpose: what needs it, for the message.
         """
         if self.tokenizer is None:
-            raise ApiError(f"{self.model} has no tokenizer, which {what}; give the prompt as tokens")
+            raise ApiError(f"{self.model} has no tokenizer, and {purpose} needs one; give the prompt as token ids")
         return self.tokenizer
 
     def check_model(self, name: str | None) -> None:
-        """Raise where a request is for another model."""
+        """Raise 404 for a request for another model."""
         if name is not None and name != self.model:
-            message = f"there is no model {name[:100]!r} here; it is {self.model!r}"
+            message = f"there is no model {name[:100]!r} on this server; its model is {self.model!r}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
 
+    def check_num_prompts(self, param: str, count: int) -> None:
+        """Raise if the field `param` of a request has more prompts than the limit."""
+        if count > self.limits.prompts:
+            raise ApiError(
+                f"{param} has {count} prompts; this server accepts at most {self.limits.prompts}", param=param
+            )
+
     async def tokens(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text."""
-        tokenizer = self.needs_tokenizer("reads text")
+        """Tokenize a text."""
+        tokenizer = self.require_tokenizer("a prompt of text")
         if len(text) <= LONG_TEXT:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)

@@ -1,1 +1,1 @@
-"""Load on a server: requests at a rate or a concurrency over OpenAI's completions, and what their answers took."""
+"""A load generator for servers with OpenAI's completions API, and its latency and throughput figures."""

@@ -1,4 +1,4 @@
-"""Requests to a server as clients send them, and when each part of an answer came."""
+"""Send streaming requests at a rate or a concurrency, and record when each part of an answer arrives."""
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ import httpx
 from meshwright.errors import MeshwrightError
 from meshwright.serving.load.requests import LoadRequest
 
-MOST_REASON = 300
-"""The characters of a server's reason that are kept."""
+MAX_REASON = 300
+"""The characters that are kept of a server's error message."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server. model: what it is asked for. timeout_seconds: the longest wait for the next part of an answer."""
+    """The server to measure.
+
+    Args:
+        url: its address, without /v1.
+        model: the model to request.
+        api_key: its API key, if it requires one.
+        timeout_seconds: the maximum time between parts of an answer.
+    """
 
     url: str
     model: str
@@ -33,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Load:
-    """How requests come: `rate` a second at random (a Poisson process), or always `concurrency` at once."""
+    """The arrival of requests: a Poisson process of `rate` per second, or `concurrency` at all times."""
 
     rate: float | None = None
     concurrency: int | None = None
@@ -44,13 +51,17 @@ class Load:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request took.
+    """The timing and result of one request. Times are in seconds from the start of the load.
 
     Args:
-        begin: when it was sent, in seconds from the first one. late_seconds: how much later than its rate has it.
-        end: when its last part came. arrivals: when each part with tokens did.
-        prompt_tokens, output_tokens: as the server counts them; where it does not, of the output its parts.
-        error: the kind of failure; empty for a whole answer. reason: what the server says of it.
+        begin: when it was sent.
+        end: when its last part arrived.
+        arrivals: when each part with tokens arrived.
+        prompt_tokens: tokens of the prompt, as the server counts them.
+        output_tokens: tokens of the answer, as the server counts them, or else its parts.
+        error: the kind of failure; empty for a complete answer.
+        reason: the server's error message.
+        late_seconds: how much later than scheduled it was sent.
     """
 
     begin: float
@@ -64,22 +75,22 @@ class Answer:
 
 
 def find_model(url: str, api_key: str | None, timeout_seconds: float) -> str:
-    """The first model that a server has.
+    """The first model in a server's `/v1/models`.
 
     Raises:
-        MeshwrightError: nobody answers, or no server of this kind.
+        MeshwrightError: no server answers, or it has no list of models.
     """
     try:
         response = httpx.get(f"{url}/v1/models", headers=_headers(api_key), timeout=timeout_seconds)
         response.raise_for_status()
         return response.json()["data"][0]["id"]
     except httpx.HTTPStatusError as error:
-        hint = "; set OPENAI_API_KEY to a key of it" if error.response.status_code == 401 else ""
+        hint = "; set OPENAI_API_KEY to one of its API keys" if error.response.status_code == 401 else ""
         raise MeshwrightError(f"{url}/v1/models answers with status {error.response.status_code}{hint}") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise MeshwrightError(f"no server answers at {url}: {error or type(error).__name__}") from None
     except (ValueError, LookupError, TypeError):
-        raise MeshwrightError(f"{url}/v1/models has no list of models; --model NAME says which to ask for") from None
+        raise MeshwrightError(f"{url}/v1/models returns no list of models; name the model with --model") from None
 
 
 def drive(
@@ -89,7 +100,17 @@ def drive(
     *,
     seed: int,
 ) -> list[Answer]:
-    """Send all requests, at times from a seed, and wait for their answers; answers are in the order of their ends."""
+    """Send all requests and wait for their answers.
+
+    Args:
+        target: the server.
+        requests: the requests, in the order in which they are sent.
+        load: their arrival.
+        seed: of the random arrival times.
+
+    Returns:
+        The answers, in the order in which they ended.
+    """
     return asyncio.run(_drive(target, requests, load, seed))
 
 
@@ -110,20 +131,20 @@ async def _drive(target: Target, requests: Sequence[LoadRequest], load: Load, se
                     await asyncio.sleep(due - (time.perf_counter() - start))
                     group.create_task(answer(request, due))
         else:
-            waiting = iter(requests)
+            remaining = iter(requests)
 
-            async def one_after_the_other() -> None:
-                for request in waiting:
+            async def worker() -> None:
+                for request in remaining:
                     await answer(request)
 
             async with asyncio.TaskGroup() as group:
                 for _ in range(load.concurrency or 1):
-                    group.create_task(one_after_the_other())
+                    group.create_task(worker())
     return answers
 
 
 def _arrivals(rate: float, seed: int) -> Iterator[float]:
-    """When requests come: the gaps of a Poisson process are exponential."""
+    """The arrival times of a Poisson process, whose gaps are exponential."""
     rng, at = Random(seed), 0.0
     while True:
         yield at
@@ -133,7 +154,7 @@ def _arrivals(rate: float, seed: int) -> Iterator[float]:
 async def _answer(
     client: httpx.AsyncClient, target: Target, request: LoadRequest, start: float, due: float | None
 ) -> Answer:
-    """Send a request and read its stream; a failure is an answer too."""
+    """Send a request and read its stream; a failure is recorded as an answer too."""
     body: dict[str, Any] = {
         "model": target.model,
         "prompt": request.prompt,
@@ -142,7 +163,7 @@ async def _answer(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if request.is_drawn:
+    if request.is_random:
         body["ignore_eos"] = True  # Not OpenAI's; vLLM, SGLang and meshwright have it.
     begin = time.perf_counter() - start
     arrivals: list[float] = []
@@ -164,7 +185,7 @@ async def _answer(
                     error, reason = "error in the stream", text
                     break
                 usage.update({name: count for name, count in (data.get("usage") or {}).items() if type(count) is int})
-                # Tokens may have no text, as special ones; a last part may have no token.
+                # A part without text counts too (special tokens), unless it is the last, which may have no token.
                 if any(choice.get("text") or not choice.get("finish_reason") for choice in data.get("choices", ())):
                     arrivals.append(time.perf_counter() - start)
     except httpx.HTTPStatusError:
@@ -190,10 +211,10 @@ async def _answer(
 
 
 def _message(text: str) -> str:
-    """The message in an error of OpenAI's form, else its text, in one line."""
+    """The message of an error in OpenAI's format, or else its text, in one line."""
     with suppress(ValueError, LookupError, TypeError):
         text = str(json.loads(text)["error"]["message"])
-    return " ".join(text.split())[:MOST_REASON]
+    return " ".join(text.split())[:MAX_REASON]
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

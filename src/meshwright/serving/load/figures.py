@@ -1,4 +1,4 @@
-"""What the answers of a load say of a server: latencies, throughput, and what was in time."""
+"""Latency percentiles, throughput and goodput of a load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from meshwright.units import parse_number
 PERCENTILES = (50, 90, 99)
 
 MEASURES = ("ttft", "tpot", "itl", "e2e")
-"""Seconds to the first token, from token to token on average over an answer, from part to part, and to the end."""
+"""Latencies in seconds: time to first token, time per output token (a mean per answer), inter-token latency, and
+end to end."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,19 @@ class LoadFigures:
     """Figures of one load.
 
     Args:
-        seconds: from the first request to the end of the last answer.
-        errors: how often each kind of failure came. reasons: what the server said of the first of each kind, if it did.
-        latencies: for each of `MEASURES` its mean and percentiles, as {"mean": …, "p50": …}; empty without answers.
-        goodput: the answers a second within every limit of `slo`, seconds by measure; None without limits.
-        late_seconds: the 99th percentile of how much later than their rate requests were sent: if it is much, the
-            client and not the server is what was measured.
+        load: the arrival of its requests.
+        num_requests: requests that were sent.
+        num_answered: complete answers.
+        errors: the number of failures of each kind.
+        reasons: the server's first error message of each kind, if it had one.
+        seconds: the time from the first request to the end of the last answer.
+        prompt_tokens: tokens of the prompts of complete answers.
+        output_tokens: tokens of complete answers.
+        latencies: the mean and percentiles of each of `MEASURES`, as {"mean": …, "p50": …}; without values, no entry.
+        slo: the latency limits, in seconds by measure.
+        goodput: answers a second that keep every limit of `slo`; None without limits.
+        late_seconds: the 99th percentile of how much later than scheduled requests were sent. If it is large, the
+            client was the bottleneck and not the server.
     """
 
     load: Load
@@ -47,38 +55,39 @@ class LoadFigures:
 
     @property
     def requests_per_second(self) -> float:
-        """Whole answers a second."""
+        """Complete answers a second."""
         return self.num_answered / self.seconds
 
     @property
     def output_tokens_per_second(self) -> float:
-        """Tokens of whole answers a second."""
+        """Tokens of complete answers a second."""
         return self.output_tokens / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as plain data."""
+        """The figures as JSON data."""
         rates = {"requests": self.requests_per_second, "output_tokens": self.output_tokens_per_second}
         return asdict(self) | {f"{name}_per_second": rate for name, rate in rates.items()}
 
 
 def load_figures(load: Load, answers: Sequence[Answer], slo: Mapping[str, float]) -> LoadFigures:
-    """The figures of a load's answers."""
-    whole = [answer for answer in answers if not answer.error]
-    values = {measure: [value for answer in whole for value in _values(answer, measure)] for measure in MEASURES}
+    """Compute the figures of a load. slo: latency limits in seconds, by measure."""
+    complete = [answer for answer in answers if not answer.error]
+    values = {measure: [value for answer in complete for value in _values(answer, measure)] for measure in MEASURES}
     seconds = max(answer.end for answer in answers) - min(answer.begin for answer in answers)
     in_time = sum(
-        all(value <= limit for measure, limit in slo.items() for value in _values(answer, measure)) for answer in whole
+        all(value <= limit for measure, limit in slo.items() for value in _values(answer, measure))
+        for answer in complete
     )
     return LoadFigures(
         load=load,
         num_requests=len(answers),
-        num_answered=len(whole),
+        num_answered=len(complete),
         errors=dict(Counter(answer.error for answer in answers if answer.error).most_common()),
         reasons={answer.error: answer.reason for answer in reversed(answers) if answer.reason},
         seconds=seconds,
-        prompt_tokens=sum(answer.prompt_tokens for answer in whole),
-        output_tokens=sum(answer.output_tokens for answer in whole),
-        latencies={measure: _spread(found) for measure, found in values.items() if found},
+        prompt_tokens=sum(answer.prompt_tokens for answer in complete),
+        output_tokens=sum(answer.output_tokens for answer in complete),
+        latencies={measure: _summary(series) for measure, series in values.items() if series},
         slo=dict(slo),
         goodput=in_time / seconds if slo else None,
         late_seconds=float(np.percentile([answer.late_seconds for answer in answers], 99)),
@@ -86,22 +95,22 @@ def load_figures(load: Load, answers: Sequence[Answer], slo: Mapping[str, float]
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """Limits in seconds by measure, from `ttft=0.5,tpot=0.05`."""
-    found: dict[str, float] = {}
+    """Parse latency limits, as `ttft=0.5,tpot=0.05`: seconds by measure."""
+    limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
         limit = parse_number(value) if value else 0.0
-        if name not in MEASURES or limit <= 0 or name in found:
+        if name not in MEASURES or limit <= 0 or name in limits:
             raise MeshwrightError(
-                f"--slo {text!r}: {part!r} is no limit; write each of {', '.join(MEASURES)} once at most, in seconds,"
+                f"--slo {text!r}: {part!r} is not a limit; give each of {', '.join(MEASURES)} at most once, in seconds,"
                 " as ttft=0.5,tpot=0.05"
             )
-        found[name] = limit
-    return found
+        limits[name] = limit
+    return limits
 
 
 def _values(answer: Answer, measure: str) -> Iterable[float]:
-    """An answer's values of a measure; none where it has too few tokens for one."""
+    """The values of a measure in one answer; none if it has too few tokens."""
     if measure == "e2e":
         return (answer.end - answer.begin,)
     if not answer.arrivals:
@@ -115,7 +124,7 @@ def _values(answer: Answer, measure: str) -> Iterable[float]:
     return np.diff(answer.arrivals).tolist()
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    """The mean and the percentiles of some values."""
+def _summary(values: Sequence[float]) -> dict[str, float]:
+    """The mean and percentiles of values."""
     percentiles = np.percentile(values, PERCENTILES).tolist()
     return {"mean": float(np.mean(values))} | {f"p{n}": v for n, v in zip(PERCENTILES, percentiles, strict=True)}

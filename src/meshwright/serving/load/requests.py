@@ -1,4 +1,4 @@
-"""The requests of a load: lengths as people's chats have them, from a seed, or prompts of a file."""
+"""The requests of a load: random prompts with ShareGPT's length distribution, or the prompts of a file."""
 
 from __future__ import annotations
 
@@ -11,42 +11,45 @@ from typing import Any, NamedTuple
 from meshwright.errors import MeshwrightError
 
 PROMPT_LEN, OUTPUT_LEN = (246.0, 547.0), (322.0, 244.0)
-"""Mean and standard deviation of the tokens of ShareGPT's prompts and answers, as NanoFlow's table of data sets gives
-them (Zhu et al., arXiv:2408.12757). Lengths are drawn from log-normal distributions with these; cut as below they are
-168 and 320 tokens on average, where vLLM's paper (Kwon et al., arXiv:2309.06180, figure 11) has 161 and 338."""
+"""Mean and standard deviation of the tokens of ShareGPT's prompts and answers, from NanoFlow's table of data sets (Zhu
+et al., arXiv:2408.12757). Lengths come from log-normal distributions with these. Within the limits below their means
+are 168 and 320 tokens; vLLM's paper (Kwon et al., arXiv:2309.06180, figure 11) has 161 and 338."""
 
-SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048
-"""Tokens of a prompt and of an answer at least, of a prompt and of both together at most: what is drawn beyond is drawn
-anew, as vLLM's benchmark leaves such conversations out."""
+MIN_LEN, MAX_PROMPT_LEN, MAX_LEN = 4, 1024, 2048
+"""Limits in tokens: of a prompt and of an answer at least, of a prompt and of both together at most. Lengths outside
+are sampled again, as vLLM's benchmark leaves such conversations out."""
 
 PROMPT_TOKENS = range(32, 96)
-"""The tokens that prompts are drawn from: any vocabulary has them, its special tokens mostly below or far above. As
-bytes they are ASCII's digits, capitals and signs."""
+"""The token ids of random prompts: in every vocabulary, and rarely special tokens. As bytes they are ASCII's digits,
+capitals and punctuation."""
 
 
 class LoadRequest(NamedTuple):
-    """One request. is_drawn: whether its length is, so that no token ends its answer before."""
+    """One request. is_random: of random tokens, so that its answer must not end before max_tokens."""
 
     prompt: str | list[int]
     max_tokens: int
-    is_drawn: bool
+    is_random: bool
 
 
-def draw_requests(
+def random_requests(
     count: int,
     seed: int,
     *,
-    max_len: int = LONGEST,
+    max_len: int = MAX_LEN,
     prompt_len: int | None = None,
     output_len: int | None = None,
     variant: int = 0,
 ) -> list[LoadRequest]:
-    """Requests of random tokens, with the lengths of ShareGPT's conversations.
+    """Requests of random tokens with ShareGPT's distribution of lengths.
 
     Args:
-        max_len: the most tokens of a prompt and its answer together. Below `LONGEST` all lengths shrink in proportion.
-        prompt_len, output_len: tokens of every prompt, of every answer; None for those of ShareGPT.
-        variant: another one has other tokens in prompts of the same lengths, so that no prefix is cached.
+        count: the number of requests.
+        seed: of lengths and tokens.
+        max_len: the maximum tokens of a prompt and its answer; below `MAX_LEN` all lengths shrink in proportion.
+        prompt_len: tokens of every prompt; None for ShareGPT's distribution.
+        output_len: tokens of every answer; None for ShareGPT's distribution.
+        variant: another variant has other tokens in prompts of the same lengths, so that no prefix is cached.
 
     Raises:
         MeshwrightError: lengths beyond max_len.
@@ -54,38 +57,39 @@ def draw_requests(
     least = (prompt_len or 1) + (output_len or 1)
     if least > max_len:
         raise MeshwrightError(f"a prompt and its answer have at least {least:,} tokens; --max-len is {max_len:,}")
-    rng, tokens, share = Random(seed), Random(f"{seed} {variant}"), min(1.0, max_len / LONGEST)
-    found: list[LoadRequest] = []
+    rng, tokens, share = Random(seed), Random(f"{seed} {variant}"), min(1.0, max_len / MAX_LEN)
+    requests: list[LoadRequest] = []
     for _ in range(count):
-        drawn_prompt, drawn_output = _lengths(rng)
-        prompt = prompt_len or max(1, min(int(drawn_prompt * share), max_len - (output_len or 1)))
-        output = output_len or max(1, min(int(drawn_output * share), max_len - prompt))
-        found.append(LoadRequest(tokens.choices(PROMPT_TOKENS, k=prompt), output, is_drawn=True))
-    return found
+        sampled_prompt, sampled_output = _lengths(rng)
+        prompt = prompt_len or max(1, min(int(sampled_prompt * share), max_len - (output_len or 1)))
+        output = output_len or max(1, min(int(sampled_output * share), max_len - prompt))
+        requests.append(LoadRequest(tokens.choices(PROMPT_TOKENS, k=prompt), output, is_random=True))
+    return requests
 
 
 def _lengths(rng: Random) -> tuple[int, int]:
-    """The tokens of a prompt and of its answer."""
+    """Random lengths of a prompt and its answer."""
     while True:
-        prompt, output = draw_length(rng, *PROMPT_LEN), draw_length(rng, *OUTPUT_LEN)
-        if SHORTEST <= prompt <= LONGEST_PROMPT and output >= SHORTEST and prompt + output <= LONGEST:
+        prompt, output = random_length(rng, *PROMPT_LEN), random_length(rng, *OUTPUT_LEN)
+        if MIN_LEN <= prompt <= MAX_PROMPT_LEN and output >= MIN_LEN and prompt + output <= MAX_LEN:
             return prompt, output
 
 
-def draw_length(rng: Random, mean: float, deviation: float) -> int:
-    """A length from the log-normal distribution of a mean and a standard deviation."""
+def random_length(rng: Random, mean: float, deviation: float) -> int:
+    """Sample from the log-normal distribution with this mean and standard deviation."""
     variance = math.log(1 + (deviation / mean) ** 2)
     return round(rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance)))
 
 
 def read_requests(path: Path, *, output_len: int) -> list[LoadRequest]:
-    """The requests of a file of JSON lines, each {"prompt": text or token ids, "max_tokens": number}.
+    """Read requests from JSON lines, each {"prompt": text or token ids, "max_tokens": number}.
 
     Args:
-        output_len: the most tokens of an answer whose line has no max_tokens.
+        path: the file.
+        output_len: max_tokens of lines without it.
 
     Raises:
-        MeshwrightError: a file that cannot be read, or a line that is no such object.
+        MeshwrightError: a file that cannot be read, or an invalid line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -93,22 +97,22 @@ def read_requests(path: Path, *, output_len: int) -> list[LoadRequest]:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise MeshwrightError(f"{path} is not UTF-8: {error}") from None
-    found = [_request(line, f"{path}, line {at}", output_len) for at, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    requests = [_request(line, f"{path}, line {at}", output_len) for at, line in enumerate(lines, 1) if line.strip()]
+    if not requests:
         raise MeshwrightError(f'{path} has no prompts; each line is {{"prompt": …, "max_tokens": …}}')
-    return found
+    return requests
 
 
-def _request(line: str, place: str, output_len: int) -> LoadRequest:
+def _request(line: str, location: str, output_len: int) -> LoadRequest:
     try:
         data = json.loads(line)
     except ValueError as error:
-        raise MeshwrightError(f"{place} is not JSON: {error}") from None
+        raise MeshwrightError(f"{location} is not JSON: {error}") from None
     prompt: Any = data.get("prompt") if isinstance(data, dict) else None
     is_tokens = isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt)
     if not prompt or not (is_tokens or isinstance(prompt, str)):
-        raise MeshwrightError(f"{place} has no prompt, a text or a list of token ids: {line[:60]}")
-    most = data.get("max_tokens", output_len)
-    if type(most) is not int or most < 1:
-        raise MeshwrightError(f"{place} has max_tokens {most!r}; it is a whole number from 1")
-    return LoadRequest(prompt, most, is_drawn=False)
+        raise MeshwrightError(f"{location} has no prompt (text or a list of token ids): {line[:60]}")
+    max_tokens = data.get("max_tokens", output_len)
+    if type(max_tokens) is not int or max_tokens < 1:
+        raise MeshwrightError(f"{location} has max_tokens {max_tokens!r}; it must be a whole number from 1")
+    return LoadRequest(prompt, max_tokens, is_random=False)

@@ -2,7 +2,7 @@
 
 from meshwright.training.data.batches import Batches, HeldOut
 from meshwright.training.data.config import DataConfig, RowKind
-from meshwright.training.data.opened import RunData, check_templates, open_data, usual_rows
+from meshwright.training.data.run_data import RunData, check_templates, default_rows, open_data
 from meshwright.training.data.stores import tokenize_sources
 from meshwright.training.data.texts import read_texts
 
@@ -17,8 +17,8 @@ __all__ = [
     "RowKind",
     "RunData",
     "check_templates",
+    "default_rows",
     "open_data",
     "read_texts",
     "tokenize_sources",
-    "usual_rows",
 ]

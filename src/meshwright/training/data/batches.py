@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
 from meshwright.training.data.mixture import Mixture
-from meshwright.training.data.opened import RunData
 from meshwright.training.data.rows import Rows, empty_row
+from meshwright.training.data.run_data import RunData
 
 AHEAD = 2
 """Batches that are read before they are wanted; as many are in memory."""
@@ -78,7 +78,7 @@ class Batches:
             for number, rows in enumerate(self._data.training)
             if (sources == number).any()
         }
-        found: dict[str, Any] = {
+        row: dict[str, Any] = {
             "sources": {
                 name: {"tokens": size.tokens, "epoch": round(epochs[name], 6)}
                 | ({} if size.documents is None else {"documents": size.documents})
@@ -91,7 +91,7 @@ class Batches:
             for rows in self._data.training
             if rows.notes or rows.name in self._data.bad
         }
-        return found | ({"bad_data": left_out} if left_out else {})
+        return row | ({"bad_data": left_out} if left_out else {})
 
     def sizes(self, steps: int) -> dict[str, dict[str, float]]:
         """By source, how many rows it has, and how many epochs of them so many steps read."""

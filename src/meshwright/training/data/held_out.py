@@ -44,7 +44,7 @@ class Part:
             for numbers in self.blocks():
                 file.write(numbers.tobytes())
 
-    def mapped(self, directory: Path) -> np.ndarray:
+    def open_numbers(self, directory: Path) -> np.ndarray:
         """The numbers that `write` wrote, mapped into memory."""
         return np.asarray(np.memmap(directory / "numbers", np.int64, "r"))
 

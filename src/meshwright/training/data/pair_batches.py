@@ -15,19 +15,19 @@ from meshwright.runtime import ShardingContext, token_order
 from meshwright.step import Strategy, Workload
 from meshwright.training.data.pairs import PairData, RunPairs
 
-LIVE = "of_reference"
+REFERENCE_BATCH = "of_reference"
 """What of a batch is for a reference that runs in the step: the same text as its mesh has it."""
 
 
-class Place(NamedTuple):
-    """Where rows lie: a mesh, its layout, and the order of tokens in it, None where they are in theirs."""
+class BatchPlacement(NamedTuple):
+    """Where the rows of a batch are stored: a mesh, its layout, the order of tokens (None: as in the text)."""
 
     mesh: Mesh
     layout: ShardingContext
     order: np.ndarray | None
 
     @classmethod
-    def of(cls, mesh: Mesh, layout: ShardingContext, seq_len: int, strategy: Strategy) -> Place:
+    def of(cls, mesh: Mesh, layout: ShardingContext, seq_len: int, strategy: Strategy) -> BatchPlacement:
         """The place of a step's batch."""
         return cls(mesh, layout, token_order(seq_len, layout, strategy))
 
@@ -36,15 +36,15 @@ class Place(NamedTuple):
 
         Each process makes the shards of its own devices.
         """
-        found = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
+        arrays = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
         if self.order is not None:
-            positions = np.broadcast_to(self.order.astype(np.int32), found["tokens"].shape)
-            found = {name: array[:, self.order] for name, array in found.items()} | {"positions": positions}
+            positions = np.broadcast_to(self.order.astype(np.int32), arrays["tokens"].shape)
+            arrays = {name: array[:, self.order] for name, array in arrays.items()} | {"positions": positions}
         sharding = NamedSharding(self.mesh, self.layout.spec("batch", "sequence"))
-        return {name: placed(array, sharding) for name, array in found.items()}
+        return {name: put_in_shards(array, sharding) for name, array in arrays.items()}
 
 
-def placed(array: np.ndarray, sharding: NamedSharding) -> Array:
+def put_in_shards(array: np.ndarray, sharding: NamedSharding) -> Array:
     """An array that each process has whole, in shards."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
@@ -63,8 +63,8 @@ class PairBatches:
         self,
         pairs: RunPairs,
         workload: Workload,
-        policy: Place,
-        reference: Place | None,
+        policy: BatchPlacement,
+        reference: BatchPlacement | None,
         *,
         log_probabilities: np.ndarray | None = None,
         seed: int,
@@ -92,12 +92,12 @@ class PairBatches:
     def __getitem__(self, step: int) -> Mapping[str, Any]:
         """The batch of a step, as `training.step.abstract_batch` has it.
 
-        Without `log_probabilities` it has what `LIVE` names in the place of `reference`.
+        Without `log_probabilities` it has what `REFERENCE_BATCH` names in the place of `reference`.
         """
         batch = self._of(self._training[np.asarray(self._numbers[step])])
         if self._seed is not None:
             draws = np.array([self._seed % 2**32, step], np.uint32)
-            batch["draws"] = placed(draws, NamedSharding(self._policy.mesh, PartitionSpec()))
+            batch["draws"] = put_in_shards(draws, NamedSharding(self._policy.mesh, PartitionSpec()))
         return batch
 
     @property
@@ -115,8 +115,8 @@ class PairBatches:
         batch: dict[str, Any] = self._policy.rows(tokens, weights)
         mesh, layout, _ = self._policy
         if self._reference is not None:
-            batch[LIVE] = self._reference.rows(tokens, weights)
+            batch[REFERENCE_BATCH] = self._reference.rows(tokens, weights)
         if self._log_probabilities is not None:
             rows = self._log_probabilities[numbers].reshape(-1)
-            batch["reference"] = placed(rows, NamedSharding(mesh, layout.spec("batch")))
+            batch["reference"] = put_in_shards(rows, NamedSharding(mesh, layout.spec("batch")))
         return batch

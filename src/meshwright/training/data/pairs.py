@@ -57,9 +57,9 @@ class PairData:
     @property
     def fingerprint(self) -> str:
         """A checksum of all rows: what is computed of them beforehand belongs to no others."""
-        found = hashlib.sha256(self.tokens.reshape(-1).data)
-        found.update(self.has_loss.reshape(-1).data)
-        return found.hexdigest()
+        checksum = hashlib.sha256(self.tokens.reshape(-1).data)
+        checksum.update(self.has_loss.reshape(-1).data)
+        return checksum.hexdigest()
 
     def describe(self) -> str:
         """What a user should know of them, in words; nothing where all are whole."""
@@ -94,7 +94,7 @@ def open_pairs(
     if evaluated:
         other = load_pairs(evaluated, tokenizer, workload, config.bad_data)
         parts = ((each.tokens, each.has_loss) for each in (data, other))
-        both = PairData(*_mapped(parts, workload.seq_len), data.counts)
+        both = PairData(*_map_to_files(parts, workload.seq_len), data.counts)
         return RunPairs(both, training, np.arange(len(data), len(both)), own)
     part, rest = split(len(data), config.held_out, ", ".join(config.sources))
     training, held = (np.concatenate([*each.blocks()]) if each else np.zeros(0, int) for each in (part, rest))
@@ -123,7 +123,7 @@ def load_pairs(
         )
     bad, counts, seq_len = BadData(rule), dict.fromkeys(KINDS, 0), workload.seq_len
     pairs = _fitting(_pairs(sources, tokenizer, workload.config.vocab, bad), seq_len, counts)
-    tokens, has_loss = _mapped((_rows(pair, seq_len) for pair in pairs), seq_len)
+    tokens, has_loss = _map_to_files((_rows(pair, seq_len) for pair in pairs), seq_len)
     if len(tokens) < workload.batch:
         raise MeshwrightError(
             f"{', '.join(sources)} has {len(tokens):,} pairs that fit rows of {workload.seq_len} tokens; a batch has"
@@ -132,7 +132,7 @@ def load_pairs(
     return PairData(tokens, has_loss, counts | dict(bad.counts))
 
 
-def _mapped(parts: Iterable[tuple[np.ndarray, np.ndarray]], seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+def _map_to_files(parts: Iterable[tuple[np.ndarray, np.ndarray]], seq_len: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens [n, 2, s + 1] and loss [n, 2, s] of parts of the pairs, one after another, mapped from files.
 
     The files have no name and are gone with the process. They are in the cache, because /tmp may itself be memory.
@@ -168,11 +168,11 @@ def _rows(pair: Pair, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
 def _pairs(sources: Sequence[str], tokenizer: Tokenizer | None, vocab: int, bad: BadData) -> Iterator[Pair]:
     """The pairs of all sources, one after another."""
     for name in sources:
-        found = find_source(name)
-        if isinstance(found, FileSource):
-            yield from _of_files(found, tokenizer, vocab, bad)
+        source = find_source(name)
+        if isinstance(source, FileSource):
+            yield from _of_files(source, tokenizer, vocab, bad)
             continue
-        store = PreferencePairs(TokenStore(found.directory))
+        store = PreferencePairs(TokenStore(source.directory))
         if (largest := max(shard.largest for shard in store.store.info.shards)) >= vocab:
             raise MeshwrightError(f"{name} has token {largest}, which is outside the vocabulary of {vocab:,}")
         yield from (store[number] for number in range(len(store)))

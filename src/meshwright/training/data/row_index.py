@@ -65,10 +65,10 @@ def write_row_index(
     count = long = lost = 0
     names = ["documents", "starts", "slots", *(["loss_counts"] if dataset.loss_counts is not None else [])]
     for block in documents:
-        found = pieces(dataset, block, seq_len)
+        parts = pieces(dataset, block, seq_len)
         for name in names:
-            _append(directory / name, getattr(found, name))
-        count, long, lost = count + len(found.slots), long + found.long, lost + found.lost
+            _append(directory / name, getattr(parts, name))
+        count, long, lost = count + len(parts.slots), long + parts.long, lost + parts.lost
     if not count:
         raise MeshwrightError(f"no document has loss in its first {seq_len:,} tokens")
     if seed is not None:
@@ -87,10 +87,10 @@ def read_row_index(directory: Path) -> RowIndex:
     try:
         info = json.loads((directory / "index.json").read_text())
         documents, starts, slots = (
-            _mapped(directory / name, info["pieces"]) for name in ("documents", "starts", "slots")
+            _map_file(directory / name, info["pieces"]) for name in ("documents", "starts", "slots")
         )
-        row_starts, tokens = (_mapped(directory / name, info["rows"] + 1) for name in ("row_starts", "tokens"))
-        losses = _mapped(directory / "losses", info["rows"] + 1) if (directory / "losses").is_file() else tokens
+        row_starts, tokens = (_map_file(directory / name, info["rows"] + 1) for name in ("row_starts", "tokens"))
+        losses = _map_file(directory / "losses", info["rows"] + 1) if (directory / "losses").is_file() else tokens
     except (OSError, ValueError, KeyError) as error:
         raise MeshwrightError(f"{directory} is damaged ({error}); delete it, and the run makes it anew") from None
     return RowIndex(documents, starts, slots, row_starts, tokens, losses, info["long"], info["lost"])
@@ -104,7 +104,7 @@ def _shuffle(paths: Iterable[Path], count: int, seed: int) -> None:
         order[start : start + BLOCK] = np.arange(start, min(start + BLOCK, count))
     np.random.default_rng(seed).shuffle(order)
     for path in paths:
-        before, partial = _mapped(path, count), path.with_suffix(".partial")
+        before, partial = _map_file(path, count), path.with_suffix(".partial")
         for start in range(0, count, BLOCK):
             _append(partial, before[order[start : start + BLOCK]])
         partial.replace(path)
@@ -113,10 +113,10 @@ def _shuffle(paths: Iterable[Path], count: int, seed: int) -> None:
 
 def _write_rows(directory: Path, count: int, seq_len: int, *, is_packed: bool) -> int:
     """Write where rows begin, and what is before each; the number of rows."""
-    slots = _mapped(directory / "slots", count)
+    slots = _map_file(directory / "slots", count)
     sums = {"tokens": slots}
     if (directory / "loss_counts").is_file():
-        sums["losses"] = _mapped(directory / "loss_counts", count)
+        sums["losses"] = _map_file(directory / "loss_counts", count)
     totals = dict.fromkeys(sums, 0)
     num_rows = 0
     for start in range(0, count, BLOCK):
@@ -139,6 +139,6 @@ def _append(path: Path, array: np.ndarray) -> None:
         file.write(array.astype(_DTYPES.get(path.stem, np.int64)).tobytes())
 
 
-def _mapped(path: Path, count: int) -> np.ndarray:
+def _map_file(path: Path, count: int) -> np.ndarray:
     # A view without the type of maps, whose every element would be made an array of its own first.
     return np.asarray(np.memmap(path, _DTYPES.get(path.stem, np.int64), "r", shape=(count,)))

@@ -57,14 +57,14 @@ class WindowRows:
     def read(self, row: int) -> Arrays:
         """`tokens` and `targets` [seq_len]."""
         start = int(self._windows[row]) * self._seq_len
-        stop, found = start + self._seq_len + 1, []
+        stop, pieces = start + self._seq_len + 1, []
         offsets = self._dataset.offsets
         document = int(np.searchsorted(offsets[1:], start, side="right"))
         while start < stop:
             begin, last = int(offsets[document]), min(stop, int(offsets[document + 1]))
-            found.append(self._dataset.read(document, start - begin, last - begin).tokens)
+            pieces.append(self._dataset.read(document, start - begin, last - begin).tokens)
             start, document = last, document + 1
-        window = np.concatenate(found)
+        window = np.concatenate(pieces)
         return {"tokens": window[:-1], "targets": window[1:]}
 
     def sizes(self, rows: np.ndarray) -> Sizes:
@@ -91,19 +91,19 @@ class DocumentRows:
 
     def read(self, row: int) -> Arrays:
         """`tokens`, `targets`, `positions`, `segments` (from 1; 0 is padding) and `weights` (0 or 1) [seq_len]."""
-        found, index = empty_row(self._seq_len), self._index
+        arrays, index = empty_row(self._seq_len), self._index
         at = 0
         for segment, piece in enumerate(range(index.row_starts[row], index.row_starts[row + 1]), start=1):
             start, slots = int(index.starts[piece]), int(index.slots[piece])
             document = self._dataset.read(int(index.documents[piece]), start, start + slots + 1)
             here = slice(at, at + slots)
-            found["tokens"][here] = document.tokens[:-1]
-            found["targets"][here] = document.tokens[1:]
-            found["positions"][here] = np.arange(slots)
-            found["segments"][here] = segment
-            found["weights"][here] = 1 if document.loss is None else document.loss[1:]
+            arrays["tokens"][here] = document.tokens[:-1]
+            arrays["targets"][here] = document.tokens[1:]
+            arrays["positions"][here] = np.arange(slots)
+            arrays["segments"][here] = segment
+            arrays["weights"][here] = 1 if document.loss is None else document.loss[1:]
             at += slots
-        return found
+        return arrays
 
     def sizes(self, rows: np.ndarray) -> Sizes:
         """What some rows have together."""

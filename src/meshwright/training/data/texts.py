@@ -11,12 +11,12 @@ from meshwright.errors import MeshwrightError
 
 def read_texts(paths: Sequence[str]) -> dict[str, bytes]:
     """The UTF-8 text of each file by its path; a folder stands for every `.txt`, `.md` and `.py` file in it."""
-    found = {str(file): _read_text(file) for path in paths for file in _text_files(Path(path))}
-    if not any(found.values()):
+    texts = {str(file): _read_text(file) for path in paths for file in _text_files(Path(path))}
+    if not any(texts.values()):
         raise MeshwrightError(
             f"no text in {', '.join(paths)}; --data takes text files, or folders of .txt, .md or .py files"
         )
-    return found
+    return texts
 
 
 def _read_text(file: Path) -> bytes:

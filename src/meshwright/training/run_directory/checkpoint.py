@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import threading
@@ -19,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -58,8 +58,9 @@ class Checkpoints:
         self._finishing: threading.Thread | None = None
         self._failure: Exception | None = None
         self._step, self._began, self._seconds = 0, 0.0, 0.0
-        # Orbax logs the traceback of a write that failed in the background; it is raised here, as one line.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        # Orbax and asyncio log the traceback of a write that failed in the background; it is raised here, as one line.
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -169,10 +170,12 @@ class Checkpoints:
         if isinstance(error, MeshwrightError):
             return error
         what = f"cannot write checkpoint {self._step}"
-        if "No space left" in str(error) or "ENOSPC" in str(error):
-            return MeshwrightError(f"{what}: the disk is full")
-        if isinstance(error, OSError) and error.errno is not None:
-            return MeshwrightError(str(write_error(self._shown / str(self._step), error)))
+        number = error.errno if isinstance(error, OSError) else None
+        if code := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's, in a line of 600 characters.
+            number = int(code[1])
+        if number is not None:
+            path = self._shown / str(self._step)
+            return MeshwrightError(str(write_error(path, OSError(number, os.strerror(number)))))
         return MeshwrightError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}")
 
     def whole(self, on_note: Note, *, parts: tuple[str, ...] = ()) -> int | None:
@@ -262,13 +265,13 @@ def _flush_directory(directory: Path) -> None:
 
 def _ignore_closed_loops() -> None:
     """Keep TensorStore's threads from printing a traceback each where a write failed and its event loop is gone."""
-    before = sys.excepthook
+    before = sys.unraisablehook
     if getattr(before, "ignores_closed_loops", False):
         return
 
-    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        if str(value) != "Event loop is closed":
-            before(kind, value, trace)
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
 
     hook.ignores_closed_loops = True  # pyright: ignore[reportFunctionMemberAccess]
-    sys.excepthook = hook
+    sys.unraisablehook = hook

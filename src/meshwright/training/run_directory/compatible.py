@@ -28,6 +28,8 @@ class Difference(NamedTuple):
     then: Any
 
     def __str__(self) -> str:
+        if self.kind in ("data", "tokenizer"):
+            return f"{self.name} has the checksum {self.now}, and had {self.then} when the checkpoint was written"
         return f"{self.name} is {self.now!r} in config.json, and {self.then!r} in the checkpoint"
 
 

@@ -20,24 +20,24 @@ from meshwright.runtime import ShardingContext
 from meshwright.step import Strategy, leaves, map_leaves
 from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.step import State, first_parameters
-from meshwright.training.trained import merged, without
+from meshwright.training.trainable import drop_paths, merge_trees
 
 
 def saved_parts(config: RunConfig, state: State) -> State:
     """The parts of a state that a checkpoint holds: what is frozen as fingerprints, `frozen`."""
     if not (frozen := config.workload.frozen_paths):
         return state
-    trained = without(state["params"], frozen)
-    return state | {"params": trained, "frozen": fingerprints(without(state["params"], paths_of(trained)))}
+    trained = drop_paths(state["params"], frozen)
+    return state | {"params": trained, "frozen": fingerprints(drop_paths(state["params"], paths_of(trained)))}
 
 
 def abstract_parts(config: RunConfig, wanted: State, mesh: Mesh) -> State:
     """`saved_parts` as shapes and shardings, of the same of a state."""
     if not (frozen := config.workload.frozen_paths):
         return wanted
-    trained = without(wanted["params"], frozen)
+    trained = drop_paths(wanted["params"], frozen)
     scalar = jax.ShapeDtypeStruct((), jnp.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
-    others = without(wanted["params"], paths_of(trained))
+    others = drop_paths(wanted["params"], paths_of(trained))
     return wanted | {"params": trained, "frozen": map_leaves(lambda *_: scalar, others)}
 
 
@@ -74,7 +74,7 @@ def with_frozen(
                 f" {'the weights' if weights else 'the seed'} back"
             )
     rest = {name: part for name, part in found.items() if name != "frozen"}
-    return rest | {"params": merged(again, found["params"])}
+    return rest | {"params": merge_trees(again, found["params"])}
 
 
 def paths_of(tree: Any) -> frozenset[str]:

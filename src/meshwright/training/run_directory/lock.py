@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class RunLock:
 
     def __init__(self, directory: Path, on_note: Note) -> None:
         check_new_directory(directory)
+        self._releasing, self._is_released = threading.Lock(), False
         self._path = directory / "lock"
         self._made = [path for path in (directory, *directory.parents) if not path.exists()]
         try:
@@ -101,6 +103,10 @@ class RunLock:
 
     def release(self) -> None:
         """Delete the lock, and the directories that were made for it if nothing else was put there."""
+        with self._releasing:  # Where a signal ends the process, another thread releases it.
+            if self._is_released:
+                return
+            self._is_released = True
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
         for directory in self._made:

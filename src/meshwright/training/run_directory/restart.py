@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
-from meshwright.training.pretrained import KEPT, keep_files
+from meshwright.training.preference.inputs import FOLDER
+from meshwright.training.pretrained import PRETRAINED, copy_pretrained_files
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.compatible import (
     check_allowed,
@@ -27,8 +28,15 @@ from meshwright.training.run_directory.compatible import (
 )
 from meshwright.training.run_directory.frozen import abstract_parts, saved_parts, with_frozen
 from meshwright.training.run_directory.resolved import write_resolved
-from meshwright.training.run_directory.run import Row, RunConfig, begin_run, config_from_data, read_config, read_metrics
-from meshwright.training.run_reference import FOLDER
+from meshwright.training.run_directory.run import (
+    Row,
+    RunConfig,
+    begin_run,
+    config_from_data,
+    read_config,
+    read_metrics,
+    repair_lines,
+)
 from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
 from meshwright.training.update.bad_steps import keep_bad_steps
@@ -48,7 +56,11 @@ def last_step(
 
     allow: kinds of differences that are none (`compatible.ALLOWED`).
     """
-    rows = len(read_metrics(directory)) if is_first_process() else 0
+    steps: list[int] = []
+    if is_first_process():
+        repair_lines(directory, on_note)
+        steps = [row["step"] for row in read_metrics(directory)]
+    rows = max(steps, default=-1) + 1
     if (start := checkpoints.whole(on_note)) is None:
         if rows:
             on_note(f"{directory} has no checkpoint: its {rows} steps are taken again, from the first")
@@ -63,6 +75,8 @@ def last_step(
     where = f"{directory} cannot go on from checkpoint {start}"
     for line in [*check_allowed(differences, allow, where), *kept]:
         on_note(line)
+    if is_first_process() and (lost := start - sum(step < start for step in steps)):
+        on_note(f"{directory / 'metrics.jsonl'} has lost {lost} of the {start} steps that were taken")
     if start >= config.steps:
         on_note(f"{directory} is finished: it has taken {start} steps; --steps {2 * start} would go on")
     elif rows > start:
@@ -93,7 +107,7 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
     """
     if not is_first_process():
         return
-    keep_files(config, directory)
+    copy_pretrained_files(config, directory)
     note_restart(directory, read_metrics(directory), start, first)
     begin_run(directory, config, start)
     write_resolved(directory, config)
@@ -110,7 +124,7 @@ def end_failed_start(directory: Path, start: int) -> None:
         return
     for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
         (directory / name).unlink(missing_ok=True)
-    for folder in (KEPT, FOLDER):
+    for folder in (PRETRAINED, FOLDER):
         shutil.rmtree(directory / folder, ignore_errors=True)
 
 

@@ -18,14 +18,14 @@ from meshwright.planner import Count, PlanLike, given, read_count, read_mesh, re
 from meshwright.planner.options import LORA_OPTIONS, STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 from meshwright.runtime import ShardingContext, abstract, abstract_for_inference
 from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
-from meshwright.training import preference
-from meshwright.training.optimizer import check_said
+from meshwright.training.preference.loss import check_preference_options
 from meshwright.training.run_directory.begun_with import check_begun_with
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.compatible import OF_KIND, check_allowed, config_differences
 from meshwright.training.run_directory.frozen import abstract_parts, with_frozen
 from meshwright.training.run_directory.run import RunConfig, read_config
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
+from meshwright.training.update.optimizer import check_optimizer_options
 
 SHAPES = ("num_layers", *OF_KIND)
 """What decides the arrays of a checkpoint."""
@@ -34,7 +34,7 @@ FROZEN = (*LORA_OPTIONS, "freeze")
 """What decides which arrays a checkpoint has, by the options' names."""
 
 REFERENCES = ("objective", "reference")
-"""What decides the frozen model that a run keeps beside its checkpoints (`training.reference`)."""
+"""What decides the frozen model that a run keeps beside its checkpoints (`training.preference.reference`)."""
 
 
 def resumed_run(
@@ -73,7 +73,7 @@ def resumed_run(
     if asked_mesh is not None or str(system) != before.hardware:
         mesh = read_mesh(asked_mesh or "dp=1,fsdp=-1", system.num_devices)
     free = {name: said.pop(name) for name in [*said] if name in SETTINGS and SETTINGS[name].resume == "free"}
-    preference.check_said({*said, *free}, before.workload)
+    check_preference_options({*said, *free}, before.workload)
     lines = _change(said, before, directory, num_devices=mesh.num_devices, is_allowed=change, allow=allow)
     config = replace(
         _with(said | free, before, mesh.num_devices),
@@ -82,7 +82,7 @@ def resumed_run(
         memory_headroom=system.memory_headroom,
         mesh=mesh,
     )
-    check_said(config.optimizer, {*said, *free}, config.strategy, config.workload.model)
+    check_optimizer_options(config.optimizer, {*said, *free}, config.strategy, config.workload.model)
     idle = unused_options(config.workload, mesh, config.strategy)
     lines += [
         f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()
@@ -104,8 +104,8 @@ def _change(
     is_allowed: bool,
     allow: Collection[str],
 ) -> list[str]:
-    """A line for each setting that is another than before; an error where it may not be."""
-    after, lines = _with(said, before, num_devices), []
+    """A line for each setting that is another than before; one error that says all that may not be."""
+    after, lines, refused = _with(said, before, num_devices), [], []
     for name in said:
         old, new = option_value(name, before), option_value(name, after)
         if old == new:
@@ -118,13 +118,13 @@ def _change(
         if is_shape or name in REFERENCES:
             made = "the checkpoints of {} were made" if is_shape else "{} was begun"
             hint = f"--allow {kind} goes on with the new value" if kind else "only a new run can have another"
-            raise MeshwrightError(f"{name} is {new!r}; {made.format(directory)} with {old!r}, and {hint}")
-        if not is_allowed:
-            raise MeshwrightError(
-                f"{name} is {new!r}; {directory} was begun with {old!r}: --change (change=True) goes on with"
-                " the new value"
-            )
+            refused.append(f"{name} is {new!r}; {made.format(directory)} with {old!r}, and {hint}")
+        elif not is_allowed:
+            hint = "--change (change=True) goes on with the new value"
+            refused.append(f"{name} is {new!r}; {directory} was begun with {old!r}: {hint}")
         lines.append(f"{name}: {new!r} instead of {old!r}")
+    if refused:
+        raise MeshwrightError("; ".join(refused))
     return lines
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Set
+import shlex
+from collections.abc import Callable, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,10 @@ from meshwright.mesh import MeshShape
 from meshwright.planner import read_mesh
 from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
 from meshwright.training.data.config import DataConfig
-from meshwright.training.evaluating import Evaluating
-from meshwright.training.optimizer import Optimizer, optimizer_from_data
-from meshwright.training.preference import Preference
+from meshwright.training.preference.loss import Preference
 from meshwright.training.run_directory.saving import Saving
-from meshwright.training.watching import Watching
+from meshwright.training.update.optimizer import Optimizer, optimizer_from_data
+from meshwright.training.watching import EvaluationConfig, WatchConfig
 
 Row = dict[str, Any]
 """What one step measured, a line of `metrics.jsonl`."""
@@ -61,8 +61,8 @@ class RunConfig:
     seed: int = 0
     data: DataConfig = field(default_factory=DataConfig)
     saving: Saving = field(default_factory=Saving)
-    evaluating: Evaluating = field(default_factory=Evaluating)
-    watching: Watching = field(default_factory=Watching)
+    evaluating: EvaluationConfig = field(default_factory=EvaluationConfig)
+    watching: WatchConfig = field(default_factory=WatchConfig)
     preference: Preference = field(default_factory=Preference)
     """How pairs make a loss, where the workload's objective is `dpo`."""
     strategy: Strategy = DEFAULT
@@ -112,6 +112,8 @@ def read_config(directory: Path) -> RunConfig:
     """The config of a run; a directory that holds none is an error."""
     path = directory / "config.json"
     if not path.is_file():
+        if copy := find_config_copy(directory):
+            raise MeshwrightError(f"{path} is missing; {copy}")
         raise MeshwrightError(
             f"no run in {str(directory)!r}: it has no config.json; `meshwright train MODEL … -o {directory} --resume`"
             " begins one"
@@ -122,8 +124,20 @@ def read_config(directory: Path) -> RunConfig:
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise MeshwrightError(f"{path} is not the config of a run: {str(error).splitlines()[0]}") from None
+        line = f"{path} is not the config of a run: {str(error).splitlines()[0]}"
+        copy = find_config_copy(directory)
+        raise MeshwrightError(f"{line}; {copy}" if copy else line) from None
     return config
+
+
+def find_config_copy(directory: Path) -> str:
+    """How to put back a run's config.json from its last checkpoint, in words; nothing where there is none."""
+    copies = [path for path in directory.glob("checkpoints/*/config/metadata") if path.parts[-3].isdigit()]
+    if not copies:
+        return ""
+    last = max(copies, key=lambda path: int(path.parts[-3]))
+    command = shlex.join(["cp", str(last), str(directory / "config.json")])
+    return f"checkpoint {last.parts[-3]} has a copy of it: `{command}`"
 
 
 def holds_run(directory: Path) -> bool:
@@ -186,14 +200,43 @@ def read_json_lines(path: Path, fields: Set[str]) -> list[tuple[str, dict[str, A
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
     for number, line in enumerate(lines[:-1], start=1):
-        try:
-            data = json.loads(line)
-        except ValueError:
-            data = None
-        if not isinstance(data, dict) or not data.keys() >= fields:
+        if (data := _read_line(line, fields)) is None:
             raise MeshwrightError(f"{path}, line {number}: {_no_line(line)}")
         found.append((f"{path}, line {number}", data))
     return found
+
+
+def repair_lines(directory: Path, on_note: Callable[[str], None]) -> None:
+    """Leave damaged lines out of the files that a run appends to, each with a note; the file as it was is kept.
+
+    They say what was measured: a run can go on without them. Of a step whose line is damaged later lines go too.
+    """
+    for name in ("metrics.jsonl", "restarts.jsonl", "bad_steps.jsonl"):
+        path = directory / name
+        if not path.is_file():
+            continue
+        *lines, rest = path.read_bytes().split(b"\n")
+        found = [(line, data) for line in lines if (data := _read_line(line, _FIELDS[name])) is not None]
+        if name == "metrics.jsonl":
+            whole = {data["step"] for _, data in found if data.keys() >= _MEASURED}
+            found = [(line, data) for line, data in found if data["step"] in whole]
+        if len(found) < len(lines):
+            kept = path.with_name(f"{name}.damaged")
+            path.replace(kept)
+            write_file(path, b"\n".join([*(line for line, _ in found), rest]))
+            on_note(f"{path}: {len(lines) - len(found)} damaged lines are left out; the file as it was is {kept}")
+
+
+_FIELDS = {"metrics.jsonl": {"step"}, "restarts.jsonl": {"lost_seconds", "down_seconds"}, "bad_steps.jsonl": {"step"}}
+
+
+def _read_line(line: bytes, fields: Set[str]) -> dict[str, Any] | None:
+    """The object on a line, None where it is none with these fields."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) and data.keys() >= fields else None
 
 
 def _no_line(line: bytes) -> str:

@@ -1,7 +1,8 @@
 """What the loop does about checkpoints: when one is due, how long it stands still for one, and what of one that failed.
 
 A checkpoint that cannot be written, on a disk that is full for a while, does not end a run of weeks: it goes on, says
-so, counts it (`failed_saves`), and tries again at the next. Only the last one has to be written.
+so, counts it (`failed_saves`), and tries again at the next. Only the last one has to be written. Of several processes
+each has to write its part of every one: a process that cannot ends the run, in one line that names it.
 """
 
 from __future__ import annotations
@@ -110,8 +111,12 @@ class Saver:
             self._log_later({"save_background_seconds": seconds}, step=self._step)
 
     def _note_failure(self, error: MeshwrightError) -> None:
-        """Say that a checkpoint was not written and that the run goes on."""
-        if not self._directory.is_dir():
+        """Say that a checkpoint was not written and that the run goes on.
+
+        Raises the error where it cannot: the directory is gone, or this is one of several processes. The others wait
+        for this one's part of the checkpoint, until Orbax gives up after 20 minutes.
+        """
+        if not self._directory.is_dir() or jax.process_count() > 1:
             raise error
         self._failed += 1
         self._on_note(f"{error}; training goes on and tries again at its next checkpoint ({self._failed} not written)")

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.files import append_line, write_file
 from meshwright.training.run_directory.run import Row, read_json_lines
-from meshwright.training.stepping import BatchOfStep
+from meshwright.training.stepping import BatchSource
 from meshwright.training.update.skipping import NORM_LIMIT
 
 WINDOW = 64
@@ -66,7 +66,7 @@ class NormLimits:
 class LimitedBatches:
     """Batches that have the limit of their step's gradients too."""
 
-    def __init__(self, batches: BatchOfStep, limits: NormLimits, mesh: Mesh) -> None:
+    def __init__(self, batches: BatchSource, limits: NormLimits, mesh: Mesh) -> None:
         self._batches, self._limits = batches, limits
         self._whole = NamedSharding(mesh, PartitionSpec())
 
@@ -88,8 +88,8 @@ class BadSteps:
         for row in rows:
             self._count(row)
 
-    def why(self, row: Row) -> str:
-        """What is wrong with a step, by its metrics; nothing where nothing is. To be called with each in its order."""
+    def reason(self, row: Row) -> str:
+        """What is wrong with a step, by its metrics; empty for a good one. To be called with each in its order."""
         self._count(row)
         limit = self.limits.limit(row["step"])
         self.limits.add(row)
@@ -104,10 +104,10 @@ class BadSteps:
         self.in_a_row = self.in_a_row + 1 if row.get("skipped") else 0
 
 
-def note_bad_step(directory: Path, row: Row, why: str, batch: Mapping[str, Any]) -> None:
-    """Add a line to `bad_steps.jsonl`. batch: what says which text the step read."""
-    kept = {name: row[name] for name in ("loss", "grad_norm") if math.isfinite(row[name])}
-    append_line(directory / FILE, json.dumps({"step": row["step"], "why": why, **kept, **batch}))
+def log_bad_step(directory: Path, row: Row, reason: str, batch: Mapping[str, Any]) -> None:
+    """Add a line to `bad_steps.jsonl`. batch: the seed, and the numbers of the rows that the step read."""
+    finite = {name: row[name] for name in ("loss", "grad_norm") if math.isfinite(row[name])}
+    append_line(directory / FILE, json.dumps({"step": row["step"], "why": reason, **finite, **batch}))
 
 
 def keep_bad_steps(directory: Path, start: int) -> None:

@@ -17,7 +17,7 @@ from meshwright.mesh import LAYOUT
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.step import Parameter, Workload
 from meshwright.step.passes.muon import COEFFICIENTS, ITERATIONS, RMS, matrices, matrix_of
-from meshwright.training.optimizer import Optimizer
+from meshwright.training.update.optimizer import Optimizer
 
 
 class MuonState(NamedTuple):

@@ -11,8 +11,8 @@ import optax
 from meshwright.errors import MeshwrightError
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.step import DEFAULT, Dtype, Strategy, Workload
-from meshwright.training.optimizer import Optimizer
 from meshwright.training.update.muon import scale_by_muon
+from meshwright.training.update.optimizer import Optimizer
 
 
 def transformation(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -19,7 +19,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.runtime import ShardingContext
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import evaluated_means
-from meshwright.training.preference import MEANS
+from meshwright.training.preference.loss import MEANS
 from meshwright.training.run_directory.run import Row, RunConfig
 from meshwright.training.watch.tasks import Tasks
 
@@ -44,6 +44,10 @@ class HeldOutPairs(NamedTuple):
 
     count: int
     batch: Callable[[Any, int], Mapping[str, Array]]
+
+
+class _StoppedError(Exception):
+    """The run stops while it is evaluated."""
 
 
 class Evaluator:
@@ -81,22 +85,35 @@ class Evaluator:
 
         self._means = jax.jit(means, compiler_options=compiler_options())
 
-    def __call__(self, params: Any) -> Row:
-        """What was found of both, and the seconds it took (`eval_seconds`). To be called under `jax.set_mesh`."""
+    def __call__(self, params: Any, is_stopping: Callable[[], bool] = lambda: False) -> Row | None:
+        """Evaluate parameters; the metrics, and the seconds it took (`eval_seconds`). Call it under `jax.set_mesh`.
+
+        is_stopping: asked before each batch; where it is true the evaluation is given up, and None returned.
+        """
         began = time.perf_counter()
         row: Row = {}
-        if isinstance(self._batches, HeldOutPairs):
-            row |= self._of_pairs(params, self._batches)
-        elif self._batches is not None and self._count:
-            row |= self._losses(params, self._batches)
-        if self._tasks is not None:
-            row["eval_tasks"] = self._tasks(params)
+        try:
+            if isinstance(self._batches, HeldOutPairs):
+                row |= self._of_pairs(params, self._batches, is_stopping)
+            elif self._batches is not None and self._count:
+                row |= self._losses(params, self._batches, is_stopping)
+            if self._tasks is not None:
+                row["eval_tasks"] = self._tasks(params)
+        except _StoppedError:
+            return None
         return row | {"eval_seconds": time.perf_counter() - began}
 
-    def _losses(self, params: Any, batches: HeldOutBatches) -> Row:
+    def _numbers(self, is_stopping: Callable[[], bool]) -> Iterator[int]:
+        """The number of each batch, as long as the run goes on."""
+        for number in range(self._count):
+            if is_stopping():
+                raise _StoppedError
+            yield number
+
+    def _losses(self, params: Any, batches: HeldOutBatches, is_stopping: Callable[[], bool]) -> Row:
         """The mean loss of a token in nats, its exponential, and the tokens that count."""
         losses, counts = [], []
-        for number in range(self._count):
+        for number in self._numbers(is_stopping):
             # Read one by one: simulated devices, which share cores, would time out on each other.
             losses.append(float(jax.device_get(self._means(params, batches[number])[0])))
             counts.append(batches.loss_tokens(number))
@@ -104,11 +121,13 @@ class Evaluator:
         mean = math.fsum(loss * count for loss, count in zip(losses, counts, strict=True)) / tokens
         return {"eval_loss": mean, "eval_perplexity": math.exp(min(mean, 700.0)), "eval_tokens": tokens}
 
-    def _of_pairs(self, params: Any, batches: HeldOutPairs) -> Row:
+    def _of_pairs(self, params: Any, batches: HeldOutPairs, is_stopping: Callable[[], bool]) -> Row:
         """The means over all pairs, `MEANS`, and how many pairs they are; batches are of one size."""
         if not self._count:
             return {}
-        found = [jax.device_get(self._means(params, batches.batch(params, number))) for number in range(self._count)]
+        found = [
+            jax.device_get(self._means(params, batches.batch(params, number))) for number in self._numbers(is_stopping)
+        ]
         means = (math.fsum(each) / len(found) for each in zip(*(batch.tolist() for batch in found), strict=True))
         pairs = self._count * self._pairs_of_batch
         return {f"eval_{name}": mean for name, mean in zip(MEANS, means, strict=True)} | {"eval_pairs": pairs}

@@ -1,0 +1,91 @@
+"""What the commands of several processes share: options, how a process reports its end, and how devices are divided."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+from meshwright.cli.arguments import option
+from meshwright.errors import MeshwrightError
+from meshwright.hardware import System
+from meshwright.processes import FAILED, REFUSED, Member, Processes
+
+
+@dataclass(frozen=True)
+class ProcessArgs:
+    """Several processes of one mesh, all started with the same arguments. Default: one."""
+
+    coordinator: Annotated[str | None, option("HOST:PORT")] = None
+    """Where the processes meet: HOST:PORT of the first; auto where the cluster says it (Cloud TPU, Slurm)."""
+    num_processes: Annotated[int | None, option("N")] = None
+    """How many processes there are, each with as many of the devices."""
+    process_id: Annotated[int | None, option("N")] = None
+    """Which of them this is, from 0; only the first prints, writes files and listens."""
+    start_seconds: Annotated[float | None, option("SECONDS")] = None
+    """How long they wait for each other before they start. Default: 300."""
+
+    @property
+    def processes(self) -> Processes:
+        """The options as `Processes`."""
+        return Processes(**{name: value for name, value in vars(self).items() if value is not None})
+
+
+@contextmanager
+def report_end_to_others(member: Member | None, *failures: type[MeshwrightError]) -> Iterator[None]:
+    """Report to the other processes how this one ends, except by Ctrl-C, which all of them get.
+
+    Args:
+        member: this process among the others; None for a single process.
+        failures: errors that count as failures of a started run; any other is wrong input.
+    """
+    if member is None:
+        yield
+        return
+    try:
+        yield
+    except MeshwrightError as error:
+        member.fail(str(error), FAILED if isinstance(error, failures) else REFUSED)
+    except Exception:  # Report it before its traceback is printed.
+        member.crash()
+    member.leave()
+
+
+def devices_per_process(system: System, count: int, what: str = "processes", instead: str = "leave -n {} out") -> int:
+    """The number of devices of each process on this machine.
+
+    Args:
+        system: the devices of all processes.
+        count: the number of processes.
+        what: what the processes are called in errors.
+        instead: what to do instead on a machine whose chips one process drives; `{}` is the count.
+
+    Raises:
+        MeshwrightError: devices that cannot be divided equally.
+    """
+    if count < 1 or system.num_devices % count:
+        raise MeshwrightError(f"{system.num_devices} devices cannot be divided equally among {count} {what}")
+    if system.chip.kind == "tpu" and count > 1:
+        raise MeshwrightError(
+            f"one process drives all chips of a machine of {system.chip.name}; {instead.format(count)}"
+        )
+    return system.num_devices // count
+
+
+def process_environments(system: System, num_devices: int, count: int) -> list[Mapping[str, str]]:
+    """Environment variables of each process: `num_devices` of the machine's GPUs, by CUDA_VISIBLE_DEVICES."""
+    if system.chip.kind != "gpu":
+        return [{}] * count
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = visible.split(",") if visible else [str(number) for number in range(num_devices * count)]
+    if len(names) < num_devices * count:
+        raise MeshwrightError(
+            f"CUDA_VISIBLE_DEVICES names {len(names)} GPUs of this machine, and {count} processes of {num_devices}"
+            f" need {num_devices * count}; over several machines see docs/launch.md"
+        )
+    return [
+        {"CUDA_VISIBLE_DEVICES": ",".join(names[number * num_devices : (number + 1) * num_devices])}
+        for number in range(count)
+    ]

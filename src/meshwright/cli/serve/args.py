@@ -1,0 +1,87 @@
+"""The options of `meshwright serve`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from meshwright.cli.arguments import option
+from meshwright.cli.loading import ModelArgs
+from meshwright.cli.processes import ProcessArgs
+from meshwright.errors import MeshwrightError
+from meshwright.step import CacheSplit
+
+EXAMPLES = (
+    "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
+    "meshwright serve runs/tiny --port 0 --rows 8 --context 256",
+    "meshwright serve Qwen3-8B --plan serve.yaml",
+    "meshwright serve Qwen3-8B --on h100:8 --mesh tp=4 --replicas 2",
+    "meshwright serve Qwen3-8B --on v5e:2x4 --mesh tp=8 --kv-dtype int8 --drafts 4",
+)
+
+KEYS_VARIABLE = "MESHWRIGHT_API_KEYS"
+"""The environment variable with API keys, separated by commas."""
+
+
+@dataclass(frozen=True)
+class Args(ModelArgs):
+    """Serve a model over HTTP with OpenAI's API, and EasyLM's and LWM's endpoints; continuous batching."""
+
+    host: Annotated[str, option("ADDRESS")] = "127.0.0.1"
+    """The address to listen on; 0.0.0.0 for all interfaces. Default: 127.0.0.1."""
+    port: Annotated[int, option("N")] = 8000
+    """The port; 0 picks a free one. Default: 8000."""
+    name: Annotated[str | None, option("NAME")] = None
+    """The model's name in the API. Default: the name of its directory."""
+    plan: Annotated[Path | None, option("FILE")] = None
+    """A serving plan (plan --serve decode -o FILE), for --on, --mesh, --rows, --context, --cache and dtypes."""
+    rows: Annotated[int | None, option("N")] = None
+    """The maximum number of sequences in the batch, over all devices. Default: 64."""
+    context: Annotated[int | None, option("N")] = None
+    """The maximum tokens of a prompt and its completion. Default: the model's context, at most 4096."""
+    cache_tokens: Annotated[int | None, option("N")] = None
+    """The tokens that fit the KV cache. Default: as many as memory allows, at most rows times context."""
+    page_size: Annotated[int | None, option("N")] = None
+    """The tokens of a page of the KV cache. Default: 16."""
+    cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
+    """How fsdp and sp split the KV cache, beside tp over its heads. Default: batch, by sequences."""
+    kv_dtype: Annotated[str | None, option("int8")] = None
+    """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
+    weight_dtype: Annotated[str | None, option("int8")] = None
+    """Store the weights of layers in int8, with a scale per column. Default: the compute dtype."""
+    chunk: Annotated[int, option("N")] = 1024
+    """The maximum prompt tokens between two decode steps (chunked prefill). Default: 1024."""
+    no_prefix_cache: Annotated[bool, option()] = False
+    """Do not keep pages of prompts for later prompts with the same prefix."""
+    drafts: Annotated[int | None, option("N")] = None
+    """Speculative decoding with N draft tokens a step, by n-gram lookup. Default: 0; 4 with a draft model."""
+    draft_model: Annotated[Path | None, option("DIR|RUN")] = None
+    """A smaller model with the same vocabulary that proposes the draft tokens. Default: none."""
+    max_queue: Annotated[int, option("N")] = 1024
+    """The maximum number of queued requests; others get 429. Default: 1024."""
+    timeout: Annotated[float, option("SECONDS")] = 600.0
+    """The time limit of a request. Default: 600."""
+    grace: Annotated[float, option("SECONDS")] = 30.0
+    """The time that open requests have to finish after SIGTERM. Default: 30."""
+    api_keys: Annotated[Path | None, option("FILE")] = None
+    """A file with one API key a line; or MESHWRIGHT_API_KEYS, separated by commas. Default: none is needed."""
+    cors: Annotated[tuple[str, ...], option("ORIGIN…")] = ()
+    """Origins whose pages may call the server (CORS); * for all. Default: none."""
+    replicas: Annotated[int, option("N")] = 1
+    """Servers of the model behind one port, which share the devices; --mesh is of each. Default: 1."""
+    process: ProcessArgs = field(default_factory=ProcessArgs)
+
+
+def read_api_keys(path: Path | None) -> tuple[str, ...]:
+    """The API keys in a file, or else in the environment."""
+    if path is None:
+        return tuple(key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key)
+    try:
+        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeshwrightError(f"cannot read --api-keys {path}: {error}") from None
+    if not keys:
+        raise MeshwrightError(f"--api-keys {path} has no key; write one a line")
+    return keys

@@ -1,0 +1,79 @@
+"""`meshwright serve --plan`: the options that come from the file of a serving plan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+from meshwright.errors import MeshwrightError
+from meshwright.planner import ServingPlan, read_serving_plan
+from meshwright.step import Dtype, ModelConfig
+from meshwright.step.serve import page_parts
+
+
+def read_decode_plan(path: Path) -> ServingPlan:
+    """Read a plan of decoding; one of prefill alone is an error."""
+    plan = read_serving_plan(path)
+    if plan.serving.phase != "decode":
+        raise MeshwrightError(
+            f"{path} plans {plan.serving.phase}, and a server decodes too;"
+            f" plan it with `meshwright plan … --serve decode -o FILE`"
+        )
+    return plan
+
+
+def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> dict[str, Any]:
+    """The options of `serve` from a plan, without those on the command line.
+
+    With another mesh on the command line, the plan's cache split is left out: it belongs to the plan's mesh.
+
+    Args:
+        plan: the plan.
+        path: its file, for errors.
+        typed: the names of the options on the command line.
+
+    Raises:
+        MeshwrightError: a dtype of the plan that servers do not support and no option replaces.
+    """
+    serving = plan.serving
+    options: dict[str, Any] = {
+        "on": plan.system, "rows": plan.batch, "context": serving.context, "page_size": serving.page_size,
+        "dtype": serving.compute_dtype,
+    }  # fmt: skip
+    if "mesh" not in typed:
+        # The plan splits a page over devices; the engine counts the whole page.
+        parts = page_parts(serving.model, plan.layout)
+        options |= {"mesh": plan.mesh, "cache": plan.cache, "page_size": serving.page_size * parts}
+    if "dtype" not in typed and serving.compute_dtype not in get_args(Dtype):
+        raise MeshwrightError(
+            f"{path} plans computation in {serving.compute_dtype}; a server computes in {' or '.join(get_args(Dtype))}:"
+            f" add --dtype, or plan with it"
+        )
+    for name, what in (("weight_dtype", "weights"), ("kv_dtype", "keys and values")):
+        value = getattr(serving, name)
+        if value == "int8":
+            options[name] = value
+        elif value != serving.compute_dtype and name not in typed:
+            raise MeshwrightError(
+                f"{path} plans {what} in {value}; a server stores them in the compute dtype,"
+                f" {serving.compute_dtype}, or in int8: add --{name.replace('_', '-')} int8, or plan with one of these"
+            )
+    return {name: value for name, value in options.items() if name not in typed}
+
+
+def check_model(plan: ServingPlan, path: Path, model: ModelConfig, directory: Path) -> None:
+    """Raise if a plan is of another model than the directory's. Names are not compared."""
+    planned = plan.serving.model
+    different = [
+        field.name
+        for field in fields(ModelConfig)
+        if field.name not in ("name", "family") and getattr(planned, field.name) != getattr(model, field.name)
+    ]
+    if different:
+        name = different[0]
+        raise MeshwrightError(
+            f"{path} is a plan of {planned.name}, with {name} {getattr(planned, name)}; {directory} has {name}"
+            f" {getattr(model, name)}"
+        )

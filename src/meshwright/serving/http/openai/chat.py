@@ -1,0 +1,239 @@
+"""OpenAI's `/v1/chat/completions`: the next message of a chat, with the model's own chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from meshwright.serving.http.async_engine import PromptOutput
+from meshwright.serving.http.endpoint import AppState, Endpoint, EventBatches
+from meshwright.serving.http.errors import ApiError
+from meshwright.serving.http.openai.generation import GenerationRequest, check_logprobs, engine_request
+from meshwright.serving.http.openai.logprobs import ChatTokenLogprob, chat_logprobs
+from meshwright.serving.http.openai.messages import Message, Tool, ToolCall, chat_prompt
+from meshwright.serving.http.openai.responses import FinishReason, ResponseBuilder, Usage, finish_reason
+from meshwright.serving.http.openai.tool_calls import ToolParser
+from meshwright.serving.request import Output, Request
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """The request body of a chat completion."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(
+        min_length=1, description="a list of at least one message, each with role and content"
+    )
+    max_tokens: int | None = Field(
+        None, ge=0, description="a whole number from 0; without it, as many as the context allows"
+    )
+    max_completion_tokens: int | None = Field(
+        None, ge=0, description="a whole number from 0; without it, as many as the context allows"
+    )
+    logprobs: bool = Field(False, description="true or false: whether to return log probabilities")
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        description="a whole number from 0, with logprobs: true; how many alternatives to return at each position",
+    )
+    tools: Annotated[list[Tool], Field(fail_fast=True)] = Field([], description="a list of functions")
+    tool_choice: str | dict[str, Any] | None = Field(None, description="none or auto")
+    parallel_tool_calls: bool | None = Field(None, description="true or false; without effect")
+    modalities: list[Literal["text"]] | None = Field(None, description="['text']: this server generates nothing else")
+
+
+class Logprobs(BaseModel):
+    """Log probabilities of the tokens of a message."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
+
+class AssistantMessage(BaseModel):
+    """A generated message. content: None for a message of tool calls only."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Choice(BaseModel):
+    """One of the `n` generated messages."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: Logprobs | None
+    finish_reason: ChatFinishReason
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The response body of a chat completion."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None
+
+
+class ToolCallDelta(ToolCall):
+    """A tool call in a stream. index: its number in the message."""
+
+    index: int
+
+
+class Delta(BaseModel):
+    """New content of a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChunkChoice(BaseModel):
+    """New content of one of the `n` messages."""
+
+    index: int
+    delta: Delta
+    logprobs: Logprobs | None
+    finish_reason: ChatFinishReason | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(BaseModel):
+    """An event of a streamed chat completion."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
+async def create_chat_completion(state: AppState, body: ChatCompletionRequest) -> BaseModel | EventBatches:
+    """Generate the next message of a chat."""
+    service = state.service
+    service.check_model(body.model)
+    tools = _tools(body)
+    num_alternatives = check_logprobs("top_logprobs", body.top_logprobs)
+    if num_alternatives is not None and not body.logprobs:
+        raise ApiError("top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
+    prompt = await chat_prompt(service, [message.for_template() for message in body.messages], tools, "messages")
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise ApiError(
+            f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}; give one",
+            param="max_tokens",
+        )
+    request = engine_request(
+        body, service, prompt, param="messages",
+        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        logprobs=(num_alternatives or 0) if body.logprobs else None,
+    )  # fmt: skip
+    return await _ChatResponse(state, body, request).respond()
+
+
+def _tools(body: ChatCompletionRequest) -> list[dict[str, Any]]:
+    """The tools that are passed to the chat template."""
+    if body.tool_choice not in (None, "none", "auto"):
+        raise ApiError(
+            f"tool_choice is {json.dumps(body.tool_choice)[:60]}; it must be none or auto: this server does not force"
+            " tool calls",
+            param="tool_choice",
+        )
+    return [] if body.tool_choice == "none" else [tool.model_dump(exclude_unset=True) for tool in body.tools]
+
+
+class _ChatResponse(ResponseBuilder[ChatCompletionRequest]):
+    """The messages of one request."""
+
+    def __init__(self, state: AppState, body: ChatCompletionRequest, request: Request) -> None:
+        super().__init__(state, body, [request], "chatcmpl")
+        names = [] if body.tool_choice == "none" else [tool.function.name for tool in body.tools]
+        self._tool_parsers = [ToolParser(state.service.tokenizer, names) for _ in range(body.n)] if names else []
+        self._started: set[int] = set()
+
+    def response(self, parts: Sequence[PromptOutput], **fields: Any) -> ChatCompletion:
+        if self.body.return_token_ids:
+            fields["prompt_token_ids"] = list(self.requests[0].prompt)
+        choices = [self._choice(part.output) for part in parts]
+        return ChatCompletion(object="chat.completion", choices=choices, **fields)
+
+    def chunks(self, part: PromptOutput, **fields: Any) -> list[BaseModel]:
+        choices = self._chunk_choices(part.output)
+        return [ChatCompletionChunk(object="chat.completion.chunk", choices=[choice], **fields) for choice in choices]
+
+    def usage_chunk(self, **fields: Any) -> ChatCompletionChunk:
+        return ChatCompletionChunk(object="chat.completion.chunk", choices=[], **fields)
+
+    def _choice(self, output: Output) -> Choice:
+        content, calls = self._parse(output)
+        tool_calls: dict[str, Any] = {"tool_calls": calls} if calls else {}
+        return Choice(
+            index=output.completion,
+            message=AssistantMessage(
+                role="assistant", content=content or (None if calls else ""), refusal=None, **tool_calls
+            ),
+            logprobs=self._logprobs(output),
+            finish_reason=self._finish_reason(output) or "stop",
+            **self.token_ids(output),
+        )
+
+    def _chunk_choices(self, output: Output) -> list[ChunkChoice]:
+        """New content of a message. Its first chunk has the role alone, as OpenAI's clients expect."""
+        index, choices = output.completion, []
+        if index not in self._started:
+            self._started.add(index)
+            role = Delta(role="assistant", content="")
+            choices.append(ChunkChoice(index=index, delta=role, logprobs=None, finish_reason=None))
+        content, calls = self._parse(output)
+        delta: dict[str, Any] = {"content": content} if content else {}
+        if calls:
+            num_before = self._tool_parsers[index].num_calls - len(calls)
+            delta["tool_calls"] = [
+                ToolCallDelta(index=num_before + number, **dict(call)) for number, call in enumerate(calls)
+            ]
+        choices.append(
+            ChunkChoice(
+                index=index,
+                delta=Delta(**delta),
+                logprobs=self._logprobs(output),
+                finish_reason=self._finish_reason(output),
+                **self.token_ids(output),
+            )
+        )
+        return choices
+
+    def _parse(self, output: Output) -> tuple[str, list[ToolCall]]:
+        """The content and the tool calls that an output adds to its message."""
+        if not self._tool_parsers:
+            return output.text, []
+        return self._tool_parsers[output.completion].add(output.text, is_last=output.done is not None)
+
+    def _finish_reason(self, output: Output) -> ChatFinishReason | None:
+        reason = finish_reason(output.done)
+        has_calls = self._tool_parsers and self._tool_parsers[output.completion].num_calls
+        return "tool_calls" if has_calls and reason == "stop" else reason
+
+    def _logprobs(self, output: Output) -> Logprobs | None:
+        if not self.body.logprobs:
+            return None
+        return Logprobs(content=chat_logprobs(self.state.token_decoder, output.logprobs), refusal=None)
+
+
+CHAT_COMPLETIONS = Endpoint(
+    path="/v1/chat/completions",
+    summary="The next message of a chat",
+    request=ChatCompletionRequest,
+    response=ChatCompletion,
+    chunk=ChatCompletionChunk,
+    handler=create_chat_completion,
+)

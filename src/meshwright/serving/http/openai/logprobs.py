@@ -1,0 +1,120 @@
+"""Log probabilities of tokens in the two formats of OpenAI's API: completions and chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from pydantic import BaseModel
+
+from meshwright.serving.request import TokenLogprob
+from meshwright.text import REPLACEMENT, Tokenizer, TokenStream
+
+ANCHOR = "a"
+"""Text decoded before a single token: a tokenizer may drop the space at the beginning of a text."""
+
+
+class TokenDecoder:
+    """Decodes single tokens, with a cache; a token without text (a special token) becomes its name in the vocabulary.
+
+    Args:
+        tokenizer: None to write tokens as `token_id:42`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self._cache: dict[int, str] = {}
+
+    def decode(self, token: int) -> str:
+        """The text of a token; bytes that are not a whole character become the replacement character."""
+        if token not in self._cache:
+            self._cache[token] = self._text(token) or self._names.get(token, "")
+        return self._cache[token]
+
+    def _text(self, token: int) -> str:
+        if self.tokenizer is None:
+            return f"token_id:{token}"
+        anchor = self.tokenizer.encode(ANCHOR, add_special_tokens=False)
+        return self.tokenizer.decode([*anchor, token]).removeprefix(self.tokenizer.decode(anchor))
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        vocabulary = self.tokenizer.codec.vocabulary() if self.tokenizer else {}
+        return {number: name for name, number in vocabulary.items()}
+
+
+class CompletionLogprobs(BaseModel):
+    """The log probabilities of a completion, in parallel lists.
+
+    Args:
+        tokens: the text of each token.
+        token_logprobs: its log probability; None for the first token of a prompt, which has no context.
+        top_logprobs: log probabilities of the likeliest tokens and of the sampled one, by text.
+        text_offset: where each token begins in the text.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionLogprobsBuilder:
+    """Builds the log probabilities of one completion part by part, and keeps its text offset between parts."""
+
+    def __init__(self, decoder: TokenDecoder) -> None:
+        self._decoder = decoder
+        self._stream = TokenStream(decoder.tokenizer) if decoder.tokenizer else None
+        self._offset = 0
+
+    def logprobs(self, tokens: Iterable[TokenLogprob], unscored: Sequence[int] = ()) -> CompletionLogprobs:
+        """The log probabilities of the next tokens. unscored: tokens before them that have no log probability."""
+        part = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token in unscored:
+            self._add(part, token)
+            part.token_logprobs.append(None)
+            part.top_logprobs.append(None)
+        for token, logprob, likeliest in tokens:
+            self._add(part, token)
+            part.token_logprobs.append(logprob)
+            top: dict[str, float] = {}
+            # Tokens may share a text (parts of a character): the likeliest of them, which is the first, is kept.
+            for other, value in (*likeliest, (token, logprob)):
+                top.setdefault(self._decoder.decode(other), value)
+            part.top_logprobs.append(top)
+        return part
+
+    def _add(self, part: CompletionLogprobs, token: int) -> None:
+        part.tokens.append(self._decoder.decode(token))
+        part.text_offset.append(self._offset)
+        self._offset += len(self._stream.add(token)) if self._stream else 0
+
+
+class TopLogprob(BaseModel):
+    """One alternative at a position. bytes: its text in UTF-8; None for a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(TopLogprob):
+    """A sampled token, and the likeliest alternatives at its position."""
+
+    top_logprobs: list[TopLogprob]
+
+
+def chat_logprobs(decoder: TokenDecoder, tokens: Iterable[TokenLogprob]) -> list[ChatTokenLogprob]:
+    """The log probabilities of the tokens of a message."""
+    return [
+        ChatTokenLogprob(
+            **_fields(decoder, token, logprob),
+            top_logprobs=[TopLogprob(**_fields(decoder, *other)) for other in likeliest],
+        )
+        for token, logprob, likeliest in tokens
+    ]
+
+
+def _fields(decoder: TokenDecoder, token: int, logprob: float) -> dict:
+    text = decoder.decode(token)
+    return {"token": text, "logprob": logprob, "bytes": None if REPLACEMENT in text else list(text.encode())}

@@ -1,0 +1,118 @@
+"""The messages and tools of a chat request, and the prompt that the model's chat template makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from meshwright.errors import MeshwrightError
+from meshwright.serving.http.errors import ApiError
+from meshwright.serving.http.request_body import RequestModel
+from meshwright.serving.http.service import LONG_TEXT, Service
+from meshwright.text import apply_chat_template
+
+
+class ContentPart(RequestModel):
+    """A part of a message; this server accepts text only."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(RequestModel):
+    """A function name and its arguments. arguments: JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(RequestModel):
+    """A tool call of the assistant."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(RequestModel):
+    """A message of a chat. content: text or its parts; None for an assistant message of tool calls only."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as Hugging Face's chat templates read it."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text for part in content)
+        # "developer" is OpenAI's newer name for "system". Templates concatenate content with text, so it is never None.
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": content or ""}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": call.type,
+                    "function": {"name": call.function.name, "arguments": _arguments(call)},
+                }
+                for call in self.tool_calls
+            ]
+        return message
+
+
+class Function(RequestModel):
+    """A function that the assistant may call. parameters: a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestModel):
+    """A tool that the assistant may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+async def chat_prompt(
+    service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]], param: str
+) -> list[int]:
+    """The prompt of a chat, up to the beginning of the assistant's answer.
+
+    Args:
+        service: the server, for its tokenizer.
+        messages: the messages, as `Message.for_template` writes them.
+        tools: the tools, as the template reads them.
+        param: the field of the messages, for errors.
+
+    Raises:
+        ApiError: no chat template, or one that rejects these messages.
+    """
+    tokenizer = service.require_tokenizer("a chat")
+    try:
+        if sum(len(message["content"]) for message in messages) <= LONG_TEXT:
+            return apply_chat_template(tokenizer, messages, tools=tools)
+        return await asyncio.to_thread(apply_chat_template, tokenizer, messages, tools=tools)
+    except MeshwrightError as error:
+        raise ApiError(str(error), param=param) from None
+
+
+def _arguments(call: ToolCall) -> Any:
+    """The arguments of a call, parsed because templates format them themselves; as text if they are not JSON."""
+    try:
+        return json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        return call.function.arguments

@@ -1,0 +1,223 @@
+"""Run an app on a port with uvicorn: start-up, readiness, signals and graceful shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from meshwright.errors import MeshwrightError
+from meshwright.serving.http.app import make_app
+from meshwright.serving.http.connection import limited_protocol
+from meshwright.serving.http.errors import CLOSE, ApiError
+from meshwright.serving.http.middleware import shutting_down
+from meshwright.serving.http.service import ServerState, Service
+from meshwright.signals import handled_signals
+
+SECONDS_IDLE = 60
+"""The keep-alive time of a connection. OpenAI's clients keep theirs for 5 s; a server that closed one just as a request
+arrives would cause an error."""
+
+SECONDS_TO_CLOSE = 5
+"""The time that clients have to read the ends of their responses at shutdown."""
+
+
+def serve_http(
+    service: Service,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    grace_seconds: float = 30.0,
+    start: Callable[[], None] = lambda: None,
+    announce: Callable[[str], None] = lambda line: print(line, flush=True),
+) -> None:
+    """Serve until SIGTERM or SIGINT, in the main thread.
+
+    After a signal, new requests get 503, and accepted ones are completed, or end with an error after `grace_seconds`.
+    A second signal ends the process at once.
+
+    Args:
+        service: the engine, tokenizer and limits.
+        host: the address to listen on.
+        port: the port; 0 for a free one.
+        grace_seconds: the time that accepted requests have to finish.
+        start: loads and compiles; runs in a thread while `/health` answers 200 and `/ready` 503. Its exceptions end the
+            server and are raised here.
+        announce: called with `ready on http://HOST:PORT` when the server accepts requests.
+
+    Raises:
+        MeshwrightError: an address that cannot be listened on.
+        Exception: the error that `Service.fail` was called with.
+    """
+    app, async_engine = make_app(service)
+    serve_app(
+        HttpServer(
+            service,
+            app,
+            async_engine.fail,
+            host=host,
+            port=port,
+            grace_seconds=grace_seconds,
+            start=start,
+            announce=announce,
+        )
+    )
+
+
+def serve_app(server: HttpServer) -> None:
+    """Run a server until SIGTERM or SIGINT, in the main thread. A second signal ends the process at once."""
+    # Counts signals only: a server that is stopping for another reason still shuts down gracefully at the first.
+    was_signalled = False
+
+    def handle(number: int, _: object) -> None:
+        nonlocal was_signalled
+        if was_signalled:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        was_signalled = True
+        server.stop()
+
+    with handled_signals((signal.SIGTERM, signal.SIGINT), handle):
+        server.run()
+
+
+class HttpServer:
+    """An app on a port; it listens from construction on.
+
+    Args:
+        service: limits and lifecycle.
+        app: the ASGI app.
+        fail: ends all open requests with an error.
+        host, port, grace_seconds, start, announce: as in `serve_http`.
+    """
+
+    def __init__(
+        self,
+        service: ServerState,
+        app: ASGIApp,
+        fail: Callable[[ApiError], None],
+        *,
+        host: str,
+        port: int,
+        grace_seconds: float,
+        start: Callable[[], None] = lambda: None,
+        announce: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._service, self._app, self._fail = service, app, fail
+        self._grace_seconds = grace_seconds
+        self._start = start
+        self._announce = announce
+        self._socket = _listen(host, port)
+        name = f"[{host}]" if ":" in host else host
+        self.url = f"http://{name}:{self._socket.getsockname()[1]}"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self.is_stopping = False
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        config = uvicorn.Config(
+            self._app,
+            http=limited_protocol(self._service.limits),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=SECONDS_IDLE,
+            timeout_graceful_shutdown=SECONDS_TO_CLOSE,
+        )
+        self._service.on_stop = self.stop
+        # Errors of clients are in their responses, not in the log.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        server = _Uvicorn(config)
+
+        async def run() -> None:
+            self._loop = asyncio.get_running_loop()
+            serving = asyncio.ensure_future(server.serve(sockets=[self._socket]))
+            try:
+                await self._until_stopped()
+                self._service.is_draining = True
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._grace_seconds):
+                        while self._service.num_active:
+                            await asyncio.sleep(0.02)
+                self._fail(shutting_down())
+            except Exception as error:  # Open requests get an error response before it ends the server.
+                self._fail(ApiError(f"the engine failed: {error}", status=503, code="failed", headers=CLOSE))
+                raise
+            finally:
+                server.should_exit = True
+                await serving
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run())
+
+    def stop(self) -> None:
+        """Begin to shut down. Safe from any thread and from signal handlers."""
+        self.is_stopping = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed.
+                self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def _until_stopped(self) -> None:
+        """Run `start`, accept requests, and wait for `stop`."""
+        started = asyncio.get_running_loop().create_future()
+        # A daemon thread, not one of a pool: `stop` must not wait for a compilation.
+        threading.Thread(target=self._run_start, args=(started,), name="start", daemon=True).start()
+        stopped = asyncio.ensure_future(self._stop.wait())
+        if self.is_stopping:  # `stop` was called before the loop existed.
+            self._stop.set()
+        await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if started.done():
+            started.result()
+            self._service.is_ready = True
+            self._announce(f"ready on {self.url}")
+        await stopped
+        if self._service.failure is not None:
+            raise self._service.failure
+
+    def _run_start(self, started: asyncio.Future[None]) -> None:
+        error: BaseException | None = None
+        try:
+            self._start()
+        except BaseException as raised:  # Raised again by `run`.
+            error = raised
+        with contextlib.suppress(RuntimeError):  # The loop is closed: `stop` came first.
+            started.get_loop().call_soon_threadsafe(_set, started, error)
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers, which raise the signal again after a shutdown."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _set(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if not future.done():
+        future.set_result(None) if error is None else future.set_exception(error)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Open a listening socket."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        # Use strerror: Python adds the address to some messages. Errors of name resolution have numbers of their own.
+        number = getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number > 0 else getattr(error, "strerror", error)
+        raise MeshwrightError(
+            f"cannot listen on {host}:{port}: {reason}; --port 0 picks a free port, --host 127.0.0.1 is this machine"
+        ) from None

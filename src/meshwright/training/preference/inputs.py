@@ -1,0 +1,196 @@
+"""The reference of a run: live on the devices, or what it made of all pairs; and how the run directory keeps it.
+
+`reference/` has the parameters of a live reference, in the compute dtype, as a checkpoint that any mesh reads; of a
+precomputed one `log_probabilities.npz`. So a run goes on though the weights it began with are gone or changed. A policy
+with adapters wants these weights itself: its live reference is its own frozen parameters, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh, NamedSharding
+
+from meshwright.errors import MeshwrightError
+from meshwright.files import write_file
+from meshwright.runtime import DTYPES, ShardingContext, build_mesh
+from meshwright.step import leaves, reference_pass, rules_of, shares_base
+from meshwright.step.parameter_tree import is_adapter
+from meshwright.step.reference import ReferencePass
+from meshwright.training.data.pair_batches import REFERENCE_BATCH, BatchPlacement, PairBatches
+from meshwright.training.data.pairs import PairData, RunPairs
+from meshwright.training.inputs import StepInputs
+from meshwright.training.preference.reference import abstract_reference, reference_step, text_batch
+from meshwright.training.run_directory.checkpoint import Checkpoints, Note
+from meshwright.training.run_directory.run import RunConfig
+from meshwright.training.step import State, first_parameters
+from meshwright.training.trainable import drop_paths
+from meshwright.training.watch import HeldOutPairs
+
+FOLDER, FILE = "reference", "log_probabilities.npz"
+
+
+def pair_inputs(
+    config: RunConfig,
+    directory: Path,
+    pairs: RunPairs,
+    mesh: Mesh,
+    start: int,
+    on_note: Note,
+    on_bytes: Callable[[int], None],
+) -> StepInputs:
+    """The pairs of a run that stands at step `start`, with its reference.
+
+    That is what the policy begins with; of a run that goes on what its directory keeps, if anything.
+
+    Raises:
+        MeshwrightError: what was kept is gone, damaged, or of other pairs.
+    """
+    layout, seq_len = ShardingContext(config.mesh, rules_of(config.strategy)), config.workload.seq_len
+    policy, more = (
+        BatchPlacement.of(mesh, layout, seq_len, config.strategy),
+        {"seed": config.seed, "draws": config.draws},
+    )
+    data = pairs.data
+    epochs = config.steps * config.workload.batch / len(pairs.training)
+    counts = {"pairs": len(pairs.training), "epochs": round(epochs, 6)} | data.counts
+    if words := data.describe():
+        on_note(words)
+    # What is computed before the first step is computed as a live one would be, on the policy's mesh.
+    own = reference_pass(replace(config.workload, reference="live"), config.mesh, config.strategy)
+    assert own is not None
+    if config.workload.reference == "precomputed":
+        log_probabilities = _read(directory, data) if start else _log_probabilities(config, own, mesh, data, on_bytes)
+        batches = PairBatches(pairs, config.workload, policy, None, log_probabilities=log_probabilities, **more)
+        held_out = HeldOutPairs(batches.num_held_out, lambda _, number: batches.held_out(number))
+        return StepInputs(batches, held_out, keep=lambda: _write(directory, log_probabilities, data), counts=counts)
+    there = build_mesh(own.mesh)
+    has_adapters = config.workload.config.lora is not None
+    if shares_base(config.workload, config.mesh, config.strategy):
+        params = None
+    elif start and not has_adapters:
+        params = _restored(directory, own, there)
+    else:
+        params = _first(config, own, there, on_bytes)
+    run, rows = _compiled(own, there), NamedSharding(mesh, layout.spec("batch"))
+
+    def prepare(state: State, batch: Mapping[str, Any]) -> Mapping[str, Array]:
+        text = {name: array for name, array in batch.items() if name != REFERENCE_BATCH}
+        base = _without_adapters(state["params"]) if params is None else params
+        with jax.set_mesh(there):
+            made = run(base, batch[REFERENCE_BATCH])
+        return text | {"reference": jax.device_put(made, rows)}
+
+    def keep() -> None:
+        # The base of adapters is read or drawn again where the run goes on, and checked (`run_directory.frozen`).
+        if not has_adapters:
+            _save(directory, config, params)
+
+    place = BatchPlacement.of(there, ShardingContext(own.mesh, rules_of(own.strategy)), seq_len, own.strategy)
+    batches = PairBatches(pairs, config.workload, policy, place, **more)
+    held_out = HeldOutPairs(
+        batches.num_held_out, lambda params, number: prepare({"params": params}, batches.held_out(number))
+    )
+    return StepInputs(batches, held_out, prepare, keep, counts)
+
+
+def _without_adapters(params: Any) -> Any:
+    """The parameters of a model that its adapters stand beside: the same arrays."""
+    return drop_paths(params, [path for path, _ in leaves(params) if is_adapter(path)])
+
+
+def _compiled(own: ReferencePass, mesh: Mesh) -> Callable[..., Array]:
+    """The reference's pass for its mesh."""
+    with jax.set_mesh(mesh):
+        return reference_step(own).lower(abstract_reference(own, mesh), text_batch(own, mesh)).compile()
+
+
+def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable[[int], None]) -> Any:
+    """The parameters that the policy begins with, on a mesh in the compute dtype.
+
+    They are rounded to the policy's own dtype on the way, so that both begin with the same numbers.
+    """
+    weights, layout = (
+        Path(config.weights) if config.weights else None,
+        ShardingContext(own.mesh, rules_of(own.strategy)),
+    )
+    wanted, dtype = abstract_reference(own, mesh), DTYPES[config.workload.param_dtype]
+    with jax.set_mesh(mesh):
+        drawn = first_parameters(
+            own.workload, layout, mesh, config.strategy, seed=config.seed, weights=weights, on_bytes=on_bytes
+        )
+        return jax.jit(lambda drawn: jax.tree.map(lambda a, to: a.astype(dtype).astype(to.dtype), drawn, wanted))(drawn)
+
+
+def _save(directory: Path, config: RunConfig, params: Any) -> None:
+    """Write the parameters of a live reference, once."""
+    with Checkpoints(directory / FOLDER) as checkpoints:
+        if checkpoints.latest is None:
+            checkpoints.save(0, {"params": params}, {"config": config.to_json()})
+            checkpoints.commit()
+
+
+def _restored(directory: Path, own: ReferencePass, mesh: Mesh) -> Any:
+    """The parameters that a run keeps of its reference, on any mesh."""
+    checkpoints = Checkpoints(directory / FOLDER)
+    if checkpoints.whole(lambda line: None) is None:
+        raise MeshwrightError(
+            f"{directory} has lost its {FOLDER}/, the frozen model that it trains against; put it back"
+        )
+    with jax.set_mesh(mesh):
+        return checkpoints.restore(0, {"params": abstract_reference(own, mesh)})["params"]
+
+
+def _log_probabilities(
+    config: RunConfig, own: ReferencePass, mesh: Mesh, data: PairData, on_bytes: Callable[[int], None]
+) -> np.ndarray:
+    """What the reference makes of all rows, [pairs, 2]; its parameters are let go of afterwards."""
+    size, run = own.workload.batch, _compiled(own, mesh)
+    params = _first(config, own, mesh, on_bytes)
+    layout = ShardingContext(own.mesh, rules_of(own.strategy))
+    place = BatchPlacement.of(mesh, layout, own.workload.seq_len, own.strategy)
+    batches: list[np.ndarray] = []
+    for at in range(0, len(data), size):
+        # The last batch is filled with pairs that have been.
+        numbers = np.arange(at, at + size) % len(data)
+        tokens, weights = data.rows(numbers)
+        with jax.set_mesh(mesh):
+            batches.append(np.asarray(process_allgather(run(params, place.rows(tokens, weights)), tiled=True)))
+    return np.concatenate(batches).reshape(-1, 2)[: len(data)]
+
+
+def _write(directory: Path, log_probabilities: np.ndarray, data: PairData) -> None:
+    """Keep what the reference made of all pairs, and which these are."""
+    if jax.process_index() or (directory / FOLDER / FILE).is_file():
+        return
+    out = io.BytesIO()
+    np.savez(out, log_probabilities=log_probabilities, pairs=np.array(data.fingerprint))
+    (directory / FOLDER).mkdir(exist_ok=True)
+    write_file(directory / FOLDER / FILE, out.getvalue())
+
+
+def _read(directory: Path, data: PairData) -> np.ndarray:
+    """What the reference made of all pairs before the first step."""
+    path = directory / FOLDER / FILE
+    try:
+        with np.load(path) as kept:
+            log_probabilities, pairs = kept["log_probabilities"], str(kept["pairs"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise MeshwrightError(
+            f"cannot read {path}, what the reference made of all pairs: {error}; put it back"
+        ) from None
+    if pairs != data.fingerprint:
+        raise MeshwrightError(
+            f"{path} is of other pairs than --data, --seq-len and the tokenizer give now; a run whose reference is"
+            f" precomputed goes on with its own alone"
+        )
+    return log_probabilities

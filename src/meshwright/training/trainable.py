@@ -1,0 +1,30 @@
+"""The part of a model's parameters that trains, as a tree of its own, and back among those that are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+Tree = Any
+"""Leaves under names at any depth, as parameters are."""
+
+
+def drop_paths(tree: Tree, paths: Collection[str], prefix: str = "") -> Tree:
+    """A tree without the leaves at some paths (`layers.query`), and without what is empty then."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            if kept := drop_paths(value, paths, f"{path}."):
+                found[name] = kept
+        elif path not in paths:
+            found[name] = value
+    return found
+
+
+def merge_trees(tree: Tree, part: Tree) -> Tree:
+    """A tree with the leaves of `part` in place of its own; where they are of no tree alike, beside its own."""
+    found = dict(tree)
+    for name, value in part.items():
+        found[name] = merge_trees(found.get(name, {}), value) if isinstance(value, Mapping) else value
+    return found
