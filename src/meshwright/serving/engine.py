@@ -138,10 +138,10 @@ class Engine:
         request = checked(request, self.model, self.layout.context)
         number = next(self._numbers)
         request_id = f"{number:08x}"
-        most = self.settings.max_queue + self.layout.shards * self.layout.rows
-        if request.num_completions > most:
+        limit = self.settings.max_queue + self.layout.shards * self.layout.rows
+        if request.num_completions > limit:
             raise MeshwrightError(
-                f"num_completions is {request.num_completions}; rows and queue of this engine have room for {most}"
+                f"num_completions is {request.num_completions}; rows and queue of this engine have room for {limit}"
             )
         active = _ActiveRequest(request, deliver)
         if request.constraint is not None:
@@ -155,10 +155,10 @@ class Engine:
                 raise ClosedError("the engine is shutting down")
             queued = len(self.scheduler.waiting)
             queued += sum(new.request.num_completions for _, new in self._inbox if new is not None)
-            # Completions for which a row is free do not wait.
+            # Sequences for which a row is free do not wait.
             free_rows = self.layout.shards * self.layout.rows - len(self.scheduler.running)
             if queued + request.num_completions > self.settings.max_queue + free_rows:
-                raise OverloadedError(f"{queued} completions wait; the queue takes {self.settings.max_queue}", 1.0)
+                raise OverloadedError(f"{queued} sequences wait; the queue takes {self.settings.max_queue}", 1.0)
             self._inbox.append((request_id, active))
             self._wakeup.notify()
         return request_id
