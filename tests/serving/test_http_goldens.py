@@ -31,7 +31,7 @@ def cases():
 def test_tokens_and_log_probabilities_are_those_of_transformers(family, mesh):
     model, golden = mw.load(GOLDENS / family, on="cpu:2", mesh=mesh), np.load(GOLDENS / family / "golden.npz")
     # One shape of each kind of step, which is all that has to be compiled.
-    engine = Engine(model, EngineSettings(rows=1, context=64, page_size=64, chunk_tokens=16))
+    engine = Engine(model, EngineSettings(rows=1, context=48, page_size=48, chunk_tokens=16))
     service = Service(
         engine=engine, model=family, context=engine.layout.context, tokenizer=model.tokenizer, stats=engine.stats
     )
