@@ -52,6 +52,8 @@ def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
     causes = [Cause(difference=Difference.LEAST_OP_TIME, count=count, seconds=overhead)] if estimated else []
     for part, more in seconds.items():
         known = TPU_DIFFERENCES.get(part) if estimated and more > 0 else None
+        if known == Difference.READ_THEN_MULTIPLIED and plan.serving.model.experts is not None:
+            known = Difference.EXPERT_BUFFERS
         causes.append(Cause(difference=known or Difference.STEP_TERM, term=part, seconds=more))
     least_seconds = LEAST_SHARE * sum(plan.predicted.breakdown_seconds.values())
     found = [cause for cause in causes if abs(cause.seconds or 0.0) >= least_seconds]
