@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,30 @@ def test_a_started_server_answers_openais_client_and_ends_after_its_last_answer(
             made += piece.choices[0].token_ids
         assert len(made) == 400
         assert process.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_server_that_still_compiles():
+    """Python's own end aborted in XLA while a thread compiled: exit code 134."""
+    command = [
+        sys.executable,
+        "-m",
+        "meshwright",
+        "serve",
+        str(GOLDENS / "gemma3_text"),
+        "--on",
+        "cpu:8",
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            assert any("sequences at once" in line for line in process.stderr)
+            time.sleep(3)  # Within its compilations.
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0, process.stderr.read()
+        finally:
+            process.kill()
 
 
 CASES = [

@@ -17,6 +17,7 @@ from meshwright.cli.serve.replicas import serve_replicas
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.processes import leave_at_once
 
 if TYPE_CHECKING:
     from meshwright.inference import LoadedModel
@@ -156,6 +157,8 @@ def _serve(
     if http.host not in ("127.0.0.1", "localhost", "::1") and not http.api_keys:
         note(f"anyone who can reach {http.host} can use this server; --api-keys FILE requires a key")
 
+    has_started = threading.Event()
+
     def start() -> None:
         if REPLICA in os.environ:
             threading.Thread(target=_stop_without_front, args=(service,), daemon=True).start()
@@ -164,6 +167,7 @@ def _serve(
         start_with_bar(engine)
         if member:
             member.step = 0
+        has_started.set()
 
     try:
         serve_http(service, host=http.host, port=http.port, grace_seconds=http.grace_seconds, start=start)
@@ -171,6 +175,9 @@ def _serve(
         engine.close()
         if leader:
             leader.close()
+    if not has_started.is_set() and member is None:
+        # A signal came first. Python would end under the thread that compiles, which aborts in XLA.
+        leave_at_once(0)
     stats = engine.stats()
     means = engine.means()
     pace = f": {show_means(*means)}" if means else ""
