@@ -18,10 +18,11 @@ from started import started
 from meshwright.cli.main import main
 from meshwright.serving.front.app import Front
 from meshwright.serving.http.server import HttpServer
-from meshwright.serving.http.service import ServerState
+from meshwright.serving.http.service import ApiKey, Limits, ServerState
 from meshwright.text import byte_tokenizer
 
 LLAMA = Path(__file__).parents[1] / "goldens" / "llama"
+OUTER = ApiKey("outer", Limits(prompt_tokens=8))
 LONG = {"prompt": "a", "max_tokens": 400, "temperature": 0}
 
 
@@ -55,8 +56,8 @@ def front_of(*replicas, **options):
 def test_a_replica_that_is_gone_is_passed_over_and_a_client_that_goes_frees_its_pages():
     engine = FakeEngine(byte_tokenizer(), step_seconds=0.01)
     with (
-        started(engine, api_keys=("inner",)) as server,
-        front_of(Behind("http://127.0.0.1:9"), Behind(server.url), api_keys=("outer",)) as url,
+        started(engine, api_keys=(ApiKey("inner"), OUTER)) as server,
+        front_of(Behind("http://127.0.0.1:9"), Behind(server.url), api_keys=(OUTER,)) as url,
     ):
         key = {"authorization": "Bearer outer"}
         assert httpx.post(f"{url}/v1/completions", json=LONG).status_code == 401
@@ -64,6 +65,8 @@ def test_a_replica_that_is_gone_is_passed_over_and_a_client_that_goes_frees_its_
         assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 3)
         wrong = httpx.post(f"{url}/v1/completions", json={"temprature": 1}, headers=key)
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temprature")
+        too_long = httpx.post(f"{url}/v1/completions", json={"prompt": "a" * 9}, headers=key)
+        assert "the number of tokens of prompt is 9" in too_long.text
         numbers = httpx.get(f"{url}/metrics", headers=key).text
         assert 'meshwright_front_retries_total{why="lost"}' in numbers
         assert 'meshwright_num_steps_total{replica="1"}' in numbers

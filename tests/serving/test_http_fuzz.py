@@ -148,6 +148,10 @@ HOSTILE = {
     "infinity": (b'{"prompt": "a", "temperature": -Infinity}', 400),
     "overflow": (b'{"prompt": "a", "temperature": 1e999}', 400),
     "long number": (b'{"prompt": "a", "seed": ' + b"9" * 100_000 + b"}", 400),
+    **{  # Of as many digits as Python reads; a message does not repeat them.
+        f"long {name}": (b'{"prompt": "a", "%s": %s}' % (name.encode(), b"9" * 4000), 400)
+        for name in ("max_tokens", "n", "logprobs", "min_tokens", "best_of")
+    },
     "deep list": (DEEP, 400),
     "deep schema": (b'{"prompt": "a", "guided_json": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}", 400),
     "nan in a schema": (b'{"prompt": "a", "guided_json": {"minimum": 1e999}}', 400),

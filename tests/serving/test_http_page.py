@@ -14,7 +14,7 @@ from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.http.app import ENDPOINTS
 from meshwright.serving.http.metrics import MEAN_GAUGES
 from meshwright.serving.http.openai.generation import MAX_LOGIT_BIASES
-from meshwright.serving.http.service import Limits
+from meshwright.serving.http.service import ApiKey, Limits
 from meshwright.serving.request import MOST_LOGPROBS
 from meshwright.text import byte_tokenizer
 
@@ -31,7 +31,7 @@ def settings_of(server):
 
 
 def test_the_page_knows_its_server():
-    with started(FakeEngine(chat_tokenizer()), api_keys=("k",)) as server:
+    with started(FakeEngine(chat_tokenizer()), api_keys=(ApiKey("k"),)) as server:
         assert settings_of(server) == {"model": "fake/model", "has_chat": True, "has_keys": True}
     with started(FakeEngine(byte_tokenizer())) as server:
         assert settings_of(server) == {"model": "fake/model", "has_chat": False, "has_keys": False}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,8 @@ from fake_engine import FakeEngine
 from started import http_server, started
 
 from meshwright.errors import MeshwrightError
-from meshwright.serving.http.service import Limits, Service
+from meshwright.serving.http.api_keys import parse_api_keys
+from meshwright.serving.http.service import ApiKey, Limits, Service
 from meshwright.text import byte_tokenizer
 
 LONG = {"prompt": "a", "max_tokens": 500, "temperature": 0}
@@ -109,7 +111,13 @@ def test_an_engine_that_takes_no_more_ends_its_server():
 
 
 def test_api_keys_are_asked_for():
-    with started(FakeEngine(chat_tokenizer()), api_keys=("first", "sécond")) as server:
+    with started(
+        FakeEngine(chat_tokenizer()),
+        api_keys=(
+            ApiKey("first"),
+            ApiKey("sécond"),
+        ),
+    ) as server:
         base = f"{server.url}/v1"
         for key in ("first", "sécond"):
             headers = {"authorization": f"Bearer {key}".encode()}
@@ -129,6 +137,47 @@ def test_api_keys_are_asked_for():
         assert httpx.post(f"{server.url}/chat", json={"prompt": "a"}).status_code == 401
 
 
+def test_each_api_key_has_limits_of_its_own():
+    limits = Limits(body_bytes=2000)
+    keys = parse_api_keys(["# of people", "wide", "", "narrow requests=1 max_tokens=400 prompt_tokens=3"], limits, "f")
+    with started(slow_engine(), api_keys=keys, limits=limits) as server:
+
+        def ask(key, **options):
+            headers = {"authorization": f"Bearer {key}"}
+            return httpx.post(f"{server.url}/v1/completions", json={"prompt": "abc", **options}, headers=headers)
+
+        assert ask("wide", max_tokens=1, prompt="abcd").status_code == 200
+        assert "the number of tokens of prompt is 4" in ask("narrow", prompt="abcd").text
+        assert "max_tokens is 401" in ask("narrow", max_tokens=401).text
+        assert ask("narrow", prompt="a" * 3000).status_code == 413
+        options = {"json": LONG | {"stream": True, "max_tokens": 400}, "headers": {"authorization": "Bearer narrow"}}
+        with httpx.stream("POST", f"{server.url}/v1/completions", **options) as stream:
+            lines = stream.iter_lines()  # Kept: httpx closes the connection with it.
+            assert next(lines).startswith("data: ")
+            refused = ask("narrow", max_tokens=1)
+            assert (refused.status_code, refused.headers.get("retry-after")) == (429, "1")
+            assert "this API key answers at most 1 requests at once" in refused.text
+            assert ask("wide", max_tokens=1).status_code == 200
+        until(lambda: ask("narrow", max_tokens=1).status_code == 200)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["# none"], "keys.txt has no key"),
+        (["k", "k"], "line 2 of keys.txt repeats the key"),
+        (["k max=1"], "line 1 of keys.txt has 'max=1'; write NAME=VALUE with one of requests, body_bytes"),
+        (["k max_tokens=x"], "max_tokens must be a whole number above 0"),
+        (["k seconds=nan"], "seconds must be a number above 0"),
+        (["k max_tokens=0"], "max_tokens must be a whole number above 0"),
+        (["k head_seconds=1"], "applies before the key is known; use --limit"),
+    ],
+)
+def test_a_file_of_keys_that_is_wrong_is_refused_in_a_line(lines, said):
+    with pytest.raises(MeshwrightError, match=re.escape(said)):
+        parse_api_keys(lines, Limits(), "keys.txt")
+
+
 def test_pages_of_other_origins_may_call_only_where_they_are_let():
     origin = {"origin": "https://pages.example"}
     asked = origin | {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
@@ -140,7 +189,9 @@ def test_pages_of_other_origins_may_call_only_where_they_are_let():
         for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
             answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=origin | {"content-type": kind})
             assert answer.status_code == 415
-    with started(FakeEngine(byte_tokenizer()), cors_origins=("https://pages.example",), api_keys=("k",)) as server:
+    with started(
+        FakeEngine(byte_tokenizer()), cors_origins=("https://pages.example",), api_keys=(ApiKey("k"),)
+    ) as server:
         allowed = httpx.options(f"{server.url}/v1/completions", headers=asked)
         assert allowed.status_code == 200
         assert allowed.headers["access-control-allow-origin"] == "https://pages.example"
@@ -284,6 +335,7 @@ import sys
 sys.path.insert(0, {tests!r})
 from fake_engine import FakeEngine
 from meshwright.serving.http.server import serve_http
+from meshwright.serving.http.api_keys import parse_api_keys
 from meshwright.serving.http.service import Service
 from meshwright.text import byte_tokenizer
 engine = FakeEngine(byte_tokenizer(), step_seconds=0.01)

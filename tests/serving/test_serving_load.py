@@ -221,6 +221,8 @@ def test_figures_of_known_answers():
     assert load_figures(Load(rate=1.0), answers, {"ttft": 0.45}).goodput == 5 / 20
     assert load_figures(Load(rate=1.0), answers, {"ttft": 0.45, "e2e": 1.15}).goodput == 2 / 20
     assert load_figures(Load(rate=1.0), answers, {}).goodput is None
+    # A server may send one token in two parts.
+    assert "tpot" not in load_figures(Load(rate=1.0), [Answer(0.0, 1.0, (0.5, 1.0), 7, 1)], {}).latencies
 
 
 @pytest.mark.parametrize("text", ["", "ttft", "ttft=", "ttft=0", "ttft=-1", "speed=1", "ttft=1,ttft=2", "ttft=nan"])

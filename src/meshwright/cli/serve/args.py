@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from meshwright.cli.arguments import option
 from meshwright.cli.loading import ModelArgs
 from meshwright.cli.processes import ProcessArgs
+from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.step import CacheSplit
+
+if TYPE_CHECKING:
+    from meshwright.serving.http.service import ApiKey, Limits
 
 EXAMPLES = (
     "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
@@ -66,7 +70,10 @@ class Args(ModelArgs):
     grace: Annotated[float, option("SECONDS")] = 30.0
     """The time that open requests have to finish after SIGTERM. Default: 30."""
     api_keys: Annotated[Path | None, option("FILE")] = None
-    """A file with one API key a line; or MESHWRIGHT_API_KEYS, separated by commas. Default: none is needed."""
+    """A file with one API key a line, each with limits of its own if you like (KEY requests=4 max_tokens=256).
+    MESHWRIGHT_API_KEYS adds keys, separated by commas. Default: no key is needed."""
+    limit: Annotated[tuple[str, ...], option("NAME=VALUE…")] = ()
+    """Limits of a request, as max_tokens=512 prompt_tokens=2048; docs/serving.md lists them and their defaults."""
     cors: Annotated[tuple[str, ...], option("ORIGIN…")] = ()
     """Origins whose pages may call the server (CORS); * for all. Default: none."""
     replicas: Annotated[int, option("N")] = 1
@@ -74,14 +81,19 @@ class Args(ModelArgs):
     process: ProcessArgs = field(default_factory=ProcessArgs)
 
 
-def read_api_keys(path: Path | None) -> tuple[str, ...]:
-    """The API keys in a file, or else in the environment."""
-    if path is None:
-        return tuple(key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key)
-    try:
-        keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise MeshwrightError(f"cannot read --api-keys {path}: {error}") from None
-    if not keys:
-        raise MeshwrightError(f"--api-keys {path} has no key; write one a line")
-    return keys
+def limits_and_keys(args: Args) -> tuple[Limits, tuple[ApiKey, ...]]:
+    """The limits of requests, and the API keys of the file and of the environment."""
+    with waiting("loading JAX"):
+        from meshwright.serving.http.api_keys import parse_api_keys, parse_limits
+        from meshwright.serving.http.service import Limits
+
+    limits = parse_limits(args.limit, Limits(seconds=args.timeout), "--limit")
+    of_environment = [key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
+    keys = parse_api_keys(of_environment, limits, KEYS_VARIABLE) if of_environment else ()
+    if args.api_keys is not None:
+        try:
+            text = args.api_keys.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise MeshwrightError(f"cannot read --api-keys {args.api_keys}: {error}") from None
+        keys += parse_api_keys(text.splitlines(), limits, f"--api-keys {args.api_keys}")
+    return limits, keys

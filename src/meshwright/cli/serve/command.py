@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.cli.loading import note, read_with_bar, start_with_bar
 from meshwright.cli.processes import report_end_to_others
-from meshwright.cli.serve.args import Args, read_api_keys
+from meshwright.cli.serve.args import Args, limits_and_keys
 from meshwright.cli.serve.plan import check_model, options_of_plan, read_decode_plan
 from meshwright.cli.serve.replicas import serve_replicas
 from meshwright.cli.typed import check_all_read
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshwright.inference import LoadedModel
     from meshwright.processes import Member
     from meshwright.serving.engine import Engine
-    from meshwright.serving.http.service import Limits, Service
+    from meshwright.serving.http.service import ApiKey, Limits, Service
     from meshwright.serving.runner import Work
     from meshwright.serving.settings import EngineSettings
 
@@ -41,13 +41,12 @@ def run(args: Args) -> int:
     for name in ("timeout", "grace"):
         if not 0 < getattr(args, name) < float("inf"):
             raise MeshwrightError(f"--{name} is {getattr(args, name)}; it must be a number of seconds above 0")
-    api_keys = read_api_keys(args.api_keys)
+    limits, api_keys = limits_and_keys(args)
     if args.replicas != 1:
-        return serve_replicas(args, api_keys)
+        return serve_replicas(args, limits, api_keys)
     with waiting("loading JAX"):
         from meshwright.loading import find_model
         from meshwright.runtime import claim_devices
-        from meshwright.serving.http.service import Limits
         from meshwright.serving.request import ClosedError
         from meshwright.serving.settings import EngineSettings
         from meshwright.training import is_first_process
@@ -75,8 +74,7 @@ def run(args: Args) -> int:
     if plan is not None and args.plan is not None:
         check_model(plan, args.plan, found.model, args.model)
     http = _HttpOptions(
-        args.host, args.port, args.grace, args.name or args.model.resolve().name, api_keys, args.cors,
-        Limits(seconds=args.timeout),
+        args.host, args.port, args.grace, args.name or args.model.resolve().name, api_keys, args.cors, limits
     )  # fmt: skip
     found_draft = None
     if args.draft_model is not None:
@@ -107,7 +105,7 @@ class _HttpOptions(NamedTuple):
     port: int
     grace_seconds: float
     model_name: str
-    api_keys: tuple[str, ...]
+    api_keys: tuple[ApiKey, ...]
     cors_origins: tuple[str, ...]
     limits: Limits
 

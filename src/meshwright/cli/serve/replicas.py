@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from meshwright.cli.processes import devices_per_process, process_environments
 from meshwright.cli.serve.args import KEYS_VARIABLE, Args
@@ -13,11 +15,14 @@ from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import make_system
 
-FRONT_OPTIONS = {"model", "on", "host", "port", "api_keys", "cors", "replicas", "process"}
+if TYPE_CHECKING:
+    from meshwright.serving.http.service import ApiKey, Limits
+
+FRONT_OPTIONS = {"model", "on", "host", "port", "cors", "replicas", "process"}
 """Options that the front handles itself and does not pass to its replicas."""
 
 
-def serve_replicas(args: Args, api_keys: tuple[str, ...]) -> int:
+def serve_replicas(args: Args, limits: Limits, api_keys: tuple[ApiKey, ...]) -> int:
     """Serve by several processes, each with a part of the devices and a copy of the weights, behind one port."""
     if args.plan is not None:
         raise MeshwrightError(f"--plan {args.plan} is of one server; with --replicas leave it out, and give --mesh")
@@ -26,7 +31,7 @@ def serve_replicas(args: Args, api_keys: tuple[str, ...]) -> int:
         from meshwright.loading import find_model
         from meshwright.serving.front.app import Front
         from meshwright.serving.http.server import HttpServer, serve_app
-        from meshwright.serving.http.service import Limits, ServerState
+        from meshwright.serving.http.service import ServerState
 
     # All devices together. The mesh is of one replica, which checks it.
     system = find_model(args.model, on=args.on, dtype=args.dtype, adapter=args.adapter).system
@@ -35,11 +40,13 @@ def serve_replicas(args: Args, api_keys: tuple[str, ...]) -> int:
         system, num_replicas, "replicas", "leave --replicas {0} out, and have dp={0} in --mesh for as many copies"
     )
     replica_key = secrets.token_hex(16)
+    # Replicas have the clients' keys too, by --api-keys or the environment, so that each applies their limits.
+    keys = ",".join(filter(None, (replica_key, os.environ.get(KEYS_VARIABLE))))
     environments = [
-        dict(environment) | {KEYS_VARIABLE: replica_key}
+        dict(environment) | {KEYS_VARIABLE: keys}
         for environment in process_environments(system, num_devices, num_replicas)
     ]
-    state = ServerState(limits=Limits(seconds=args.timeout), api_keys=api_keys, cors_origins=args.cors)
+    state = ServerState(limits=limits, api_keys=api_keys, cors_origins=args.cors)
     host, port = args.host, args.port
     replica_system = str(make_system(system.chip, (num_devices,)))
     command = ["serve", str(args.model), *_replica_options(args), "--on", replica_system, "--port", "0"]
@@ -64,7 +71,8 @@ def _replica_options(args: Args) -> list[str]:
     for field in fields(args):
         if field.name not in FRONT_OPTIONS and (value := getattr(args, field.name)) not in (field.default, None):
             name = f"--{field.name.replace('_', '-')}"
-            words += [name] if value is True else [name, str(value)]
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            words += [name, *map(str, values)]
     if args.name is None:
         words += ["--name", args.model.resolve().name]
     return words

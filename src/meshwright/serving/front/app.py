@@ -15,10 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from meshwright.serving.front.metrics import merged_metrics
 from meshwright.serving.front.routing import Router, prefix_blocks
-from meshwright.serving.http.app import ENDPOINTS, add_middleware
+from meshwright.serving.http.app import ENDPOINTS
 from meshwright.serving.http.endpoint import wait_for_disconnect
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.metrics import CONTENT_TYPE
+from meshwright.serving.http.middleware import LIMITS, add_middleware
 from meshwright.serving.http.request_body import read_body
 from meshwright.serving.http.service import ServerState
 
@@ -54,7 +55,7 @@ class Front:
     Args:
         state: keys, limits and readiness of the front itself.
         replicas: the replicas.
-        key: the API key that the replicas require.
+        key: the front's own API key at the replicas, which accept the keys of `state` too.
     """
 
     def __init__(self, state: ServerState, replicas: Sequence[Replica], key: str) -> None:
@@ -109,7 +110,7 @@ class Front:
                 await response.respond(await self._metrics())
             else:
                 request = Request(scope, receive)
-                body = await read_body(request, self._state.limits)
+                body = await read_body(request, scope[LIMITS])
                 await self._until_disconnect(self._forward(request, body, response), receive, response)
         except ClientDisconnect:
             return
@@ -177,6 +178,9 @@ class Front:
         if url is None:
             return False
         request_headers = {n: request.headers[n] for n in ("content-type", "accept") if n in request.headers}
+        if self._state.api_keys and "authorization" in request.headers:
+            # The replicas know the clients' keys, and apply the limits of each.
+            request_headers["authorization"] = request.headers["authorization"]
         target = httpx.URL(url).copy_with(raw_path=request.scope["raw_path"] + (f"?{query}".encode() if query else b""))
         async with self._client.stream(request.method, target, content=body, headers=request_headers) as reply:
             headers = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in HOP_HEADERS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from meshwright.serving.http.async_engine import AsyncEngine, answer_timeout
 from meshwright.serving.http.errors import ApiError
+from meshwright.serving.http.middleware import LIMITS
 from meshwright.serving.http.openai.logprobs import TokenDecoder
 from meshwright.serving.http.request_body import read_json, validate_request
 from meshwright.serving.http.service import Service
@@ -79,14 +80,16 @@ class EndpointApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; stop the work on it when the client disconnects."""
-        limits = self._state.service.limits
+        limits = scope[LIMITS]
+        # Handlers read limits and the model from the service, never its lifecycle: a copy can have this key's limits.
+        state = replace(self._state, service=replace(self._state.service, limits=limits))
         try:
             data = await read_json(Request(scope, receive), limits)
         except ClientDisconnect:
             return
         body = validate_request(self._endpoint.request, data)
         response = _ResponseSender(send)
-        work = asyncio.ensure_future(self._answer(body, scope, receive, response))
+        work = asyncio.ensure_future(self._answer(state, body, scope, receive, response))
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             # `OutputStream` enforces the limit; this timeout is for a client that does not read its answer.
@@ -104,8 +107,10 @@ class EndpointApp:
             # Wait until the cancelled work has aborted its prompts in the engine.
             await asyncio.gather(work, disconnect, return_exceptions=True)
 
-    async def _answer(self, body: Any, scope: Scope, receive: Receive, response: _ResponseSender) -> None:
-        answer = await self._endpoint.handler(self._state, body)
+    async def _answer(
+        self, state: AppState, body: Any, scope: Scope, receive: Receive, response: _ResponseSender
+    ) -> None:
+        answer = await self._endpoint.handler(state, body)
         if isinstance(answer, BaseModel):
             whole = Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
             await whole(scope, receive, response.send)

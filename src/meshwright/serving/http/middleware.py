@@ -1,22 +1,27 @@
-"""ASGI middleware: API keys, the size of headers, readiness, request ids, a count of responses, and CORS."""
+"""ASGI middleware: API keys with their limits, header size, readiness, request ids, a count of responses, and CORS."""
 
 from __future__ import annotations
 
 import hmac
 import uuid
+from collections import Counter as Counts
 
 from prometheus_client import Counter
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.serving.http.errors import CLOSE, ApiError
-from meshwright.serving.http.service import ServerState
+from meshwright.serving.http.service import ApiKey, Limits, ServerState
 
 PUBLIC_PATHS = {"/", "/health", "/ready"}
 """Paths that need no API key: the chat page, which asks its user for one, and the probes of supervisors."""
 
 ALWAYS_AVAILABLE = {*PUBLIC_PATHS, "/metrics", "/openapi.json", "/v1/models"}
 """Paths that are answered before the server is ready and while it shuts down."""
+
+
+LIMITS = "meshwright.limits"
+"""The key of an ASGI scope for the limits of the request, those of its API key."""
 
 
 def add_middleware(app: ASGIApp, state: ServerState, requests: Counter, paths: frozenset[str]) -> ASGIApp:
@@ -45,7 +50,8 @@ class ServerMiddleware:
         self._state = state
         self._requests = requests
         self._paths = paths
-        self._keys = [key.encode() for key in state.api_keys]
+        self._num_open = Counts[ApiKey | None]()
+        """Requests to the model that have no complete answer yet, by API key; None without keys."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -61,23 +67,30 @@ class ServerMiddleware:
                 self._requests.labels(endpoint, str(message["status"])).inc()
             await send(message)
 
-        error = self._rejection(scope, path)
+        key = self._api_key(scope["headers"])
+        limits = key.limits if key and key.limits else self._state.limits
+        error = self._rejection(scope, path, key, limits)
         if error is not None:
             await error.response()(scope, receive, send_counted)
             return
+        scope[LIMITS] = limits
+        is_counted = path not in ALWAYS_AVAILABLE
         self._state.num_active += 1
+        self._num_open[key] += is_counted
         try:
             await self._app(scope, receive, send_counted)
         finally:
             self._state.num_active -= 1
+            self._num_open[key] -= is_counted
 
-    def _rejection(self, scope: Scope, path: str) -> ApiError | None:
+    def _rejection(self, scope: Scope, path: str, key: ApiKey | None, limits: Limits) -> ApiError | None:
         """The error of a request that is not passed to the app; None for one that is."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         size = sum(len(name) + len(value) + 4 for name, value in headers) + len(scope["raw_path"])
         if size > self._state.limits.head_bytes:
             return headers_too_large(self._state.limits.head_bytes)
-        if path not in PUBLIC_PATHS and scope["method"] != "OPTIONS" and not self._has_key(headers):
+        is_public = path in PUBLIC_PATHS or scope["method"] == "OPTIONS"
+        if self._state.api_keys and key is None and not is_public:
             return ApiError(
                 "the request has no valid API key for this server; send it as `Authorization: Bearer KEY`",
                 status=401, code="invalid_api_key", headers={"www-authenticate": "Bearer"},
@@ -89,16 +102,21 @@ class ServerMiddleware:
                 "the model is not ready yet; try again, /ready answers 200 when it is",
                 status=503, code="not_ready", headers={"retry-after": "5"},
             )  # fmt: skip
+        if path not in ALWAYS_AVAILABLE and limits.requests is not None and self._num_open[key] >= limits.requests:
+            owner = "this API key" if key else "this server"
+            return ApiError(
+                f"{owner} answers at most {limits.requests} requests at once; try again when one is complete",
+                status=429, code="too_many_requests", headers={"retry-after": "1"},
+            )  # fmt: skip
         return None
 
-    def _has_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        if not self._keys:
-            return True
+    def _api_key(self, headers: list[tuple[bytes, bytes]]) -> ApiKey | None:
+        """The API key of a request; None without a valid one."""
         header = next((value for name, value in headers if name == b"authorization"), b"")
         scheme, _, key = header.partition(b" ")
         # Compare with every key, each in constant time, so that the duration reveals nothing about the keys.
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        return scheme.lower() == b"bearer" and any(matches)
+        matches = [each for each in self._state.api_keys if hmac.compare_digest(key.strip(), each.key.encode())]
+        return matches[0] if matches and scheme.lower() == b"bearer" else None
 
 
 def headers_too_large(limit: int) -> ApiError:

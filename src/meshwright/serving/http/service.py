@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ class Limits:
     """Limits of one HTTP request. The limit of the queue belongs to the engine.
 
     Args:
+        requests: requests to the model that are answered at once for one API key, or for all clients of a server
+            without keys; None for no limit.
         body_bytes: size of the body.
         body_seconds: time until the body is complete.
         head_bytes: size of the request line and headers.
@@ -32,12 +35,14 @@ class Limits:
         unread_seconds: time during which the client reads nothing of its answer.
         prompts: prompts in one request.
         prompts_at_once: prompts of one request that the engine holds at the same time.
+        prompt_tokens: tokens of each prompt; None for what the model's context allows.
         choices: completions per prompt (`n`).
         max_tokens: tokens of each completion; None for what the model's context leaves.
         stop_strings: stop strings in one request.
         stop_characters: length of a stop string.
     """
 
+    requests: int | None = None
     body_bytes: int = 4 << 20
     body_seconds: float = 30.0
     head_bytes: int = 32 << 10
@@ -46,6 +51,7 @@ class Limits:
     unread_seconds: float = 60.0
     prompts: int = 1024
     prompts_at_once: int = 128
+    prompt_tokens: int | None = None
     choices: int = 16
     max_tokens: int | None = None
     stop_strings: int = 16
@@ -54,8 +60,16 @@ class Limits:
     def __post_init__(self) -> None:
         check_fields(self)
         for name, value in vars(self).items():
-            if value is not None and not value > 0:
-                raise MeshwrightError(f"the limit {name} is {value}; it must be above 0")
+            if value is not None and not 0 < value < math.inf:
+                raise MeshwrightError(f"the limit {name} is {value}; it must be a number above 0")
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """An API key. limits: limits of its requests; None for the server's."""
+
+    key: str
+    limits: Limits | None = None
 
 
 @dataclass(kw_only=True)
@@ -63,7 +77,7 @@ class ServerState:
     """Access and lifecycle of a server, read by its middleware; a front before replicas has one too.
 
     Args:
-        limits: limits of one request.
+        limits: limits of one request whose API key has none of its own.
         api_keys: keys of which a request needs one; empty to answer all requests.
         cors_origins: origins whose pages may call the server (CORS); "*" for all.
         is_ready: whether requests are accepted.
@@ -74,7 +88,7 @@ class ServerState:
     """
 
     limits: Limits = field(default_factory=Limits)
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[ApiKey, ...] = ()
     cors_origins: tuple[str, ...] = ()
     is_ready: bool = False
     is_draining: bool = False

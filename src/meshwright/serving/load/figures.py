@@ -118,7 +118,7 @@ def _values(answer: Answer, measure: str) -> Iterable[float]:
     if measure == "ttft":
         return (answer.arrivals[0] - answer.begin,)
     if measure == "tpot":
-        if len(answer.arrivals) < 2:
+        if min(len(answer.arrivals), answer.output_tokens) < 2:
             return ()
         return ((answer.arrivals[-1] - answer.arrivals[0]) / (answer.output_tokens - 1),)
     return np.diff(answer.arrivals).tolist()

@@ -26,7 +26,7 @@ from meshwright.text import chat_template
 Temperature = Annotated[float, Field(ge=0, le=100)]
 
 TEMPERATURE = Field(1.0, description="a number from 0 (greedy) to 100")
-MAX_TOKENS = Field(None, ge=0, description="a whole number from 0; without it, as many as the context allows")
+MAX_TOKENS = Field(None, ge=0, lt=2**31, description="a whole number from 0; without it, as many as the context allows")
 
 
 class GenerateRequest(RequestModel):

@@ -26,15 +26,16 @@ class ChatCompletionRequest(GenerationRequest):
         min_length=1, description="a list of at least one message, each with role and content"
     )
     max_tokens: int | None = Field(
-        None, ge=0, description="a whole number from 0; without it, as many as the context allows"
+        None, ge=0, lt=2**31, description="a whole number from 0; without it, as many as the context allows"
     )
     max_completion_tokens: int | None = Field(
-        None, ge=0, description="a whole number from 0; without it, as many as the context allows"
+        None, ge=0, lt=2**31, description="a whole number from 0; without it, as many as the context allows"
     )
     logprobs: bool = Field(False, description="true or false: whether to return log probabilities")
     top_logprobs: int | None = Field(
         None,
         ge=0,
+        lt=2**31,
         description="a whole number from 0, with logprobs: true; how many alternatives to return at each position",
     )
     tools: Annotated[list[Tool], Field(fail_fast=True)] = Field([], description="a list of functions")

@@ -30,14 +30,17 @@ class CompletionRequest(GenerationRequest):
         description="a text, a list of token ids, or a list of texts or of such lists"
     )
     max_tokens: int | None = Field(
-        None, ge=0, description=f"a whole number; 0 only processes the prompt; without it, {DEFAULT_MAX_TOKENS}"
+        None,
+        ge=0,
+        lt=2**31,
+        description=f"a whole number; 0 only processes the prompt; without it, {DEFAULT_MAX_TOKENS}",
     )
     echo: bool = Field(False, description="true or false: whether to return the prompt before the completion")
     logprobs: int | None = Field(
-        None, ge=0, description="a whole number from 0: how many alternatives to return at each position"
+        None, ge=0, lt=2**31, description="a whole number from 0: how many alternatives to return at each position"
     )
     best_of: int | None = Field(
-        None, ge=1, description="equal to n or left out: this server does not select among completions"
+        None, ge=1, lt=2**31, description="equal to n or left out: this server does not select among completions"
     )
     suffix: str | None = Field(None, description="left out: this server does not fill in the middle")
 

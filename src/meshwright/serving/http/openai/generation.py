@@ -37,7 +37,7 @@ class GenerationRequest(StructuredOutputFields):
     """Fields that both completions and chat completions have."""
 
     model: str | None = Field(None, description="the model's name, as in /v1/models")
-    n: int = Field(1, ge=1, description="a whole number from 1: how many completions to generate")
+    n: int = Field(1, ge=1, lt=2**31, description="a whole number from 1: how many completions to generate")
     stream: bool = Field(False, description="true or false: whether to stream the output")
     stream_options: StreamOptions | None = Field(None, description="an object with include_usage")
     temperature: float = Field(1.0, ge=0, le=2, description="a number from 0 (greedy) to 2")
@@ -52,7 +52,7 @@ class GenerationRequest(StructuredOutputFields):
     stop_token_ids: Tokens = Field([], description="a list of token ids")
     ignore_eos: bool = Field(False, description="true or false: whether to go on after end-of-sequence tokens")
     min_tokens: int = Field(
-        0, ge=0, description="a whole number from 0: tokens to generate before any can end the output"
+        0, ge=0, lt=2**31, description="a whole number from 0: tokens to generate before any can end the output"
     )
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_check_num_biases)] = (
         Field({}, description=f"an object of at most {MAX_LOGIT_BIASES} numbers from -100 to 100 by token id")
@@ -118,6 +118,8 @@ def resolve_max_tokens(
     limit = service.limits.max_tokens
     if not prompt_len:
         raise ApiError(f"a prompt in {param} has no tokens; it needs at least one", param=param)
+    if service.limits.prompt_tokens is not None:
+        _at_most(f"the number of tokens of {param}", prompt_len, service.limits.prompt_tokens, param=param)
     if left < (max_tokens if max_tokens is not None else 1):
         raise ApiError(
             f"{param} has {prompt_len} tokens and max_tokens is {1 if max_tokens is None else max_tokens}; the context"

@@ -1,0 +1,63 @@
+"""Parse limits and API keys as `meshwright serve` gets them: NAME=VALUE words, and a file with a key a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+
+from meshwright.errors import MeshwrightError
+from meshwright.serving.http.service import ApiKey, Limits
+
+CONNECTION_LIMITS = ("head_bytes", "head_seconds", "unread_seconds")
+"""Limits of a connection, which apply before the API key of a request is known."""
+
+
+def parse_limits(words: Iterable[str], limits: Limits, source: str) -> Limits:
+    """Replace some limits.
+
+    Args:
+        words: each NAME=VALUE, where NAME is a field of `Limits`.
+        limits: the values of the limits that no word sets.
+        source: where the words are from, for errors.
+
+    Raises:
+        MeshwrightError: a word that sets no limit.
+    """
+    types = {field.name: float if "float" in str(field.type) else int for field in fields(Limits)}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in types:
+            raise MeshwrightError(f"{source} has {word[:60]!r}; write NAME=VALUE with one of {', '.join(types)}")
+        try:
+            limits = replace(limits, **{name: types[name](value)})
+        except ValueError:
+            kind = "number" if types[name] is float else "whole number"
+            raise MeshwrightError(f"{source} has {word[:60]!r}; {name} must be a {kind} above 0") from None
+    return limits
+
+
+def parse_api_keys(lines: Iterable[str], limits: Limits, source: str) -> tuple[ApiKey, ...]:
+    """Parse lines KEY [NAME=VALUE …]. Empty lines and those that begin with # are skipped.
+
+    Args:
+        lines: the lines.
+        limits: the server's limits, for those that a line does not set.
+        source: what the lines are, for errors.
+
+    Raises:
+        MeshwrightError: no key, the same key twice, or a word that sets no limit of a key.
+    """
+    keys: dict[str, ApiKey] = {}
+    for number, line in enumerate(lines, 1):
+        key, *words = line.split() or [""]
+        if not key or key.startswith("#"):
+            continue
+        place = f"line {number} of {source}"
+        if key in keys:
+            raise MeshwrightError(f"{place} repeats the key of an earlier line; write each key once")
+        if word := next((word for word in words if word.startswith(CONNECTION_LIMITS)), None):
+            raise MeshwrightError(f"{place} has {word[:60]!r}, which applies before the key is known; use --limit")
+        keys[key] = ApiKey(key, parse_limits(words, limits, place) if words else None)
+    if not keys:
+        raise MeshwrightError(f"{source} has no key; write one a line")
+    return tuple(keys.values())
