@@ -14,6 +14,7 @@ TEMPLATE = (
     "{% endfor %}"
     "{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %} at once:{% endif %}"
 )
 
 

@@ -47,7 +47,7 @@ def test_the_context_is_the_limit_where_none_is_given(server, client):
     done = client.chat.completions.create(model=MODEL, messages=HELLO, temperature=0)
     assert done.usage.total_tokens == 512
     with pytest.raises(
-        openai.BadRequestError, match=r"messages has .* tokens .* is 512 tokens for both together"
+        openai.BadRequestError, match=r"messages has .* tokens; the context .* is 512 tokens, prompt and completion together"
     ) as error:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x" * 600}])
     assert error.value.code == "context_length_exceeded"
@@ -122,6 +122,9 @@ def test_tools_and_calls_pass_through_the_template(server, client):
     assert prompt_of(server) == f"[weather]{chat}"
     client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL], tool_choice="none", max_tokens=1)
     assert prompt_of(server) == chat
+    options = {"chat_template_kwargs": {"enable_thinking": False, "messages": []}}  # The template's own names stay.
+    client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1, extra_body=options)
+    assert prompt_of(server) == f"{chat} at once:"
     with pytest.raises(openai.BadRequestError, match='tool_choice is "required"; it must be none or auto'):
         client.chat.completions.create(model=MODEL, messages=HELLO, tools=[TOOL], tool_choice="required")
 

@@ -52,7 +52,7 @@ class Args:
     """
 
     url: Annotated[tyro.conf.Positional[str], positional("URL")]
-    """The server's address, without /v1."""
+    """The server's address, with or without /v1."""
     rate: Annotated[str | None, option("N[,N…]")] = None
     """Requests a second, at random (Poisson) times; several rates are run one after the other."""
     concurrency: Annotated[str | None, option("N[,N…]")] = None
@@ -91,7 +91,11 @@ def run(args: Args) -> int:
     from meshwright.serving.load.figures import load_figures, read_slo
     from meshwright.viz.charts import check_chart_file
 
-    loads, slo, url = _loads(args), {} if args.slo is None else read_slo(args.slo), args.url.rstrip("/")
+    loads, slo, url = (
+        _loads(args),
+        {} if args.slo is None else read_slo(args.slo),
+        args.url.rstrip("/").removesuffix("/v1"),
+    )
     if not url.startswith(("http://", "https://")):
         raise MeshwrightError(f"URL is {args.url!r}; write it as http://127.0.0.1:8000")
     seed = _whole("--seed", args.seed)

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic
 
 import jax
@@ -20,6 +20,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.inference import LoadedModel
 from meshwright.inference.stream import GrowingText
 from meshwright.models import GREEDY
+from meshwright.serving.active_request import ActiveRequest
 from meshwright.serving.checks import checked
 from meshwright.serving.constraints import ConstraintCompiler, Matcher
 from meshwright.serving.decode_stats import DecodeStats, StepMeans, measured_and_planned
@@ -51,23 +52,6 @@ come together are read together."""
 
 AHEAD = 1
 """Rounds of steps that are dispatched before the oldest is read."""
-
-
-@dataclass(eq=False)
-class _ActiveRequest:
-    """A request that has not ended: its sequences, their texts so far, and the scores of its prompt."""
-
-    request: Request
-    deliver: OutputCallback
-    sequences: list[TokenSequence] = field(default_factory=list)
-    growing: dict[int, GrowingText] = field(default_factory=dict)
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    """Of the prompt's tokens, by position."""
-    hidden: dict[int, np.ndarray] = field(default_factory=dict)
-    """The sums of hidden states of chunks, by the position of their first token."""
-    matchers: list[Matcher] = field(default_factory=list)
-    """One for each sequence, if the request has a constraint."""
-    deadline: float | None = None
 
 
 class Engine:
@@ -105,12 +89,12 @@ class Engine:
         self._constraints: ConstraintCompiler | None = None
         """Made for the first request that has a constraint: it reads the whole vocabulary."""
         self._constraints_lock = threading.Lock()
-        self._active = dict[str, _ActiveRequest]()
-        self._inbox = deque[tuple[str, _ActiveRequest | None]]()
+        self._active = dict[str, ActiveRequest]()
+        self._inbox = deque[tuple[str, ActiveRequest | None]]()
         self._wakeup = threading.Condition()
         self._numbers = itertools.count()
         self._rounds = deque[list[tuple[Step, Result]]]()
-        self._outputs = list[tuple[_ActiveRequest, Output]]()
+        self._outputs = list[tuple[ActiveRequest, Output]]()
         self._is_closing, self._failure = False, ""
         self._num_steps = self._num_generated = 0
         self.decode_stats = DecodeStats()
@@ -143,7 +127,7 @@ class Engine:
             raise MeshwrightError(
                 f"num_completions is {request.num_completions}; rows and queue of this engine have room for {limit}"
             )
-        active = _ActiveRequest(request, deliver)
+        active = ActiveRequest(request, deliver)
         if request.constraint is not None:
             active.matchers = [self._matcher(request) for _ in range(request.num_completions)]
         if request.timeout_seconds is not None:
@@ -237,7 +221,7 @@ class Engine:
                 self._end_request(request_id, "aborted", "the time of the request is over")
         return True
 
-    def _start_request(self, request_id: str, active: _ActiveRequest) -> None:
+    def _start_request(self, request_id: str, active: ActiveRequest) -> None:
         request = active.request
         is_scored = request.prompt_logprobs is not None or request.pooled
         if request.max_tokens == 0 and not is_scored:
@@ -262,7 +246,7 @@ class Engine:
             if sequence.done is None:
                 self.scheduler.add(sequence)
 
-    def _update_mask(self, active: _ActiveRequest, sequence: TokenSequence) -> None:
+    def _update_mask(self, active: ActiveRequest, sequence: TokenSequence) -> None:
         """Compute the mask of a constrained sequence's next token; end the sequence if no token is allowed."""
         assert sequence.matcher is not None
         mask, error = np.zeros(self.runner.words, np.uint32), ""
@@ -395,9 +379,7 @@ class Engine:
         sequence.done = growing.done
         if sequence.done:
             self.scheduler.end(sequence)
-        self._outputs.append(
-            (active, self._output(active, sequence, tuple(kept), pieces, tuple(logprobs[: len(kept)])))
-        )
+        self._outputs.append((active, active.output(sequence, tuple(kept), pieces, tuple(logprobs[: len(kept)]))))
         if sequence.drafts is not None:
             sequence.drafts.extend(kept)
         if sequence.matcher is not None and sequence.done is None:
@@ -405,36 +387,6 @@ class Engine:
                 sequence.matcher.accept(token)
             self._update_mask(active, sequence)
         self._remove_if_done(sequence.request_id, active)
-
-    def _output(
-        self,
-        active: _ActiveRequest,
-        sequence: TokenSequence,
-        tokens: tuple[int, ...],
-        piece: str,
-        logprobs: tuple[TokenLogprob, ...],
-    ) -> Output:
-        """The output of a step for a sequence; the first one has the prompt's scores too."""
-        prompt, pooled = (), ()
-        if sequence.number == 0 and active.logprobs:
-            prompt = tuple(active.logprobs[position] for position in range(1, len(active.request.prompt)))
-            active.logprobs = {}
-        if sequence.number == 0 and active.hidden:
-            sums = np.sum(np.stack(list(active.hidden.values())), axis=0, dtype=np.float64)
-            pooled = tuple(np.asarray(sums / len(active.request.prompt)).tolist()) if active.request.pooled else ()
-            active.hidden = {}
-        cached, sequence.cached = sequence.cached or 0, 0
-        return Output(
-            completion=sequence.number,
-            tokens=tokens,
-            text=piece,
-            logprobs=logprobs,
-            done=sequence.done,
-            stop=active.growing[sequence.number].stop if sequence.done == "text" else None,
-            cached_tokens=cached,
-            prompt_logprobs=prompt,
-            pooled=pooled,
-        )
 
     def _read_scores(self, step: Step, result: Result) -> None:
         """Wait for the log probabilities and hidden states of prompt chunks."""
@@ -454,15 +406,15 @@ class Engine:
             if end == len(request.prompt) and not request.max_tokens:
                 sequence.done = "length"
                 self.scheduler.end(sequence)
-                self._outputs.append((active, self._output(active, sequence, (), "", ())))
+                self._outputs.append((active, active.output(sequence, (), "", ())))
                 self._end_others(active, "length")
                 self._remove_if_done(sequence.request_id, active)
 
-    def _remove_if_done(self, request_id: str, active: _ActiveRequest) -> None:
+    def _remove_if_done(self, request_id: str, active: ActiveRequest) -> None:
         if all(sequence.done for sequence in active.sequences):
             self._active.pop(request_id, None)
 
-    def _end_others(self, active: _ActiveRequest, done: Ending, error: str = "") -> None:
+    def _end_others(self, active: ActiveRequest, done: Ending, error: str = "") -> None:
         """End the sequences of a scoring request that were never started: its prompt is computed once."""
         for number in range(len(active.sequences), active.request.num_completions):
             self._outputs.append((active, Output(completion=number, done=done, error=error)))

@@ -25,6 +25,7 @@ def apply_chat_template(
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """The tokens of a chat.
 
@@ -32,11 +33,12 @@ def apply_chat_template(
         messages: each with `role` (system, user, assistant) and `content`, and what else the template reads.
         tools: that the assistant may call, as OpenAI describes them: each with `type` and `function`.
         add_generation_prompt: with what begins the assistant's answer.
+        variables: of the template's own, such as Qwen3's `enable_thinking`.
 
     Raises:
         MeshwrightError: no template, or one that refuses these messages.
     """
-    text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
     text = _GENERATED.sub(r"\1", text)
     # The template has written the special tokens that begin a text.
     return tokenizer.encode(text, add_special_tokens=False)
@@ -158,6 +160,7 @@ def _render(
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     add_generation_prompt: bool,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of a chat, with marks around what the template says the assistant generates."""
     template = chat_template(tokenizer, has_tools=bool(tools))
@@ -167,6 +170,7 @@ def _render(
     tokens = {name: special_token(tokenizer.config, name) or "" for name in named if name.endswith("_token")}
     try:
         return _compiled(template).render(
+            dict(variables or {}),
             messages=[dict(message) for message in messages],
             # Templates compare them with none, which what is not there does not equal.
             tools=[dict(tool) for tool in tools] or None,

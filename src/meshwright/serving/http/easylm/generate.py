@@ -127,7 +127,7 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
     # A context that is not from this server is text that the chat is about.
     content = body.prompt if messages is not None else body.context + body.prompt
     messages = [*(messages or []), {"role": "user", "content": content}]
-    prompt = await chat_prompt(service, messages, [], "context")
+    prompt = await chat_prompt(service, messages, "context")
     (text,) = await _generate(state, [_text_request(service, prompt, body.max_tokens, "prompt", body.temperature)])
     context = json.dumps([*messages, {"role": "assistant", "content": text}], ensure_ascii=False)
     return ChatTurn(response=text, context=context, temperature=body.temperature)

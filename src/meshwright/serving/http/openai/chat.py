@@ -41,6 +41,9 @@ class ChatCompletionRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(fail_fast=True)] = Field([], description="a list of functions")
     tool_choice: str | dict[str, Any] | None = Field(None, description="none or auto")
     parallel_tool_calls: bool | None = Field(None, description="true or false; without effect")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="an object: more variables of the chat template, such as enable_thinking"
+    )
     modalities: list[Literal["text"]] | None = Field(None, description="['text']: this server generates nothing else")
 
 
@@ -128,7 +131,13 @@ async def create_chat_completion(state: AppState, body: ChatCompletionRequest) -
     num_alternatives = check_logprobs("top_logprobs", body.top_logprobs)
     if num_alternatives is not None and not body.logprobs:
         raise ApiError("top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
-    prompt = await chat_prompt(service, [message.for_template() for message in body.messages], tools, "messages")
+    prompt = await chat_prompt(
+        service,
+        [message.for_template() for message in body.messages],
+        "messages",
+        tools=tools,
+        variables=body.chat_template_kwargs,
+    )
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise ApiError(
             f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}; give one",

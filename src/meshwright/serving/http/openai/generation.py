@@ -122,8 +122,8 @@ def resolve_max_tokens(
         _at_most(f"the number of tokens of {param}", prompt_len, service.limits.prompt_tokens, param=param)
     if left < (max_tokens if max_tokens is not None else 1):
         raise ApiError(
-            f"{param} has {prompt_len} tokens and max_tokens is {1 if max_tokens is None else max_tokens}; the context"
-            f" of {service.model} is {service.context} tokens for both together",
+            f"{param} has {prompt_len} tokens{'' if max_tokens is None else f' and max_tokens is {max_tokens}'}; the"
+            f" context of {service.model} is {service.context} tokens, prompt and completion together",
             param=param, code="context_length_exceeded",
         )  # fmt: skip
     if max_tokens is None:

@@ -88,24 +88,31 @@ class Tool(RequestModel):
 
 
 async def chat_prompt(
-    service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]], param: str
+    service: Service,
+    messages: list[dict[str, Any]],
+    param: str,
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    variables: dict[str, Any] | None = None,
 ) -> list[int]:
     """The prompt of a chat, up to the beginning of the assistant's answer.
 
     Args:
         service: the server, for its tokenizer.
         messages: the messages, as `Message.for_template` writes them.
-        tools: the tools, as the template reads them.
         param: the field of the messages, for errors.
+        tools: the tools, as the template reads them.
+        variables: more variables of the template.
 
     Raises:
         ApiError: no chat template, or one that rejects these messages.
     """
     tokenizer = service.require_tokenizer("a chat")
+    options: dict[str, Any] = {"tools": tools or (), "variables": variables}
     try:
         if sum(len(message["content"]) for message in messages) <= LONG_TEXT:
-            return apply_chat_template(tokenizer, messages, tools=tools)
-        return await asyncio.to_thread(apply_chat_template, tokenizer, messages, tools=tools)
+            return apply_chat_template(tokenizer, messages, **options)
+        return await asyncio.to_thread(apply_chat_template, tokenizer, messages, **options)
     except MeshwrightError as error:
         raise ApiError(str(error), param=param) from None
 
