@@ -47,7 +47,8 @@ def test_the_context_is_the_limit_where_none_is_given(server, client):
     done = client.chat.completions.create(model=MODEL, messages=HELLO, temperature=0)
     assert done.usage.total_tokens == 512
     with pytest.raises(
-        openai.BadRequestError, match=r"messages has .* tokens; the context .* is 512 tokens, prompt and completion together"
+        openai.BadRequestError,
+        match=r"messages has .* tokens; the context .* is 512 tokens, prompt and completion together",
     ) as error:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x" * 600}])
     assert error.value.code == "context_length_exceeded"

@@ -185,6 +185,9 @@ def test_a_run_counts_by_source_and_goes_on_with_its_own_templates_alone(folder)
     with pytest.raises(MeshwrightError, match=r"fields is \('qa.jsonl=answer',\); .* was begun with .*--change"):
         mw.train(run, resume=True, steps=2, fields={"qa.jsonl": "answer"})
     said = r"^fields: \('qa.jsonl=answer',\) instead of \('qa.jsonl=\[question\],answer',\)$"
-    with pytest.warns(UserWarning, match=said), pytest.warns(UserWarning, match="^the data has the checksum .* allowed$"):
+    with (
+        pytest.warns(UserWarning, match=said),
+        pytest.warns(UserWarning, match="^the data has the checksum .* allowed$"),
+    ):
         mw.train(run, resume=True, steps=2, fields={"qa.jsonl": "answer"}, change=True)
     assert len(read_metrics(run)) == 2

@@ -82,6 +82,9 @@ class StepHooks:
     def handle_state(self, row: Row, state: State) -> bool:
         """Profile, evaluate and save the state after a step where each is due; whether the run ends with this step."""
         taken = row["step"] + 1
+        if self.profiler.is_due(taken):
+            # The metrics of a row are one device's: others may still run the step that a trace is to hold.
+            jax.block_until_ready(state)
         self.profiler.after(taken)
         if not self.runs_ahead:
             self.saver.decide(taken, self.interruption, waits=True)
