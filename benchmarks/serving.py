@@ -9,9 +9,10 @@ from the third on is printed:
 - server: `meshwright serve`, the requests sent at once over HTTP, each answer in one piece.
 
 "of raw" is the rate beside that of the raw loop with as many rows, "of 8" beside that of the same way with 8. The mesh
-is the one on which the raw loop makes most tokens a second, which is with 64 rows.
+is the one on which the raw loop makes most tokens a second, which is with 64 rows. The server prefills up to 2,048
+tokens between two decode steps, those of 64 prompts, as the raw loop does, and its pages have 64 tokens.
 
-    python benchmarks/serving.py [--mesh dp=2,tp=4] [--rounds 7]
+    python benchmarks/serving.py [--mesh dp=2,tp=4] [--rounds 7] [--chunk 2048] [--page-size 64]
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mesh", default="dp=2,tp=4")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--chunk", type=int, default=2048)
+    parser.add_argument("--page-size", type=int, default=64)
     parser.add_argument("--raw", metavar="DIRECTORY", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.raw:
@@ -46,7 +49,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = f"{folder}/llama-40m"
         subprocess.run([sys.executable, "-c", MAKE, directory], env=ENVIRONMENT, check=True)
-        rounds = asyncio.run(take_turns(directory, args.mesh, args.rounds))
+        options = ("--chunk", str(args.chunk), "--page-size", str(args.page_size))
+        rounds = asyncio.run(take_turns(directory, args.mesh, args.rounds, options))
     print(f"{'':24}{'tok/s':>10}{'of raw':>10}{'of 8':>10}{'CPU-s / 256 tokens':>22}")
     for name, each in rounds.items():
         way, count = name.split(", ")
@@ -61,12 +65,14 @@ def median_ratio(rounds: list[tuple[float, float]], others: list[tuple[float, fl
     return statistics.median(rate / other for (rate, _), (other, _) in zip(rounds, others, strict=True))
 
 
-async def take_turns(directory: str, mesh: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
+async def take_turns(
+    directory: str, mesh: str, rounds: int, options: tuple[str, ...]
+) -> dict[str, list[tuple[float, float]]]:
     """Of each way, the tokens a second and CPU-seconds for 256 tokens of each round but the first two."""
     words = [sys.executable, __file__, "--raw", directory, "--mesh", mesh]
     alone = subprocess.Popen(words, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     words = [sys.executable, "-m", "meshwright", "serve", directory, "--on", "cpu:8", "--mesh", mesh, "--port", "0"]
-    words += ["--rows", "64", "--context", "128", "--no-prefix-cache"]
+    words += ["--rows", "64", "--context", "128", "--no-prefix-cache", *options]
     server = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
     assert alone.stdin is not None
     assert alone.stdout is not None
