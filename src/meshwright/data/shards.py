@@ -60,11 +60,15 @@ def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Sha
     tokens_path, loss_path = directory / tokens_file(unit.number), directory / loss_file(unit.number)
     with _ArrayFile(tokens_path, dtype) as tokens, _ArrayFile(loss_path, np.bool_) as loss:
         for document in (document for part in unit.ranges for document in _documents(part, encoder, bad)):
+            if document.loss is not None and not has_loss:
+                has_loss = True
+                for start in range(0, tokens.count, _BLOCK):  # Of the documents before, which have loss everywhere.
+                    loss.append(np.ones(min(_BLOCK, tokens.count - start), bool))
             tokens.append(document.tokens)
-            loss.append(np.ones(len(document.tokens), bool) if document.loss is None else document.loss)
+            if has_loss:
+                loss.append(np.ones(len(document.tokens), bool) if document.loss is None else document.loss)
             checksum.update(document.tokens.astype(np.uint32).data)
             sizes.extend((len(document.tokens), document.loss_tokens))
-            has_loss |= document.loss is not None
             largest = max(largest, int(document.tokens.max()))
     if has_loss:
         masks = np.load(loss_path, mmap_mode="r")

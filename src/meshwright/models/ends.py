@@ -12,7 +12,7 @@ from meshwright.models.context import PositionInfo, Weights
 from meshwright.models.linear import GATHERED, RESIDUAL, gathered
 from meshwright.models.norm import norm
 from meshwright.models.product import product
-from meshwright.models.stationary import WEIGHTS, pad_single_row
+from meshwright.models.stationary import multiply_stored
 from meshwright.runtime import ShardingContext
 from meshwright.runtime.experts.routing import Load
 from meshwright.step import ModelConfig
@@ -105,10 +105,7 @@ def _stationary_scores(params: Weights, h: Array, table: Array, op: Linear, layo
     """The logits of a server, partial sums over the axes that split the stream."""
     sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
     weight = jax.reshard(table if op.is_tied else params[op.name].astype(h.dtype).T, layout.spec("vocab", "embed"))
-    with jax.named_scope(WEIGHTS):
-        rows = pad_single_row(h, layout)
-        made = jnp.einsum("bsd,vd->bsv", rows, weight, preferred_element_type=jnp.float32, out_sharding=sums)
-        return made[:, : h.shape[1]]
+    return multiply_stored("bsd,vd->bsv", h, weight, layout, dtype=jnp.float32, out=sums)
 
 
 class LossParts(NamedTuple):

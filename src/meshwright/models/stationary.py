@@ -69,6 +69,14 @@ def pad_single_row(x: Array, layout: ShardingContext) -> Array:
     return jnp.pad(x, ((0, 0), (0, LEAST_TPU_ROWS - 1), *((0, 0),) * (x.ndim - 2)))
 
 
+def multiply_stored(subscripts: str, x: Array, weight: Array, layout: ShardingContext, *, dtype: Any, out: P) -> Array:
+    """The einsum of x [b, s, ...] and a weight that stays where it is stored, with the spec `out` and in `dtype`."""
+    with jax.named_scope(WEIGHTS):
+        rows = pad_single_row(x, layout)
+        made = jnp.einsum(subscripts, rows, weight, preferred_element_type=dtype, out_sharding=out)
+        return made[:, : x.shape[1]]
+
+
 def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingContext, dtype: Any = None) -> Array:
     """The product of x [b, s, *inputs] with a weight: partial sums over the axes that split its inputs.
 
@@ -79,15 +87,9 @@ def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingCont
     inner, columns = string.ascii_lowercase[: len(names)], string.ascii_uppercase[: len(outputs)]
     used = jax.reshard(weight.astype(x.dtype), layout.spec(*names, *outputs))
     sums = tuple(axis for name in names for axis in layout.axes(name))
-    with jax.named_scope(WEIGHTS):
-        made = jnp.einsum(
-            f"yz{inner},{inner}{columns}->yz{columns}",
-            pad_single_row(x, layout),
-            used,
-            preferred_element_type=dtype or x.dtype,
-            out_sharding=layout.spec("batch", tokens, *outputs, unreduced=sums),
-        )
-        return made[:, : x.shape[1]]
+    spec = layout.spec("batch", tokens, *outputs, unreduced=sums)
+    subscripts = f"yz{inner},{inner}{columns}->yz{columns}"
+    return multiply_stored(subscripts, x, used, layout, dtype=dtype or x.dtype, out=spec)
 
 
 def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bool, is_prompt: bool) -> Array:
