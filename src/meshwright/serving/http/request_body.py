@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -69,12 +70,12 @@ class IgnoredFields(RequestModel):
     prompt_cache_retention: str | None = Field(None, description="text; without effect")
 
 
-async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
-    """Read a request's body as a JSON object.
+STRINGS = re.compile(rb'"(?:[^"\\\\]|\\\\.)*+"', re.DOTALL)
+"""The strings of a JSON text."""
 
-    Raises:
-        ApiError: another content type, a body that is too large or too slow, or one that is not a JSON object.
-    """
+
+def check_content_type(request: Request) -> None:
+    """Raise for a body that says to be no JSON."""
     content_type = request.headers.get("content-type", "")
     if content_type.split(";")[0].strip().lower() != "application/json":
         # A page of another origin can send other content types without a CORS preflight.
@@ -82,13 +83,29 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
             f"content-type is {content_type[:60]!r}; it must be application/json",
             status=415, code="unsupported_media_type",
         )  # fmt: skip
+
+
+def parse_request(model: type[M], body: bytes, limits: Limits) -> M:
+    """Parse a body as JSON, and validate its fields.
+
+    Raises:
+        ApiError: no JSON object, more fields or values than the limits, or a field that is unknown, missing or invalid.
+    """
+    for name, marks in (("body_fields", b":"), ("body_values", b",:")):
+        limit = getattr(limits, name)
+        if sum(body.count(mark) for mark in map(bytes, zip(marks))) <= limit:
+            continue
+        outside = STRINGS.sub(b"", body)
+        if (count := sum(outside.count(mark) for mark in map(bytes, zip(marks)))) > limit:
+            what = name.removeprefix("body_")
+            raise ApiError(f"the body has {count:,} {what}; this server reads at most {limit:,}", code="too_large")
     try:
-        data = pydantic_core.from_json(await read_body(request, limits), allow_inf_nan=False)
+        data = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError(f"the body is {_abbreviated(data)}; it must be a JSON object")
-    return data
+    return validate_request(model, data)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
