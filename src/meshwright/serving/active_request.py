@@ -31,6 +31,8 @@ class ActiveRequest:
     """One for each sequence, if the request has a constraint."""
     deadline: float | None = None
     request_id: str = ""
+    ended: set[int] = field(default_factory=set)
+    """The completions of which an output says that they have ended."""
     ends: frozenset[int] = frozenset()
     """Its stop tokens."""
 

@@ -48,9 +48,6 @@ PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
 """An engine with nothing to do begins once no request came for so long, or at the latest after so long: requests that
 come together are read together."""
 
-COMPILING_SECONDS = 0.05
-"""How often an engine that waits for a program looks whether it is there."""
-
 AHEAD = 1
 """Rounds of steps that are dispatched before the oldest is read."""
 
@@ -71,11 +68,8 @@ class Engine:
         draft: LoadedModel | None = None,
     ) -> None:
         self.model, self.settings = model, settings
-        if draft is not None and (reason := why_not_draft(draft.config, model.config)):
+        if draft is not None and (reason := why_not_draft(draft.config, model.config, settings.num_drafts)):
             raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
-        if draft is not None and not settings.num_drafts:
-            raise MeshwrightError(f"{draft.config.name} is the draft model, and num_drafts is 0; use 1 to 16")
-        self._has_draft_model = draft is not None
         self.layout, self.context = engine_layout(model, settings)
         self.runner = Runner(model, self.layout, self.context, settings, draft)
         if settings.weight_dtype is not None:
@@ -187,7 +181,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no request, so that no step is taken."""
+        """Whether there is no request."""
         return not (self._active or self._inbox or self._rounds or self._is_receiving)
 
     def _run(self) -> None:
@@ -204,7 +198,7 @@ class Engine:
                     message = log_fault(f"{len(self._active)} requests")
                     self._forget_steps()
                     for request_id in list(self._active):
-                        self._end_request(request_id, "failed", message)
+                        self._end_request(request_id, "failed", message, is_scheduled=False)
                 self._deliver()
         except BaseException as error:
             self.on_failure()
@@ -227,12 +221,13 @@ class Engine:
                 sequence.row, sequence.pages = None, []
 
     def _fail(self, request_id: str, error: Exception) -> None:
-        """End the request that an exception came from, and no other. To be called while it is handled."""
+        """End the request that an exception came from, which is being handled, and no other."""
         if isinstance(error, DeviceError):
             raise error
-        is_fault = not isinstance(error, MeshwrightError)
-        message = log_fault(f"request {request_id}") if is_fault else str(error)
-        self._end_request(request_id, "failed" if is_fault else "refused", message)
+        if isinstance(error, MeshwrightError):
+            self._end_request(request_id, "refused", str(error))
+        else:
+            self._end_request(request_id, "failed", log_fault(f"request {request_id}"))
 
     def _receive_requests(self) -> None:
         """Start new requests, and end those that are aborted or past their deadline."""
@@ -273,7 +268,7 @@ class Engine:
             if sequence.matcher is not None:
                 self._update_mask(active, sequence)
             elif self.settings.num_drafts:
-                sequence.drafts = ModelDrafts() if self._has_draft_model else NgramDrafts(request.prompt)
+                sequence.drafts = ModelDrafts() if self.runner.has_draft else NgramDrafts(request.prompt)
             if sequence.done is None:
                 self.scheduler.add(sequence)
 
@@ -286,7 +281,7 @@ class Engine:
             return
         sequence.done = "token"
         self.scheduler.end(sequence)
-        self._outputs.append((active, Output(completion=sequence.number, done=sequence.done)))
+        self._add_output(active, Output(completion=sequence.number, done=sequence.done))
         self._remove_if_done(sequence.request_id, active)
 
     def _on_admitted(self, sequence: TokenSequence) -> None:
@@ -310,7 +305,7 @@ class Engine:
         elif not self._rounds and any(sequence.is_scored for sequence in self.scheduler.running):
             # Nothing to do until the program that scores is compiled.
             with self._wakeup:
-                self._wakeup.wait_for(lambda: self._inbox or self._is_closing, COMPILING_SECONDS)
+                self._wakeup.wait_for(lambda: self._inbox or self._is_closing, timeout=0.05)
         if self._rounds and (len(self._rounds) > AHEAD or not steps):
             oldest = self._rounds.popleft()
             for step, result in oldest:
@@ -427,7 +422,7 @@ class Engine:
         kept, text = active.grow(sequence, tokens, before)
         if sequence.done:
             self.scheduler.end(sequence)
-        self._outputs.append((active, active.output(sequence, tuple(kept), text, tuple(logprobs[: len(kept)]))))
+        self._add_output(active, active.output(sequence, tuple(kept), text, tuple(logprobs[: len(kept)])))
         if sequence.drafts is not None:
             sequence.drafts.extend(kept)
         if sequence.matcher is not None and sequence.done is None:
@@ -451,7 +446,7 @@ class Engine:
                 if part.start + len(part.tokens) == len(active.request.prompt) and not active.request.max_tokens:
                     sequence.done = "length"
                     self.scheduler.end(sequence)
-                    self._outputs.append((active, active.output(sequence, (), "", ())))
+                    self._add_output(active, active.output(sequence, (), "", ()))
                     self._end_others(active, "length")
                     self._remove_if_done(sequence.request_id, active)
             except Exception as error:
@@ -464,27 +459,33 @@ class Engine:
     def _end_others(self, active: ActiveRequest, done: Ending, error: str = "") -> None:
         """End the sequences of a request that were never started: a prompt that is only scored is computed once."""
         for number in range(len(active.sequences), active.request.num_completions):
-            self._outputs.append((active, Output(completion=number, done=done, error=error)))
+            self._add_output(active, Output(completion=number, done=done, error=error))
 
-    def _end_request(self, request_id: str, done: Ending, error: str = "") -> None:
-        active = self._active.pop(request_id, None)
-        if active is None:
+    def _end_request(self, request_id: str, done: Ending, error: str = "", *, is_scheduled: bool = True) -> None:
+        """End the sequences of a request whose clients were not told of their end. is_scheduled: by this scheduler."""
+        if (active := self._active.get(request_id)) is None:
             return
         for sequence in active.sequences:
-            if sequence.done is None:
+            if sequence.number not in active.ended:
+                if is_scheduled:
+                    self.scheduler.end(sequence)
                 sequence.done = done
-                self.scheduler.end(sequence)
-                self._outputs.append((active, Output(completion=sequence.number, done=done, error=error)))
+                self._add_output(active, Output(completion=sequence.number, done=done, error=error))
         self._end_others(active, done, error)
+        self._active.pop(request_id, None)
+
+    def _add_output(self, active: ActiveRequest, output: Output) -> None:
+        self._outputs.append((active, output))
+        if output.done:
+            active.ended.add(output.completion)
 
     def _end_all(self, done: Ending, error: str) -> None:
         with self._wakeup:
             received, self._inbox = self._inbox, deque()
         for active in (active for _, active in received if active is not None):
-            completions = range(active.request.num_completions)
-            self._outputs += [(active, Output(completion=number, done=done, error=error)) for number in completions]
+            self._end_others(active, done, error)
         for request_id in list(self._active):
-            self._end_request(request_id, done, error)
+            self._end_request(request_id, done, error, is_scheduled=False)
         self._deliver()
 
     def _deliver(self) -> None:

@@ -151,6 +151,11 @@ class Runner:
         self._compiling = dict[tuple[str, Shape], Future[bool]]()
 
     @property
+    def has_draft(self) -> bool:
+        """Whether a model makes the drafts."""
+        return self._draft is not None
+
+    @property
     def words(self) -> int:
         """The words of a mask."""
         return -(-self._config.vocab // WORD)

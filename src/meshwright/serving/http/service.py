@@ -58,7 +58,7 @@ class Limits:
     requests: int | None = None
     body_bytes: int = 4 << 20
     body_fields: int = 20_000
-    body_values: int = 1_000_000
+    body_values: int = 600_000
     body_seconds: float = 30.0
     head_bytes: int = 32 << 10
     head_seconds: float = 10.0
