@@ -218,12 +218,15 @@ def run_blocks(found, folder):
 
 LONG = (
     "README.md",
+    "docs/data.md",
     "docs/finetune.md",
+    "docs/inspect.md",
     "docs/plan.md",
     "docs/preference.md",
     "docs/python.md",
     "docs/run_directory.md",
     "docs/training.md",
+    "docs/verify.md",
     "docs/weights.md",
 )
 """Documents whose commands take over 5 s, which tests of commands run too: `make matrix` runs them."""
