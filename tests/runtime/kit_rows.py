@@ -172,7 +172,7 @@ MOE_ALONE = [
     Row(MOE, MeshShape(sp=8), RING),
     Row(MOE, MeshShape(sp=4), ULYSSES),
     Row(MOE, MeshShape(ep=8)),
-    Row(SLOTTED, MeshShape(ep=4), core=True),
+    Row(SLOTTED, MeshShape(ep=4)),
     Row(SHARED, MeshShape(ep=4)),
 ]
 
@@ -315,7 +315,7 @@ FAMILIES = [
     Row(QWEN3_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(GEMMA, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(PHI3, MeshShape(fsdp=2, sp=2, tp=2)),
-    Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2), core=True),
+    Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(QWEN3, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(GEMMA3, MeshShape(fsdp=2, sp=2, tp=2)),
@@ -397,7 +397,7 @@ FINE_TUNING = [
     Row(with_lora(SHARED), MeshShape(ep=2, fsdp=2, tp=2), remat="none"),
     Row(DENSE, MeshShape(fsdp=2, tp=2), frozen=("embedding", "layers")),
     Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2), frozen=("*norm*", "down", "unembedding")),
-    Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2, zero_stage=1), frozen=("embedding", "query"), core=True),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2, zero_stage=1), frozen=("embedding", "query")),
     Row(TIED, MeshShape(fsdp=2, tp=2), frozen=("embedding",)),
     Row(SHARED, MeshShape(ep=2, fsdp=2, tp=2), frozen=("expert_*", "router")),
     Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING, frozen=("embedding",)),
