@@ -38,7 +38,9 @@ FINDING = GatheredTwice(
     num_gathers=2,
     iterations=1,
     bytes=2_000_000,
-    seconds=0.25,
+    cost_seconds=0.25,
+    evidence="w <is> f32[8,4] is gathered 2 times",
+    fix="gather it once",
     source="a.py:3",
 )
 FETCHES = ("src", "href", "xlink:href", "action", "data", "poster", "srcset")
