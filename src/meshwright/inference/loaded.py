@@ -286,7 +286,8 @@ class LoadedModel:
         if not len(several):
             raise MeshwrightError("there is no prompt; give at least one")
         is_one = isinstance(prompts, str) or isinstance(several[0], int | np.integer | Mapping)
-        return [self.encode(prompt) for prompt in ([several] if is_one else several)]
+        every: Any = [prompts] if is_one else prompts
+        return [self.encode(prompt) for prompt in every]
 
     def _read(
         self, prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]

@@ -143,11 +143,12 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         MeshwrightError: where a value is none that its field takes.
     """
     parts: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
+    for name, given in values.items():
+        value: Any = given
         if name == "fields":
-            value = _templates(value)
+            value = _templates(given)
         elif name in _LISTS:
-            value = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+            value = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
         part, _, field = SETTINGS[name].path.rpartition(".")
         of = parts.setdefault(part, {})
         of |= read_save_every(value) if name == "save_every" else {field: value}
