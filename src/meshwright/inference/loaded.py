@@ -30,7 +30,16 @@ from meshwright.step import RULES, Dtype, ModelConfig, SequenceMethod, Tree, che
 from meshwright.text import REPLACEMENT, Tokenizer, apply_chat_template
 from meshwright.weights import MAX_FILE_BYTES
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+@dataclass(frozen=True)
+class Chat:
+    """The messages of a chat, and the tools that the model may call, as OpenAI's API describes both."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Chat
 """Text, tokens, or the messages of a chat, each with `role` and `content`."""
 
 LONGEST_WINDOW = 2048
@@ -117,8 +126,7 @@ class LoadedModel:
         rows = [self.encode(text) for text in texts]
         if not rows:
             raise MeshwrightError("there is no text; give at least one")
-        if short := [row for row in rows if len(row) < 2]:
-            raise MeshwrightError(f"a text has {len(short[0])} token; its second is the first that is predicted")
+        _check_predicted(rows)
         check_positions(self.config, max(map(len, rows)) - 1, "texts of at most {} tokens and one")
         found = [np.empty(0)] * len(rows)
         groups = self.mesh_shape.degree(RULES["batch"])
@@ -142,9 +150,14 @@ class LoadedModel:
             stride: tokens from window to window, by default seq_len; see `text_losses`.
         """
         several = [texts] if isinstance(texts, str) else texts
+        if not len(several):
+            raise MeshwrightError("there is no text; give at least one")
         rows = [self.encode(text) for text in several]
-        longest = seq_len or self.usual_window
-        nats = text_losses(self.losses, rows, seq_len=longest, stride=stride or longest)
+        _check_predicted(rows)
+        longest = self.usual_window if seq_len is None else seq_len
+        if longest < 1:
+            raise MeshwrightError(f"seq_len is {longest}; it is 1 or more")
+        nats = text_losses(self.losses, rows, seq_len=longest, stride=longest if stride is None else stride)
         return [
             Score(tokens=len(row) - 1, nats=each, num_bytes=self._num_bytes(text, row))
             for text, row, each in zip(several, rows, nats, strict=True)
@@ -188,13 +201,17 @@ class LoadedModel:
 
     def encode(self, prompt: Prompt) -> np.ndarray:
         """The tokens of a prompt."""
-        found: Any = prompt
-        is_messages = isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping)
-        if isinstance(prompt, str) or is_messages:
+        found: Any = prompt.messages if isinstance(prompt, Chat) else prompt
+        is_messages = isinstance(found, Sequence) and len(found) and isinstance(found[0], Mapping)
+        if isinstance(found, str) or is_messages:
             if self.tokenizer is None:
                 raise MeshwrightError(f"{self.config.name} has no tokenizer; give the tokens of the prompt")
-            is_text = isinstance(prompt, str)
-            found = self.tokenizer.encode(found) if is_text else apply_chat_template(self.tokenizer, found)
+            if isinstance(found, str):
+                found = self.tokenizer.encode(found)
+            else:
+                _check_messages(found)
+                tools = prompt.tools if isinstance(prompt, Chat) else ()
+                found = apply_chat_template(self.tokenizer, found, tools=tools)
         array = _whole_numbers(found)
         if array is None or array.ndim != 1:
             raise MeshwrightError(f"a prompt is {_short(prompt)}; it is text, tokens or messages of at least one token")
@@ -260,6 +277,8 @@ class LoadedModel:
     def _rows(self, prompts: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
         """The tokens of each prompt."""
         several: Any = prompts
+        if isinstance(prompts, Chat):
+            return [self.encode(prompts)]
         if not isinstance(several, str | Sequence | np.ndarray):
             raise MeshwrightError(
                 f"prompts are {_short(several)}; they are text, tokens or messages, or a list of them"
@@ -324,6 +343,20 @@ def _samplings(values: Any) -> tuple[Sampling, ...]:
             f"sampling is {_short(values)}; it is a Sampling, as Sampling(temperature=0.5), or one each"
         )
     return tuple(values)
+
+
+def _check_predicted(rows: Sequence[np.ndarray]) -> None:
+    """Raise where a text has no token that is predicted from one before it."""
+    if short := [row for row in rows if len(row) < 2]:
+        raise MeshwrightError(f"a text has {len(short[0])} token; its second is the first that is predicted")
+
+
+def _check_messages(messages: Sequence[Any]) -> None:
+    """Raise where a message has no role, or neither content nor calls of tools."""
+    for message in messages:
+        has_content = isinstance(message, Mapping) and ("content" in message or "tool_calls" in message)
+        if not has_content or not isinstance(message.get("role"), str):
+            raise MeshwrightError(f"a message is {_short(message)}; it has a role and a content")
 
 
 def _whole_numbers(values: Any) -> np.ndarray | None:
