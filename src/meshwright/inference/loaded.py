@@ -279,7 +279,7 @@ class LoadedModel:
         several: Any = prompts
         if isinstance(prompts, Chat):
             return [self.encode(prompts)]
-        if not isinstance(several, str | Sequence | np.ndarray):
+        if not hasattr(several, "__len__"):
             raise MeshwrightError(
                 f"prompts are {_short(several)}; they are text, tokens or messages, or a list of them"
             )
