@@ -22,6 +22,8 @@ def model():
 REFUSED = {
     "no prompt": ({"prompts": []}, "there is no prompt"),
     "no text": ({"prompts": ""}, "there is no prompt"),
+    "nothing": ({"prompts": None}, "prompts are None; they are text, tokens or messages"),
+    "sampling a number": ({"sampling": 0.5}, "sampling is 0.5; it is a Sampling"),
     "no tokens": ({"prompts": [[]]}, r"a prompt is \[\]; it is text, tokens or messages"),
     "fractions": ({"prompts": [[1.5]]}, r"a prompt is \[1.5\]"),
     "truths": ({"prompts": [[True]]}, r"a prompt is \[True\]"),
@@ -67,6 +69,19 @@ def test_what_cannot_be_generated_is_one_line(model, case):
 def test_tokens_that_have_no_logits_are_one_line(model, tokens, lengths, message):
     with pytest.raises(mw.MeshwrightError, match=message):
         model.logits(tokens, lengths)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.score([]), "there is no text; give at least one"),
+        (lambda model: model.log_likelihoods("ab"), r"pairs are 'ab'; they are \(context, continuation\) each"),
+        (lambda model: model.save(None), "path is None; it is the path of a file"),
+    ],
+)
+def test_what_cannot_be_scored_or_saved_is_one_line(model, call, message):
+    with pytest.raises(mw.MeshwrightError, match=message):
+        call(model)
 
 
 def test_arrays_are_prompts_as_lists_are(model):

@@ -279,15 +279,14 @@ class LoadedModel:
         several: Any = prompts
         if isinstance(prompts, Chat):
             return [self.encode(prompts)]
-        if not isinstance(several, str | Sequence | np.ndarray):
+        if not hasattr(several, "__len__"):
             raise MeshwrightError(
                 f"prompts are {_short(several)}; they are text, tokens or messages, or a list of them"
             )
         if not len(several):
             raise MeshwrightError("there is no prompt; give at least one")
         is_one = isinstance(prompts, str) or isinstance(several[0], int | np.integer | Mapping)
-        every: Any = [prompts] if is_one else prompts
-        return [self.encode(prompt) for prompt in every]
+        return [self.encode(prompt) for prompt in ([several] if is_one else several)]
 
     def _read(
         self, prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]
@@ -337,6 +336,15 @@ class LoadedModel:
             yield tokens
 
 
+def _samplings(values: Any) -> tuple[Sampling, ...]:
+    """The sampling of each prompt. Raises for anything else."""
+    if not isinstance(values, Sequence) or not all(isinstance(one, Sampling) for one in values):
+        raise MeshwrightError(
+            f"sampling is {_short(values)}; it is a Sampling, as Sampling(temperature=0.5), or one each"
+        )
+    return tuple(values)
+
+
 def _check_predicted(rows: Sequence[np.ndarray]) -> None:
     """Raise where a text has no token that is predicted from one before it."""
     if short := [row for row in rows if len(row) < 2]:
@@ -349,15 +357,6 @@ def _check_messages(messages: Sequence[Any]) -> None:
         has_content = isinstance(message, Mapping) and ("content" in message or "tool_calls" in message)
         if not has_content or not isinstance(message.get("role"), str):
             raise MeshwrightError(f"a message is {_short(message)}; it has a role and a content")
-
-
-def _samplings(values: Any) -> tuple[Sampling, ...]:
-    """The sampling of each prompt. Raises for anything else."""
-    if not isinstance(values, Sequence) or not all(isinstance(one, Sampling) for one in values):
-        raise MeshwrightError(
-            f"sampling is {_short(values)}; it is a Sampling, as Sampling(temperature=0.5), or one each"
-        )
-    return tuple(values)
 
 
 def _whole_numbers(values: Any) -> np.ndarray | None:

@@ -42,13 +42,11 @@ def _illegal(found: re.Match[str]) -> str:
 
 
 def _unplaced(found: re.Match[str]) -> str:
-    is_whole = not _axes(found[2]) and _axes(found[1])
-    why = (
-        "the array was never split, and shard_map moves nothing on an explicit mesh"
-        if is_whole
-        else ("shard_map moves nothing on an explicit mesh")
+    never = "" if _axes(found[2]) else "the array was never split, and "
+    return (
+        f"{never}shard_map moves nothing on an explicit mesh: reshard it before, as f(jax.reshard(x, P({found[1]}))),"
+        " or make the argument with this sharding"
     )
-    return f"{why}: reshard it before, as f(jax.reshard(x, P({found[1]}))), or make the argument with this sharding"
 
 
 def _gone(found: re.Match[str]) -> str:
