@@ -337,8 +337,8 @@ def test_a_config_without_its_seed_is_not_that_of_a_run(begun):
 
 
 def test_texts_may_be_a_list_or_one(begun):
-    config = with_settings(CONFIG, {"data": ["a.txt", "b.txt=2"], "eval_data": "c.txt", "eval_every": 2})
-    assert (config.data.sources, config.evaluating.data) == (("a.txt", "b.txt=2"), ("c.txt",))
+    config = with_settings(CONFIG, {"data": ["a.txt", "b.txt"], "eval_data": "c.txt", "eval_every": 2})
+    assert (config.data.sources, config.evaluating.data) == (("a.txt", "b.txt"), ("c.txt",))
 
 
 def test_the_same_setting_is_no_change(begun):
