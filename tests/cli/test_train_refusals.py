@@ -88,6 +88,7 @@ TRAIN = [
     (["--weights", "folder"], "it is that of a run"),
     (["--weights", "cut"], "tiny is not the model of"),
     (["--weights", "cut", "--from-scratch"], "--from-scratch draws new parameters, and --weights cut are given"),
+    (["--start-seconds", "60"], "--start-seconds goes with --coordinator"),
     (["--coordinator", "garbage", "--num-processes", "2", "--process-id", "0"], "garbage is not HOST:PORT"),
 ]
 

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
 from meshwright.cli.main import main
@@ -203,6 +204,7 @@ def test_sigterm_is_passed_on_and_the_run_is_saved(tmp_path):
             "3 devices cannot be divided equally among 2 processes",
         ),
         (["-n", "2", "--elastic", "3", "--", "train", "tiny", "--on", "cpu:4"], "--elastic 3 of 2 processes"),
+        (["-n", "0", "--", "train", "tiny", "--on", "cpu:4"], "-n is 0; it is the number of processes, from 1"),
         (["-n", "2", "--", "train", "tiny", "--process-id", "0"], "--process-id is what launch says itself"),
         (["-n", "2", "--", "train", "tiny", "--no-such"], "there is no option --no-such"),
         (["-n", "2", "--", "train", "tiny", "--dry-run"], "leave launch out"),
@@ -237,3 +239,12 @@ def test_what_launch_refuses_is_one_line(words, message, capsys):
 def test_processes_that_cannot_meet_are_one_clear_error(said, message):
     with pytest.raises(MeshwrightError, match=message):
         claim_devices(parse_system("cpu:4"), Processes(*said))
+
+
+def test_auto_where_no_cluster_is_known_is_one_clear_error(monkeypatch):
+    def initialize(**_):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(MeshwrightError, match="--coordinator auto: this is no job step of Slurm and no Cloud TPU"):
+        claim_devices(parse_system("cpu:4"), Processes("auto"))

@@ -21,12 +21,13 @@ from meshwright.planner import PlanOptions
 from meshwright.step import Strategy
 from meshwright.step.model import Family
 from meshwright.training import Checkpoints, Optimizer, RunStoppedError, read_metrics, resumed_run, run_steps
+from meshwright.training.data.config import DataConfig
 from meshwright.training.run_directory.checksums import find_damage, write_checksums
 from meshwright.training.run_directory.compatible import config_differences
 from meshwright.training.run_directory.lock import RunLock
 from meshwright.training.run_directory.run import begin_run, config_from_data, read_config, repair_lines
 from meshwright.training.run_directory.saving import Saving
-from meshwright.training.settings import SETTINGS, TrainOptions, get_setting
+from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=2))
 
@@ -317,6 +318,27 @@ def test_another_setting_is_refused_by_name_or_taken_and_said(begun, name):
     config, lines = resumed(begun, change=True, **{name: typed})
     assert lines == [f"{name}: {value!r} instead of {lines[0].partition(' instead of ')[2]}"]
     assert config != CONFIG
+
+
+def test_packed_is_the_rows_of_a_run(tmp_path):
+    begin_run(tmp_path, replace(CONFIG, data=DataConfig(rows="windows")), 0)
+    with pytest.raises(MeshwrightError, match=r"^rows is 'packed'; .* was begun with 'windows': --change"):
+        resumed(tmp_path, packed=True)
+    config, _ = resumed(tmp_path, packed=True, change=True)
+    assert (config.data.rows, config.workload.packed) == ("packed", True)
+
+
+def test_a_config_without_its_seed_is_not_that_of_a_run(begun):
+    data = json.loads((begun / "config.json").read_text())
+    del data["seed"]
+    (begun / "config.json").write_text(json.dumps(data))
+    with pytest.raises(MeshwrightError, match="is not the config of a run: seed is missing"):
+        read_config(begun)
+
+
+def test_texts_may_be_a_list_or_one(begun):
+    config = with_settings(CONFIG, {"data": ["a.txt", "b.txt"], "eval_data": "c.txt", "eval_every": 2})
+    assert (config.data.sources, config.evaluating.data) == (("a.txt", "b.txt"), ("c.txt",))
 
 
 def test_the_same_setting_is_no_change(begun):

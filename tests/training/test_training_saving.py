@@ -11,6 +11,7 @@ from meshwright.training import Checkpoints, RunStoppedError, read_metrics, run_
 from meshwright.training.run_directory import checkpoint as checkpoint_module
 from meshwright.training.run_directory.saver import Saver
 from meshwright.training.run_directory.saving import Saving
+from meshwright.training.settings import with_settings
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=1, keep=1, keep_every=3))
 
@@ -37,6 +38,25 @@ def test_the_last_are_kept_and_the_first_of_every_so_many_steps(keep, keep_every
 def test_what_no_saving_is_is_one_line(name, value):
     with pytest.raises(MeshwrightError, match=f"{name} is {value:g}; it is a"):
         Saving(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("said", "every", "minutes"),
+    [(500, 500, 0), ("1k", 1000, 0), ("30m", 0, 30), ("1h", 0, 60), ("90s", 0, 1.5), ("0", 0, 0), (0, 0, 0)],
+)
+def test_steps_or_a_time_between_checkpoints(said, every, minutes):
+    saving = with_settings(CONFIG, {"save_every": said}).saving
+    assert (saving.every, saving.minutes) == (every, minutes)
+
+
+@pytest.mark.parametrize("said", ["30x", "-5", -5, "m", 2.5, "-1h", ""])
+def test_what_is_neither_steps_nor_a_time_is_one_line(said):
+    with pytest.raises(MeshwrightError, match=r"save_every is .*; it is a number of steps, as 500, a time, as 30m"):
+        with_settings(CONFIG, {"save_every": said})
+
+
+def test_a_run_of_which_nothing_is_said_saves_by_the_clock():
+    assert Saving() == Saving(every=0, minutes=30.0)
 
 
 def test_a_run_keeps_what_it_is_told_and_measures_what_it_waited_for(tmp_path):

@@ -99,6 +99,11 @@ def test_the_page_loads_nothing_and_runs_nothing(tmp_path):
     assert "default-src 'none'" in page
 
 
+def test_a_report_is_no_pdf(tmp_path):
+    with pytest.raises(MeshwrightError, match=r"a report is an HTML page, as report\.html, and not a \.pdf file"):
+        mw.report(tmp_path, tmp_path / "x.pdf")
+
+
 def test_a_directory_that_is_no_run_is_one_line(tmp_path):
     with pytest.raises(MeshwrightError, match=r"no run in .*: it has no config\.json"):
         mw.report(tmp_path)

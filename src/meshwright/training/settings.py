@@ -143,15 +143,17 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         MeshwrightError: where a value is none that its field takes.
     """
     parts: dict[str, dict[str, Any]] = {}
-    for name, given in values.items():
-        value: Any = given
+    for name, value in values.items():
         if name == "fields":
-            value = _templates(given)
+            value = _templates(value)
         elif name in _LISTS:
-            value = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
+            value = _texts(value)
         part, _, field = SETTINGS[name].path.rpartition(".")
         of = parts.setdefault(part, {})
-        of |= read_save_every(value) if name == "save_every" else {field: value}
+        if name == "save_every":
+            of |= read_save_every(value)
+        else:
+            of[field] = value
     if parts.get("evaluating", {}).get("every") == 0:
         # A run that was evaluated is so no longer: what it was evaluated on goes with it.
         config = replace(config, evaluating=EvaluationConfig())
@@ -165,6 +167,11 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 _LISTS = ("data", "no_decay", "rate", "eval_data", "eval_tasks")
 """Settings of several texts: a list, a tuple, or one text."""
+
+
+def _texts(value: Any) -> Any:
+    """Several texts as a config has them, of a list or of one."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 def _templates(value: Any) -> Any:

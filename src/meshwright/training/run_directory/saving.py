@@ -71,5 +71,5 @@ def read_save_every(value: Count) -> dict[str, int | float]:
         return {"every": read_count("save_every", value), "minutes": 0.0}
     except MeshwrightError:
         raise MeshwrightError(
-            f"save_every is {value!r}; it is a number of steps, as 500, a time, as 30m or 1h, or 0 for the last only"
+            f"save_every is {value}; it is a number of steps, as 500, a time, as 30m or 1h, or 0 for the last only"
         ) from None
