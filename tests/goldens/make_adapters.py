@@ -1,8 +1,8 @@
 """Adapters that PEFT makes of the goldens, with the logits of the adapted models: `tests/goldens/adapters/NAME/`.
 
-Names as arguments make those alone. Each folder is what `save_pretrained` of PEFT writes (`adapter_config.json`, `adapter_model.safetensors`) and
-`golden.npz`: `tokens` [rows, tokens] and the float32 `logits` [rows, tokens, vocab] of the golden of this name with the
-adapter. Both factors are drawn so large that every one of them changes the logits.
+Names as arguments make those alone. Each folder is what `save_pretrained` of PEFT writes (`adapter_config.json`,
+`adapter_model.safetensors`) and `golden.npz`: `tokens` [rows, tokens] and the float32 `logits` [rows, tokens, vocab] of
+the golden of this name with the adapter. Both factors are drawn so large that every one of them changes the logits.
 
     python tests/goldens/make_adapters.py
 
@@ -30,7 +30,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mixtral": {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
     "phi3": {"r": 2, "lora_alpha": 4, "target_modules": ["qkv_proj", "gate_up_proj", "down_proj"]},
     "mistral": {
-        "r": 2, "lora_alpha": 4, "target_modules": r".*layers\.\d+\.(self_attn\.[qv]_proj|mlp\.down_proj)",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": r".*layers\.\d+\.(self_attn\.[qv]_proj|mlp\.down_proj)",
         "rank_pattern": {"v_proj": 4, r"layers\.1\.self_attn\.q_proj": 1},
         "alpha_pattern": {"down_proj": 3},
         "modules_to_save": ["lm_head", "embed_tokens"],

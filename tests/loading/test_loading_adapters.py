@@ -25,9 +25,9 @@ IN_PARTS = ("mistral",)
 FUSED = ("gpt2", "phi3")
 """Families with modules that hold several products, for which PEFT has one A."""
 
+QUICK = (("llama", "fsdp=2,tp=2"), ("gpt2", "fsdp=1"), ("mistral", "fsdp=1"))
 CORE = [
-    pytest.param(name, mesh, marks=() if (name, mesh) in (("llama", "fsdp=2,tp=2"), ("gpt2", "fsdp=1"), ("mistral", "fsdp=1"))
-                 else pytest.mark.matrix)
+    pytest.param(name, mesh, marks=() if (name, mesh) in QUICK else pytest.mark.matrix)
     for name in ADAPTERS for mesh in ("fsdp=1", "fsdp=2,tp=2")
 ]  # fmt: skip
 
