@@ -57,5 +57,5 @@ def test_a_text_part_is_saved_as_a_model_of_text(tmp_path):
 def test_a_pointer_of_git_lfs_is_named(tmp_path):
     shutil.copy(ODD / "qwen2_first_full" / "config.json", tmp_path)
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(mw.MeshwrightError, match="is a pointer of git-lfs.*`git lfs pull`"):
+    with pytest.raises(mw.MeshwrightError, match=r"is a pointer of git-lfs.*`git lfs pull`"):
         mw.load(tmp_path, on="cpu:1", mesh="dp=1")
