@@ -51,6 +51,7 @@ goldens:
 	$(PYTHON) -m venv .venv-goldens
 	.venv-goldens/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0 sentencepiece==0.2.3 peft==0.21.2
 	.venv-goldens/bin/python tests/goldens/make_goldens.py
+	.venv-goldens/bin/python tests/goldens/make_odd.py
 	.venv-goldens/bin/python tests/goldens/make_mutations.py
 	.venv-goldens/bin/python tests/goldens/make_sentencepiece.py
 	.venv-goldens/bin/python tests/goldens/make_tokenizers.py

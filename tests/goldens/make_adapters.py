@@ -1,8 +1,8 @@
 """Adapters that PEFT makes of the goldens, with the logits of the adapted models: `tests/goldens/adapters/NAME/`.
 
-Each folder is what `save_pretrained` of PEFT writes (`adapter_config.json`, `adapter_model.safetensors`) and
-`golden.npz`: `tokens` [rows, tokens] and the float32 `logits` [rows, tokens, vocab] of the golden of this name with the
-adapter. Both factors are drawn so large that every one of them changes the logits.
+Names as arguments make those alone. Each folder is what `save_pretrained` of PEFT writes (`adapter_config.json`,
+`adapter_model.safetensors`) and `golden.npz`: `tokens` [rows, tokens] and the float32 `logits` [rows, tokens, vocab] of
+the golden of this name with the adapter. Both factors are drawn so large that every one of them changes the logits.
 
     python tests/goldens/make_adapters.py
 
@@ -10,6 +10,7 @@ Run where torch 2.13.0, transformers 5.23 and peft are installed: `make goldens`
 """
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gpt2": {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
     "mixtral": {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
     "phi3": {"r": 2, "lora_alpha": 4, "target_modules": ["qkv_proj", "gate_up_proj", "down_proj"]},
+    "mistral": {
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": r".*layers\.\d+\.(self_attn\.[qv]_proj|mlp\.down_proj)",
+        "rank_pattern": {"v_proj": 4, r"layers\.1\.self_attn\.q_proj": 1},
+        "alpha_pattern": {"down_proj": 3},
+        "modules_to_save": ["lm_head", "embed_tokens"],
+    },
 }
 
 
 def main() -> None:
     """Make each of them anew."""
     print(f"peft {peft.__version__}, transformers {transformers.__version__}, torch {torch.__version__}")
-    for name, options in OPTIONS.items():
+    for name, options in ((name, OPTIONS[name]) for name in sys.argv[1:] or OPTIONS):
         base = transformers.AutoModelForCausalLM.from_pretrained(GOLDENS / name, dtype=torch.float32)
         model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, bias="none", **options))
         generator = torch.Generator().manual_seed(0)
         for path, parameter in model.named_parameters():
-            if "lora_" in path:
+            if "lora_" in path or "modules_to_save" in path:
                 parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
         tokens = np.load(GOLDENS / name / "golden.npz")["tokens"][:1, :8]
         with torch.no_grad():

@@ -1,6 +1,7 @@
 """What a loaded model is asked that cannot be: each mistake is one line, and no value is read as another."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.inference import read_task
+from meshwright.inference.prompts import as_message, prompt_of
 from meshwright.models import Sampling
+from meshwright.text import byte_tokenizer
 from meshwright.training import Optimizer, RunConfig, run_steps
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"
@@ -112,3 +116,57 @@ def test_a_run_is_loaded_in_the_dtype_that_is_said(tmp_path):
     kept, narrow = mw.load(tmp_path), mw.load(tmp_path, dtype="bf16")
     assert (kept.dtype, kept.params["final_norm"].dtype) == ("bf16", jnp.float32)
     assert (narrow.dtype, narrow.params["final_norm"].dtype) == ("bf16", jnp.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def chatting(model):
+    """The model with bytes as tokens and a template, which writes characters below its vocabulary of 96."""
+    template = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}{{ messages[0].content }}"
+    return replace(model, tokenizer=replace(byte_tokenizer(), config={"chat_template": template}))
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"rol": "user"}, "a message is {'rol': 'user'}; it has a role and a content"),
+        ({"role": "user"}, "it has a role"),
+    ],
+)
+def test_a_message_without_a_role_or_a_content_is_refused(chatting, message, said):
+    with pytest.raises(mw.MeshwrightError) as error:
+        chatting.generate([message])
+    assert said in str(error.value)
+
+
+def test_messages_have_tools_and_content_in_parts(chatting):
+    tools = [{"type": "function", "function": {"name": "TIME"}}]
+    parts = [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]
+    found = prompt_of({"messages": [{"role": "user", "content": parts}], "tools": tools})
+    assert bytes(chatting.encode(found).tolist()) == b"TIME;AB"
+    assert bytes(chatting.encode(as_message(found)).tolist()) == b"TIME;AB"
+    assert bytes(chatting.encode(prompt_of({"messages": [{"role": "user", "content": "A"}]})).tolist()) == b"A"
+    for wrong in ({"prompt": "A", "tools": tools}, {"messages": "A"}, {"prompt": "A", "messages": [{}]}, {}):
+        with pytest.raises(mw.MeshwrightError):
+            prompt_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"stride": 0}, "stride is 0; it is from 1"), ({"seq_len": 0}, "seq_len is 0; it is 1 or more")],
+)
+def test_windows_of_no_tokens_are_refused(model, options, said):
+    with pytest.raises(mw.MeshwrightError, match=said):
+        model.score([[1, 2, 3]], **options)
+
+
+def test_a_text_of_one_token_and_no_text_are_not_scored(model):
+    with pytest.raises(mw.MeshwrightError, match="a text has 1 token; its second is the first that is predicted"):
+        model.score([[1]])
+    with pytest.raises(mw.MeshwrightError, match="there is no text"):
+        model.score([])
+
+
+def test_choices_that_are_the_same_are_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"query": "q", "choices": ["x", "x"], "gold": 0}\n')
+    with pytest.raises(mw.MeshwrightError, match="it is a list of texts that differ"):
+        read_task(tmp_path / "a.jsonl")

@@ -20,12 +20,14 @@ from meshwright.weights import read_adapter, write_adapter
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 ADAPTERS = sorted(path.parent.name for path in GOLDENS.glob("adapters/*/adapter_config.json"))
+IN_PARTS = ("mistral",)
+"""Adapters by a pattern, of several ranks and scales, with modules that came whole: they are read, not written."""
 FUSED = ("gpt2", "phi3")
 """Families with modules that hold several products, for which PEFT has one A."""
 
+QUICK = (("llama", "fsdp=2,tp=2"), ("gpt2", "fsdp=1"), ("mistral", "fsdp=1"))
 CORE = [
-    pytest.param(name, mesh, marks=() if (name, mesh) in (("llama", "fsdp=2,tp=2"), ("gpt2", "fsdp=1"))
-                 else pytest.mark.matrix)
+    pytest.param(name, mesh, marks=() if (name, mesh) in QUICK else pytest.mark.matrix)
     for name in ADAPTERS for mesh in ("fsdp=1", "fsdp=2,tp=2")
 ]  # fmt: skip
 
@@ -46,7 +48,7 @@ def test_logits_with_an_adapter_of_pefts_are_pefts(name, mesh):
     assert np.abs(np.asarray(plain) - wanted).max() > 0.05 * (wanted.max() - wanted.min())
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if name not in IN_PARTS])
 def test_an_adapter_that_is_written_is_the_one_that_was_read(name, tmp_path):
     """The same tensors under the same names; of modules with several products the same sum B A, in blocks."""
     model = adapted(name)
@@ -84,7 +86,7 @@ def test_the_dropout_of_an_adapter_is_read_and_written(tmp_path):
 def test_peft_takes_every_adapter_that_we_write():
     said = (GOLDENS / "adapters.txt").read_text().splitlines()
     found = {line.split()[0]: float(line.split()[-1]) for line in said[3:]}
-    assert sorted(found) == ADAPTERS
+    assert sorted(found) == [name for name in ADAPTERS if name not in IN_PARTS]
     assert max(found.values()) < 1e-5
 
 
@@ -97,7 +99,13 @@ def test_peft_takes_every_adapter_that_we_write():
         ({"target_modules": ["lm_head"]}, "lora target 'lm_head' is no product of"),
         ({"target_modules": ["q_proj"]}, "which no target of adapter_config.json has"),
         ({"r": 8}, "adapter_config.json makes them [8, in]"),
-        ({"rank_pattern": {"q_proj": 8}}, "one rank for all targets is read"),
+        ({"rank_pattern": {"q_proj": 8}}, "adapter_config.json makes them [8, in]"),
+        ({"rank_pattern": {"q_proj": "x"}}, "rank_pattern={'q_proj': 'x'}; it takes an object of numbers"),
+        ({"target_modules": r".*layers\.0\..*q_proj"}, "and not model.layers.1.self_attn.q_proj; all layers have"),
+        ({"target_modules": "(lm_head|.*q_proj)"}, "which matches lm_head, which has no adapter here"),
+        ({"target_modules": "q_proj"}, "which matches no product of the layers"),
+        ({"target_modules": "("}, "which is no pattern"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head'], which is not read here"),
     ],
 )
 def test_an_adapter_that_is_none_of_this_model_is_refused_in_a_line(change, said, tmp_path):

@@ -58,7 +58,7 @@ def test_learned_positions_are_looked_up_after_tokens():
     [
         ({"full_attention_every": 2}, "no sliding_window"),
         ({"sliding_window": 0}, "sliding_window=0"),
-        ({"rotary_dims": 3}, "rotary_dims=3; rotary embedding wants an even one"),
+        ({"rotary_dims": 15, "head_dim": 15}, "rotary_dims=15; rotary embedding wants an even one"),
         ({"rotary_dims": 32}, "from 0 to head_dim=16"),
         ({"positions": "learned"}, "max_positions=0"),
     ],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,14 +101,42 @@ def tokenize(
     Raises:
         MeshwrightError: a bad record, a directory that holds something else, a disk that is full.
     """
-    signature, units = what.signature(), what.units()
+    signature = what.signature()
     if (directory / STORE).is_file():
         known = directory / "signature.json"
         if not known.is_file() or known.read_text() != signature:
             raise MeshwrightError(f"{directory} holds a store of other tokens; -o names another directory")
-        on_bytes(sum(unit.num_bytes for unit in units))
+        on_bytes(sum(unit.num_bytes for unit in what.units()))
         return read_info(directory)
     _begin(directory, signature)
+    with _locked(directory):
+        return _make(what, directory, signature, processes, on_bytes)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold a directory against other processes that would write into it.
+
+    Raises:
+        MeshwrightError: another one holds it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise MeshwrightError(
+            f"another process tokenises into {directory}; wait for it, or -o names another directory"
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def _make(
+    what: Tokenizing, directory: Path, signature: str, processes: int, on_bytes: Callable[[int], None]
+) -> StoreInfo:
+    """Make what is left of a store in a directory that holds a part of it."""
+    units = what.units()
     done = {unit.number: shard for unit in units if (shard := _finished_shard(directory, unit.number))}
     on_bytes(sum(unit.num_bytes for unit in units if unit.number in done))
     left = [unit for unit in units if unit.number not in done]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from meshwright.errors import MeshwrightError
 from meshwright.families.family import LLAMA_NAMES, Published
@@ -108,11 +110,48 @@ def _products(names: Mapping[str, Published]) -> dict[str, list[str]]:
     return found
 
 
-def read_adapter_config(directory: Path, model: ModelConfig) -> LoRA:
+def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: bool = False) -> LoRA:
     """What the `adapter_config.json` of PEFT says of the adapters of a model.
+
+    Adapters of several ranks and scales are read as of the largest rank and one scale (`module_scale`).
+
+    Args:
+        takes_saved: whether modules may come whole with the adapter (`modules_to_save`).
 
     Raises:
         MeshwrightError: no such file, another kind of adapter, or an option that is not known here.
+    """
+    path, config = directory / ADAPTER_CONFIG, adapter_config(directory)
+    for name in UNKNOWN:
+        if config.get(name) not in (None, False, "none", [], {}) and not (takes_saved and name == "modules_to_save"):
+            raise MeshwrightError(
+                f"{path} has {name}={config[name]!r}, which is not read here; adapters have none of it"
+            )
+    rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
+    if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1:
+        raise MeshwrightError(f"{path} has r={rank!r} and lora_alpha={alpha!r}; they are numbers above 0")
+    if isinstance(targets, str) and targets != ALL_LINEAR:
+        targets = _matched(targets, model, path)
+    names = (targets,) if isinstance(targets, str) else tuple(targets or ())
+    if not isinstance(dropout := config.get("lora_dropout") or 0.0, (int, float)) or not 0 <= dropout < 1:
+        raise MeshwrightError(f"{path} has lora_dropout={dropout!r}; it is a share from 0 to below 1")
+    products = lora_targets(model, names)
+    largest, scale = rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    for module, ops in _modules(model).items():
+        if set(ops) & set(products):
+            for layer in range(model.num_layers):
+                own = module_scale(config, module.format(layer=layer))
+                # As `weights.peft` writes modules that hold several products: as many times the rank, the same scale.
+                is_joined = own.rank == rank * len(ops) and math.isclose(own.scale, scale)
+                largest = max(largest, rank if is_joined else own.rank)
+    return LoRA(rank=largest, alpha=float(scale * largest), targets=products, dropout=float(dropout))
+
+
+def adapter_config(directory: Path) -> dict[str, Any]:
+    """The `adapter_config.json` of a LoRA that PEFT wrote.
+
+    Raises:
+        MeshwrightError: no such file, or another kind of adapter.
     """
     if not directory.is_dir():
         raise MeshwrightError(
@@ -127,29 +166,68 @@ def read_adapter_config(directory: Path, model: ModelConfig) -> LoRA:
         raise MeshwrightError(f"{path} is no JSON") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise MeshwrightError(f"{path} is no LoRA's: peft_type is {config.get('peft_type')!r}; 'LORA' is read")
-    for name in UNKNOWN:
-        if config.get(name) not in (None, False, "none", [], {}):
-            raise MeshwrightError(
-                f"{path} has {name}={config[name]!r}, which is not read here; adapters have none of it"
-            )
-    rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
-    if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1:
-        raise MeshwrightError(f"{path} has r={rank!r} and lora_alpha={alpha!r}; they are numbers above 0")
-    if isinstance(targets, str) and targets != ALL_LINEAR:
-        raise MeshwrightError(f"{path} has target_modules={targets!r}, a pattern; names of modules are read")
-    if config.get("use_rslora"):  # It divides by the root of the rank (arXiv:2312.03732).
-        alpha *= math.sqrt(rank)
-    names = (targets,) if isinstance(targets, str) else tuple(targets or ())
-    if not isinstance(dropout := config.get("lora_dropout") or 0.0, (int, float)) or not 0 <= dropout < 1:
-        raise MeshwrightError(f"{path} has lora_dropout={dropout!r}; it is a share from 0 to below 1")
-    lora = LoRA(rank=rank, alpha=float(alpha), targets=lora_targets(model, names), dropout=float(dropout))
-    for module, own in (config.get("rank_pattern") or {}).items():
-        # As `weights.peft` writes modules that hold several products: as many times the rank, at the same scale.
-        held = [
-            len(ops) for each, ops in module_products(model).items() if each == module or each.endswith(f".{module}")
-        ]
-        if held != [own // rank] or (config.get("alpha_pattern") or {}).get(module) != alpha * held[0]:
-            raise MeshwrightError(
-                f"{path} has a rank_pattern of its own for {module}; one rank for all targets is read"
-            )
-    return lora
+    for name in ("rank_pattern", "alpha_pattern"):
+        own = config.get(name) or {}
+        if not isinstance(own, dict) or not all(isinstance(n, (int, float)) and n > 0 for n in own.values()):
+            raise MeshwrightError(f"{path} has {name}={own!r}; it takes an object of numbers above 0")
+    return config
+
+
+class ModuleScale(NamedTuple):
+    """The rank of a module's adapter, and what B A is multiplied by."""
+
+    rank: int
+    scale: float
+
+
+def module_scale(config: Mapping[str, Any], module: str) -> ModuleScale:
+    """The rank and the scale that PEFT gives a module, by its `rank_pattern` and `alpha_pattern`.
+
+    Args:
+        config: of `adapter_config`.
+        module: as model.layers.0.self_attn.q_proj.
+    """
+
+    def own(name: str, default: Any) -> Any:
+        patterns = config.get(name) or {}
+        return next((n for key, n in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+    rank, alpha = own("rank_pattern", config["r"]), own("alpha_pattern", config["lora_alpha"])
+    # The root of the rank: arXiv:2312.03732.
+    return ModuleScale(rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def _modules(model: ModelConfig) -> dict[str, list[str]]:
+    """The products that each module of a family's layers holds, by its whole name with {layer}."""
+    published = next((known for known in PUBLISHED if known.family == model.family), None)
+    found: dict[str, list[str]] = {}
+    for path, place in (published.names if published else {}).items():
+        stack, _, op = path.rpartition(".")
+        if stack and place.name.endswith(".weight") and "norm" not in op and "{expert}" not in place.name:
+            found.setdefault(place.name.removesuffix(".weight"), []).append(op)
+    return found
+
+
+def _matched(pattern: str, model: ModelConfig, path: Path) -> list[str]:
+    """The products of the modules whose whole names match a pattern, in every layer.
+
+    Raises:
+        MeshwrightError: a pattern that is none, matches nothing, or some layers alone.
+    """
+    known, found = adaptable(program(replace(model, lora=None))), []
+    try:
+        for module, ops in _modules(model).items():
+            hits = [bool(re.fullmatch(pattern, module.format(layer=n))) for n in range(model.num_layers)]
+            if any(hits) and not all(hits):
+                raise MeshwrightError(
+                    f"{path} has target_modules={pattern!r}, which matches {module.format(layer=hits.index(True))} and"
+                    f" not {module.format(layer=hits.index(False))}; all layers have adapters, or none"
+                )
+            found += [op for op in ops if all(hits) and op in known]
+        heads = [name for name in ("lm_head", "model.embed_tokens") if re.fullmatch(pattern, name)]
+    except re.error as error:
+        raise MeshwrightError(f"{path} has target_modules={pattern!r}, which is no pattern: {error}") from None
+    if heads or not found:
+        what = f"matches {heads[0]}, which has no adapter here" if heads else "matches no product of the layers"
+        raise MeshwrightError(f"{path} has target_modules={pattern!r}, which {what}")
+    return found

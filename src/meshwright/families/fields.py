@@ -164,6 +164,8 @@ class Fields:
 
     def positive(self, field: str, default: Any = _MISSING) -> Any:
         """A finite number above 0, as a float."""
+        if field.endswith("_eps"):
+            self._check_not_null(field)
         found = self.value(field, default)
         return found if found is default else self.above_zero(field, found)
 
@@ -201,10 +203,16 @@ class Fields:
 
     def activation(self, field: str, default: str) -> Activation:
         """An activation function."""
+        self._check_not_null(field)
         found = self.value(field, default)
         if not isinstance(found, str) or found not in ACTIVATIONS:
             raise self.refusal(field, f"the activations read are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[found]
+
+    def _check_not_null(self, field: str) -> None:
+        """Refuse null in a field that transformers has a default for, and computes nothing with null."""
+        if field in self._data and self._data[field] is None:
+            raise self.refusal(field, "it takes a value, or is left out for the default")
 
     def only(self, field: str, *allowed: Any) -> None:
         """Refuse a field unless it is absent, null, or has one of these values: a model is known with no other."""

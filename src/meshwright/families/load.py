@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.families.registry import PRESETS, model_from_hugging_face
@@ -58,12 +59,27 @@ def load_model(name: str) -> ModelConfig:
     )
 
 
+class _TwiceError(Exception):
+    """A field that stands twice in one object."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose fields stand once each."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
 def _read_config(path: Path) -> ModelConfig:
     """The model of a file."""
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(), object_pairs_hook=_object)
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except _TwiceError as error:
+        raise MeshwrightError(f"{path} has the field {error} twice; leave one out") from None
     except RecursionError:
         raise MeshwrightError(f"{path} is not a config.json: its values are nested too deeply") from None
     except ValueError as error:

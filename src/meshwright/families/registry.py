@@ -25,6 +25,7 @@ from meshwright.families import (
 from meshwright.families.family import PublishedFamily
 from meshwright.families.fields import Config, Fields
 from meshwright.families.quantization import check_quantization
+from meshwright.families.wrappers import text_config
 from meshwright.field_types import from_data
 from meshwright.step.model import Family, Model, ModelConfig
 from meshwright.step.serving import Serving
@@ -80,6 +81,7 @@ def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
         raise MeshwrightError(
             f"the config.json of {name} has no model_type{hint}; those read are {', '.join(_BY_TYPE)}"
         )
+    data = text_config(data, name=name)
     kind = str(data["model_type"])
     if kind not in _BY_TYPE:
         raise MeshwrightError(

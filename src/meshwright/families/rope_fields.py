@@ -133,6 +133,11 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
                 factor=number("factor"), original_max_seq_len=fields.whole("max_position_embeddings")
             )
         case "llama3":
+            if number("low_freq_factor") >= number("high_freq_factor"):
+                raise MeshwrightError(
+                    f"the config.json of {fields.name} has rope scaling's low_freq_factor={found['low_freq_factor']};"
+                    f" it is below high_freq_factor={found['high_freq_factor']}"
+                )
             return Llama3RopeScaling(
                 factor=number("factor"),
                 low_freq_factor=number("low_freq_factor"),

@@ -15,6 +15,7 @@ from jax import Array
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import hugging_face_config, model_from_hugging_face
+from meshwright.families.wrappers import text_config
 from meshwright.files import check_new_directory, write_error, write_file
 from meshwright.step import ModelConfig, Tree
 from meshwright.text import Tokenizer, byte_tokenizer_files
@@ -59,14 +60,16 @@ def model_files(
         files = {"config.json": config | {"dtype": _NAMES[dtype]}, "generation_config.json": _NO_TOKENS}
         own = byte_tokenizer_files(seq_len) if tokenizer else {}
         return {name: _json(data) for name, data in files.items()} | own
-    config = json.loads(source["config.json"])
+    whole = json.loads(source["config.json"])
+    config = dict(text_config(whole, name=model.name))
+    is_part = config != whole
     said = {name for name in ("dtype", "torch_dtype") if config.get(name, _NAMES[dtype]) != _NAMES[dtype]}
     changes: dict[str, Any] = dict.fromkeys(said, _NAMES[dtype])
     if model_from_hugging_face(config, name=model.name) != model:
         changes |= hugging_face_config(model)  # Cut to fewer layers, say.
     # Weights that were read from blocks in fp8 are written whole.
     kept = {name: value for name, value in config.items() if name != "quantization_config"}
-    is_same = not changes and len(kept) == len(config)
+    is_same = not changes and not is_part and len(kept) == len(config)
     return dict(source) if is_same else {**source, "config.json": _json(kept | changes)}
 
 

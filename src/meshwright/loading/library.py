@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model
 from meshwright.families.adapters import read_adapter_config
+from meshwright.families.wrappers import text_config
 from meshwright.field_types import not_a_choice
 from meshwright.hardware import System
 from meshwright.inference import LoadedModel
@@ -35,7 +36,7 @@ from meshwright.training import (
     restore_params,
     run_tokenizer,
 )
-from meshwright.weights import Tensor, load_weights, read_adapter, read_tensors, tensor_dtype
+from meshwright.weights import Tensor, load_weights, read_adapter, read_tensors, saved_tensors, tensor_dtype
 
 
 def load(
@@ -75,6 +76,7 @@ class Found:
         dtype: of products. params_dtype: of parameters. stored_dtype: what `LoadedModel.save` writes.
         run: the config of a run; None of a Hugging Face directory, which has `tensors`.
         adapter: the directory of adapters that are added to its weights, and the model with them.
+        notes: what a user should read once it is loaded.
     """
 
     path: Path
@@ -87,9 +89,12 @@ class Found:
     run: RunConfig | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     adapter: tuple[Path, ModelConfig] | None = None
+    notes: tuple[str, ...] = ()
 
     def load(self, *, on_bytes: Callable[[int], None] = lambda n: None, on_note: Note = warnings.warn) -> LoadedModel:
         """The model on its devices; see `load`."""
+        for each in self.notes:
+            on_note(each)
         claim_devices(self.system)
         mesh = build_mesh(self.mesh, jax.devices()[: self.mesh.num_devices])
         if self.run is None:
@@ -163,13 +168,18 @@ def find_model(
             run=run,
         )
     model = load_model(str(path))
-    adapted = None if adapter is None else replace(model, lora=read_adapter_config(Path(adapter), model))
+    adapted = (
+        None if adapter is None else replace(model, lora=read_adapter_config(Path(adapter), model, takes_saved=True))
+    )
     if on is None:
         raise MeshwrightError(f"{path} needs hardware: --on (on=…), as cpu:8 or h100:8; only a run has its own")
     system = read_system(on)
     shape = read_mesh(mesh or "fsdp=-1", system.num_devices)
     _check(model, shape)
-    tensors = read_tensors(path)
+    notes: list[str] = []
+    tensors = read_tensors(path, notes.append)
+    if adapter is not None:
+        tensors |= _saved(Path(adapter), model, tensors)
     stored = tensor_dtype(tensors)
     kept = dtype or ("bf16" if stored == "bf16" else "f32")
     return Found(
@@ -181,6 +191,7 @@ def find_model(
         params_dtype=kept,
         stored_dtype="f16" if stored == "f16" and dtype is None else kept,
         tensors=tensors,
+        notes=tuple(notes),
         adapter=None if adapter is None or adapted is None else (Path(adapter), adapted),
     )
 
@@ -195,6 +206,20 @@ def _with_adapter(
     return jax.jit(lambda params: merge_adapters(params, model))(both)
 
 
+def _saved(adapter: Path, model: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an adapter's `modules_to_save`, each in place of the model's.
+
+    Raises:
+        MeshwrightError: one that the model does not have, or has for its head too.
+    """
+    found = {name: replace(tensor, name=name) for name, tensor in saved_tensors(adapter).items()}
+    for name in found:
+        if name not in tensors or model.tied_embeddings:
+            why = "ties its embedding to its head" if model.tied_embeddings else f"has no {name}"
+            raise MeshwrightError(f"{adapter} has {name} in modules_to_save, and {model.name} {why}; that is not read")
+    return found
+
+
 def _source(directory: Path) -> dict[str, bytes]:
     """The files of a Hugging Face directory that are kept beside its weights."""
     return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
@@ -202,7 +227,7 @@ def _source(directory: Path) -> dict[str, bytes]:
 
 def _most_positions(directory: Path) -> int | None:
     """The longest sequence that a Hugging Face directory says its model was trained on."""
-    config = read_json(directory / "config.json")
+    config = text_config(read_json(directory / "config.json"), name=directory.name)
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 

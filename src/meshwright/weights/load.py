@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 from jax import Array
 
 from meshwright.errors import MeshwrightError
+from meshwright.families.wrappers import text_names
 from meshwright.step import ModelConfig, Tree
 from meshwright.step.parameter_tree import map_leaves
 from meshwright.weights.aliases import with_known_names
@@ -24,13 +26,24 @@ NUM_READERS = 8
 """Threads that read: copying out of a memory map waits for the disk."""
 
 
-def read_tensors(directory: Path) -> dict[str, Tensor]:
+def read_tensors(directory: Path, on_note: Callable[[str], None] = lambda note: None) -> dict[str, Tensor]:
     """Every tensor of a directory by name; a quantised weight is one tensor with its scales.
+
+    Of a model of text and images the text's, by the names they have in a model of text alone.
+
+    Args:
+        on_note: called with a sentence about weights that are left out.
 
     Raises:
         MeshwrightError: as `read_files`, `with_mxfp4` and `with_fp8`.
     """
-    return with_fp8(with_mxfp4(read_files(directory)), directory)
+    found = with_fp8(with_mxfp4(read_files(directory)), directory)
+    own = text_names(found)
+    if own.left_out:
+        on_note(
+            f"{directory} is a model of text and images: the text's weights are read, {', '.join(own.left_out)} not"
+        )
+    return {ours: replace(found[theirs], name=ours) for ours, theirs in own.names.items()}
 
 
 def load_weights(

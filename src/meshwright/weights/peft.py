@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import MeshwrightError
-from meshwright.families.adapters import ADAPTER_CONFIG
+from meshwright.families.adapters import ADAPTER_CONFIG, adapter_config, module_scale
 from meshwright.files import write_file as write_text
 from meshwright.step import ModelConfig, Parameter
 from meshwright.step.lora import LoRA
@@ -81,12 +81,22 @@ def read_adapter(directory: Path, model: ModelConfig) -> dict[str, dict[str, np.
         MeshwrightError: a tensor that is missing, extra, of another shape, or with values that are no finite numbers.
     """
     lora, tensors = _lora(model), {tensor.name: tensor for tensor in read_file(directory / ADAPTER_WEIGHTS)}
-    found: dict[str, dict[str, list[np.ndarray]]] = {}
-    used: set[str] = set()
+    config, found = adapter_config(directory), dict[str, dict[str, list[np.ndarray]]]()
+    used = {tensor.name for tensor in saved_tensors(directory).values()}
     for module in _modules(model):
         for _, name_a, name_b in module.names():
             a, b = (_array(name, tensors, directory) for name in (name_a, name_b))
             used |= {name_a, name_b}
+            own = module_scale(config, name_a.removeprefix(PREFIX).removesuffix(".lora_A.weight"))
+            if a.shape[:1] != (own.rank,) or b.shape[-1:] != (own.rank,):
+                raise MeshwrightError(
+                    f"{name_a} in {tensors[name_a].file} has shape {list(a.shape)}, and its B {list(b.shape)};"
+                    f" {ADAPTER_CONFIG} makes them [{own.rank}, in] and [out, {own.rank}]"
+                )
+            # One rank and one scale for all: rows and columns of zeros, and B times what it has of its own.
+            if (rest := lora.rank - own.rank) > 0:
+                a, b = np.pad(a, ((0, rest), (0, 0))), np.pad(b, ((0, 0), (0, rest)))
+            b = b * np.float32(own.scale / lora.low_rank.scale)
             for path, ours_a, ours_b in _split(module, a, b, lora, tensors[name_a]):
                 stack, _, name = path.rpartition(".")
                 own = found.setdefault(stack, {})
@@ -95,6 +105,27 @@ def read_adapter(directory: Path, model: ModelConfig) -> dict[str, dict[str, np.
     if extra := sorted(tensors.keys() - used):
         raise MeshwrightError(f"{tensors[extra[0]].file} holds {extra[0]}, which no target of {ADAPTER_CONFIG} has")
     return {stack: {name: np.stack(layers) for name, layers in own.items()} for stack, own in found.items()}
+
+
+def saved_tensors(directory: Path) -> dict[str, Tensor]:
+    """The weights that came whole with an adapter (`modules_to_save`), by the names of those that they replace.
+
+    Raises:
+        MeshwrightError: a module without a tensor.
+    """
+    modules = adapter_config(directory).get("modules_to_save") or ()
+    tensors = list(read_file(directory / ADAPTER_WEIGHTS)) if modules else []
+    found: dict[str, Tensor] = {}
+    for module in modules:
+        held = {
+            name: tensor
+            for tensor in tensors
+            if f".{module}." in (name := tensor.name.removeprefix(PREFIX.removesuffix("."))) and ".lora_" not in name
+        }
+        if not held:
+            raise MeshwrightError(f"{directory / ADAPTER_WEIGHTS} has no {module}, which modules_to_save names")
+        found |= {name.removeprefix("."): tensor for name, tensor in held.items()}
+    return found
 
 
 def _lora(model: ModelConfig) -> LoRA:
