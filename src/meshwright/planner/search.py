@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
 
-from meshwright.cost import step_memory
+from meshwright.cost import memory_fits, step_memory
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
@@ -189,14 +189,20 @@ class _Search:
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
             candidate = Candidate(mesh, group.remat, strategy)
-            if (peak := _peak(self.space, candidate)) <= system.plannable_bytes:
+            if self._fits(candidate):
                 self.num_priced += 1
-                self._push(step_seconds(workload, mesh, system, strategy), candidate, peak)
+                seconds = step_seconds(workload, mesh, system, strategy)
+                self._push(seconds, candidate, _peak(self.space, candidate))
 
     def _can_fit(self, group: _Group) -> bool:
         """Whether the way of a group that wants least memory fits."""
         candidate = Candidate(_most_sharded(group), group.remat, self._strategies(group)[0])
-        return _peak(self.space, candidate) <= self.space.system.plannable_bytes
+        return self._fits(candidate)
+
+    def _fits(self, candidate: Candidate) -> bool:
+        """Whether a candidate fits."""
+        workload, system = self.space.with_remat(candidate.remat), self.space.system
+        return memory_fits(workload, candidate.mesh, candidate.strategy, system.plannable_bytes, kind=system.chip.kind)
 
     def _strategies(self, group: _Group) -> list[Strategy]:
         """The strategies of a group on the mesh that stores most shards."""
