@@ -60,11 +60,11 @@ def step_memory(
     return _Step(workload, mesh, strategy, kind).memory()
 
 
-def memory_fits(
+def peak_within(
     workload: Workload, mesh: MeshShape, strategy: Strategy, num_bytes: float, *, kind: Kind = "cpu"
-) -> bool:
-    """Whether a step wants no more than so many bytes: `step_memory`'s peak, without all of it where it does not."""
-    return _Step(workload, mesh, strategy, kind).fits(num_bytes)
+) -> int | None:
+    """The peak of `step_memory`, or None where it is over so many bytes: then not all of the step is looked at."""
+    return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
 
 
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
@@ -167,13 +167,14 @@ class _Step:
         """Whether there are stages that are one program."""
         return is_spmd_pipeline(self.mesh, self.strategy)
 
-    def fits(self, num_bytes: float) -> bool:
-        """Whether no moment wants more than so many bytes."""
+    def peak_within(self, num_bytes: float) -> int | None:
+        """The peak; None where some moment wants more than so many bytes."""
         most = num_bytes - sum(self._always.values()) + _ROUNDING
-        if most < 0:
-            return False
         moments = (self._mlp, self._loss, self._attention, self._before)
-        return all(sum(moment().values()) <= most for moment in moments) and self.memory()["peak"] <= num_bytes
+        if most < 0 or any(sum(moment().values()) > most for moment in moments):
+            return None
+        peak = self.memory()["peak"]
+        return peak if peak <= num_bytes else None
 
     @cached_property
     def _always(self) -> dict[str, float]:
