@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from meshwright.models.sampling import Written
 from meshwright.models.stationary import for_tpu_products
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.serving.draft_programs import draft_prefill_program, draft_program
+from meshwright.serving.faults import on_devices
 from meshwright.serving.layout import stored_dtype
 from meshwright.serving.programs import (
     WORD,
@@ -146,6 +147,13 @@ class Runner:
         self.before_run: Callable[[Work], None] = lambda work: None
         self._free_masks = dict[tuple[int, int], Any]()
         self._compiled = dict[tuple[str, Shape], Any]()
+        self._compiler = ThreadPoolExecutor(1, "compiler")
+        self._compiling = dict[tuple[str, Shape], Future[bool]]()
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a model makes the drafts."""
+        return self._draft is not None
 
     @property
     def words(self) -> int:
@@ -159,7 +167,7 @@ class Runner:
 
     @cached_property
     def programs(self) -> tuple[tuple[str, Shape], ...]:
-        """Every kind and shape of step that there can be."""
+        """Every kind and shape of step that is compiled before the first request; see `is_compiled` for scoring."""
         layout = self._layout
         steps = [
             *(
@@ -170,14 +178,24 @@ class Runner:
             *(Step([], True, rows, width, length) for rows, length in layout.chunks for width in layout.widths),
         ]
         found = [(kind, self.shape_of(step)) for step in steps for kind in ("greedy", "sampling")]
-        rows, length = layout.chunks[0]
-        return (*dict.fromkeys(found), ("scoring", self.shape_of(Step([], True, rows, layout.widths[-1], length))))
+        if jax.process_count() > 1:
+            # While one process compiles the others would wait in a collective.
+            found += [
+                ("scoring", self.shape_of(Step([], True, rows, width, length)))
+                for rows, length in layout.scored
+                for width in layout.widths
+            ]
+        return tuple(dict.fromkeys(found))
 
     def compile(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compile every program, several at once. on_program: called with how many are compiled, of how many.
 
-        What was not compiled here cannot run: no request ever waits for the compiler.
+        Only what scores prompts is compiled later: no request that generates text ever waits for the compiler.
         """
+        self._abstract = jax.tree.map(
+            lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding),
+            (self._params, self._pages, self._last, self._draft and (self._draft.params, self._draft.pages)),
+        )
         with jax.set_mesh(self._mesh), ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
             lowered = {
                 (name, shape): step for kind, shape in self.programs for name, step in self._lowered(kind, shape)
@@ -187,16 +205,47 @@ class Runner:
                 self._compiled[compiling[done]] = done.result()
                 on_program(number, len(compiling))
         # One change and one copy, after which all is as before.
-        self._change(RowChange(0, GREEDY, (), (), ()))
+        with jax.set_mesh(self._mesh):
+            self._state = row_program()(self._state, np.int32(0), self.row_state(RowChange(0, GREEDY, (), (), ())))
         self._copy([PageCopy(0, window, 0, count) for window, count in enumerate(self._layout.pages)])
         jax.block_until_ready((self._pages, self._state))
+
+    def is_compiled(self, step: Step) -> bool:
+        """Whether a scoring step can run. Its program is compiled from the first call on, in a thread.
+
+        Raises:
+            Exception: what the compiler has raised.
+        """
+        key = ("scoring", self.shape_of(step))
+        if key in self._compiled:
+            return True
+        if key not in self._compiling:
+            self._compiling[key] = self._compiler.submit(self._compile_later, *key)
+        return self._compiling[key].done() and self._compiling[key].result()
+
+    def _compile_later(self, kind: str, shape: Shape) -> bool:
+        with jax.set_mesh(self._mesh):
+            self._compiled |= {(name, shape): step.compile() for name, step in self._lowered(kind, shape)}
+        return True
+
+    def close(self) -> None:
+        """Wait for the compiler, under which Python cannot end."""
+        self._compiler.shutdown(cancel_futures=True)
 
     def _lowered(self, kind: str, shape: Shape) -> Iterator[tuple[str, jax.stages.Lowered]]:
         """A step's program, and the draft model's for the same step, traced for the arrays on the devices."""
         program = {"greedy": greedy_program, "sampling": sampling_program, "scoring": scoring_program}[kind]
         made = program(self._config, self._context.mesh, self._split, shape, self._dtype)
         numbers = np.zeros((shape.rows, shape.columns.width), np.int32)
-        work, drafts = Work(kind, shape, numbers, targets=np.zeros((shape.rows, shape.length), np.int32)), None
+        work, drafts = Work(kind, shape, numbers), None
+        if kind == "scoring":
+            # Not for the arrays themselves, which the steps that run meanwhile donate.
+            params, pages, last, draft = self._abstract
+            if self._draft is not None:
+                own = (self._draft.config, self._context.mesh, self._split, shape, self._draft.group, self._draft.dtype)
+                yield "prefill", draft_prefill_program(*own).lower(*draft, numbers)
+            yield kind, made.lower(params, pages, last, numbers, np.zeros((shape.rows, shape.length), np.int32))
+            return
         if self._draft is not None:
             draft_kind = self._draft_kind(work)
             own = (self._draft.config, self._context.mesh, self._split, shape, self._draft.group, self._draft.dtype)
@@ -232,11 +281,17 @@ class Runner:
         return (*state, drafts, own.written, own.samplers, own.seed, own.bias, mask)
 
     def run(self, work: Work) -> Result:
-        """Dispatch a step; its results are still to come."""
-        self.before_run(work)
-        with jax.set_mesh(self._mesh):
-            for change in work.changes:
-                self._change(change)
+        """Dispatch a step; its results are still to come.
+
+        Raises:
+            DeviceError: a program failed. After any other exception nothing was dispatched.
+        """
+        changes = [(change.row, self.row_state(change)) for change in work.changes]
+        program = self._compiled[work.kind, work.shape]
+        with on_devices(), jax.set_mesh(self._mesh):
+            self.before_run(work)
+            for row, own in changes:
+                self._state = row_program()(self._state, np.int32(row), own)
             if work.copies:
                 self._copy(work.copies)
             drafts = None
@@ -244,7 +299,7 @@ class Runner:
                 draft_kind = self._draft_kind(work)
                 made = self._compiled[draft_kind, work.shape](*self._draft_arguments(work))
                 self._draft.pages, drafts = (made, None) if draft_kind == "prefill" else made
-            made = self._compiled[work.kind, work.shape](*self._arguments(work, drafts))
+            made = program(*self._arguments(work, drafts))
             if work.kind == "scoring":
                 self._pages, logprobs, hidden = made
                 return Result(None, logprobs, hidden)
@@ -261,7 +316,8 @@ class Runner:
             self._free_masks[size] = jnp.full((*size, self.words), 0xFFFFFFFF, jnp.uint32)
         return self._free_masks[size]
 
-    def _change(self, change: RowChange) -> None:
+    def row_state(self, change: RowChange) -> RowState:
+        """What the devices keep of a row, on the host."""
         vocab = self._config.vocab
         seen, made, bias = np.zeros(vocab, bool), np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
         seen[list(change.prompt)] = True
@@ -269,9 +325,7 @@ class Runner:
         np.add.at(made, list(change.made), 1)
         for token, value in change.bias:
             bias[token] = value
-        own = RowState(_limits(change.sampling), np.uint32(change.sampling.seed), Written(seen, made), bias)  # type: ignore
-        with jax.set_mesh(self._mesh):
-            self._state = row_program()(self._state, np.int32(change.row), own)
+        return RowState(_limits(change.sampling), np.uint32(change.sampling.seed), Written(seen, made), bias)  # type: ignore
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:
         axes, pages = page_axes(self._context, self._config), list(self._pages)

@@ -26,6 +26,7 @@ def apply_chat_template(
     tools: Sequence[Mapping[str, Any]] = (),
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
+    check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
     """The tokens of a chat.
 
@@ -34,12 +35,14 @@ def apply_chat_template(
         tools: that the assistant may call, as OpenAI describes them: each with `type` and `function`.
         add_generation_prompt: with what begins the assistant's answer.
         variables: of the template's own, such as Qwen3's `enable_thinking`.
+        check: called with the text of the chat before it becomes tokens; it may raise.
 
     Raises:
         MeshwrightError: no template, or one that refuses these messages.
     """
     text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
     text = _GENERATED.sub(r"\1", text)
+    check(text)
     # The template has written the special tokens that begin a text.
     return tokenizer.encode(text, add_special_tokens=False)
 

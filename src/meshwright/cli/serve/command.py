@@ -39,8 +39,9 @@ def run(args: Args) -> int:
         if getattr(args, name) not in (None, "int8"):
             raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}; it must be int8 or left out")
     for name in ("timeout", "grace"):
-        if not 0 < getattr(args, name) < float("inf"):
-            raise MeshwrightError(f"--{name} is {getattr(args, name)}; it must be a number of seconds above 0")
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise MeshwrightError(f"--{name} is {value}; it must be a number of seconds above 0")
     limits, api_keys = limits_and_keys(args)
     if args.replicas != 1:
         return serve_replicas(args, limits, api_keys)
@@ -141,6 +142,11 @@ def _serve(
         engine.on_failure = member.crash
         member.is_idle = lambda: engine.is_idle
     _print_layout(engine)
+    if model.seq_len is not None and engine.layout.context > model.seq_len:
+        note(
+            f"a context of {engine.layout.context} tokens is longer than the {model.seq_len} that {model.config.name}"
+            " was trained with; what it makes beyond them is often wrong"
+        )
     service = Service(
         engine=engine,
         model=http.model_name,

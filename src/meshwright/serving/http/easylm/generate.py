@@ -88,7 +88,13 @@ async def generate(state: AppState, body: GenerateRequest) -> GenerateResponse:
     service = state.service
     service.check_num_prompts("prefix_text", len(body.prefix_text))
     requests = [
-        _text_request(service, await service.tokens(text), body.max_tokens, "prefix_text", body.temperature)
+        _text_request(
+            service,
+            await service.tokens(text, "prefix_text", most=service.context),
+            body.max_tokens,
+            "prefix_text",
+            body.temperature,
+        )
         for text in body.prefix_text
     ]
     return GenerateResponse(
@@ -103,7 +109,7 @@ async def greedy_until(state: AppState, body: GreedyUntilRequest) -> GreedyUntil
     check_same_length("until", body.until, "prefix_text", body.prefix_text)
     requests = [
         _text_request(
-            service, await service.tokens(text), body.max_length, "prefix_text", 0.0,
+            service, await _prefix_tokens(service, text), body.max_length, "prefix_text", 0.0,
             stop=check_stop(service, until, "until"),
         )
         for text, until in zip(body.prefix_text, body.until, strict=True)
@@ -120,7 +126,7 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
     tokenizer = service.require_tokenizer("a chat")
     if not chat_template(tokenizer):
         transcript = body.context + body.prompt
-        prompt = await service.tokens(transcript)
+        prompt = await service.tokens(transcript, "prompt", most=service.context)
         (text,) = await _generate(state, [_text_request(service, prompt, body.max_tokens, "prompt", body.temperature)])
         return ChatTurn(response=text, context=transcript + text, temperature=body.temperature)
     messages = _messages(body.context)
@@ -131,6 +137,10 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
     (text,) = await _generate(state, [_text_request(service, prompt, body.max_tokens, "prompt", body.temperature)])
     context = json.dumps([*messages, {"role": "assistant", "content": text}], ensure_ascii=False)
     return ChatTurn(response=text, context=context, temperature=body.temperature)
+
+
+async def _prefix_tokens(service: Service, text: str) -> list[int]:
+    return await service.tokens(text, "prefix_text", most=service.context)
 
 
 def _text_request(

@@ -104,7 +104,7 @@ async def prompt_tokens(service: Service, prompt: Any, param: str) -> list[list[
     """
     prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     service.check_num_prompts(param, len(prompts))
-    return [await service.tokens(one) if isinstance(one, str) else one for one in prompts]
+    return [await service.tokens(one, param, most=service.context) if isinstance(one, str) else one for one in prompts]
 
 
 class _CompletionResponse(ResponseBuilder[CompletionRequest]):

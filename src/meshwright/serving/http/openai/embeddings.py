@@ -69,7 +69,7 @@ async def create_embeddings(state: AppState, body: EmbeddingRequest) -> Embeddin
         Request(prompt=prompt, max_tokens=resolve_max_tokens(service, len(prompt), 0, "input"), pooled=True)
         for prompt in prompts
     ]
-    async with OutputStream(state.async_engine, requests, service.limits, is_streamed=False) as stream:
+    async with OutputStream(state.async_engine, requests, service, is_streamed=False) as stream:
         outputs = await stream.collect()
     usage = UsageCounter(state.async_engine.metrics, requests).finish()
     data = [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,7 +11,7 @@ from pydantic import Field
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.request_body import RequestModel
-from meshwright.serving.http.service import LONG_TEXT, Service
+from meshwright.serving.http.service import Service
 from meshwright.text import apply_chat_template
 
 
@@ -109,10 +109,12 @@ async def chat_prompt(
     """
     tokenizer = service.require_tokenizer("a chat")
     options: dict[str, Any] = {"tools": tools or (), "variables": variables}
+
+    def check(text: str) -> None:
+        service.check_num_characters(param, text, service.context)
+
     try:
-        if sum(len(message["content"]) for message in messages) <= LONG_TEXT:
-            return apply_chat_template(tokenizer, messages, **options)
-        return await asyncio.to_thread(apply_chat_template, tokenizer, messages, **options)
+        return await service.run(partial(apply_chat_template, tokenizer, messages, check=check, **options))
     except MeshwrightError as error:
         raise ApiError(str(error), param=param) from None
 

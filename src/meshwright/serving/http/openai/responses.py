@@ -128,5 +128,5 @@ class ResponseBuilder(ABC, Generic[R]):
             yield [self.usage_chunk(**self._header, usage=usage)]
 
     def _stream(self) -> OutputStream:
-        limits = self.state.service.limits
-        return OutputStream(self.state.async_engine, self.requests, limits, is_streamed=self.body.stream)
+        service = self.state.service
+        return OutputStream(self.state.async_engine, self.requests, service, is_streamed=self.body.stream)
