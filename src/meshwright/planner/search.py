@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import heapq
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -103,7 +103,7 @@ def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def _without_collector() -> Generator[None]:
     """Keep Python's collector from looking for cycles in all that a search keeps, again and again: there are none."""
     was_enabled = gc.isenabled()
     gc.disable()
