@@ -88,7 +88,7 @@ MISTAKES = [
     (lambda: tiny(batch=None, batch_tokens="4k"), "use 3840 or 4096"),
     (lambda: tiny(mesh=8), "mesh is 8; it is text, as 'fsdp=-1,tp=4'"),
     (lambda: tiny(mesh="fsdp=3"), "mesh 'fsdp=3' wants 3 devices; 8 are there"),
-    (lambda: tiny(mesh={"model": 8}), "names axis 'model'; the axes are dp, fsdp"),
+    (lambda: tiny(mesh={"model": 8}), "names axis 'model'; here that is tp; the axes are dp, fsdp"),
     (lambda: tiny(mesh=mw.MeshShape(tp=4)), "mesh tp=4 has 4 devices; the hardware has 8"),
     (lambda: tiny(remat="blok"), "remat is 'blok'; did you mean block?"),
     (lambda: tiny(attention="flsh"), "attention is 'flsh'; did you mean flash?"),

@@ -26,7 +26,10 @@ MISTAKES = [
     ("1,0,8,1", "has '0' for a degree"),
     ("1,-2,4,1", "has '-2' for a degree"),
     ("", "has 1 entries"),
-    ("model=8", "names axis 'model'; the axes are dp, fsdp, tp, sp, ep or pp"),
+    ("model=8", "names axis 'model'; here that is tp; the axes are dp, fsdp, tp, sp, ep or pp"),
+    ("cp=8", "names axis 'cp'; here that is sp; the axes are"),
+    ("tensor_sequence=8", "here that is tp, which splits the stream's tokens too; the axes are"),
+    ("nope=8", "names axis 'nope'; the axes are dp, fsdp, tp, sp, ep or pp"),
     ("tp=2,tp=4", "names tp twice"),
     ("tp=", "has '' for a degree"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 import unicodedata
 
@@ -15,7 +16,10 @@ _SPOKEN = {
 
 
 def write_ascii_where_needed() -> None:
-    """Have stdout and stderr write ASCII for each character that their encoding lacks."""
+    """Have stdout and stderr write ASCII for each character that their encoding lacks; closed ones write nothing."""
+    # Python has None for a stream that the shell closed (`>&-`).
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     codecs.register_error("meshwright", _replace)
     for stream in (sys.stdout, sys.stderr):
         encoding = (getattr(stream, "encoding", None) or "").lower().replace("_", "-")

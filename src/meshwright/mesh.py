@@ -76,6 +76,15 @@ class MeshShape:
 AXES = tuple(field.name for field in fields(MeshShape))
 """Every mesh axis, in the order tables print them."""
 
+OTHERS_AXES: Mapping[str, str] = {
+    "data": "dp", "dp_replicate": "dp", "dp_shard": "fsdp", "fsdp_transpose": "fsdp, beside tp", "model": "tp",
+    "mp": "tp", "tensor": "tp", "tensor_transpose": "tp", "tensor_sequence": "tp, which splits the stream's tokens too",
+    "tensor_kv": "tp", "autoregressive": "tp or fsdp of plan --serve", "cp": "sp", "context": "sp", "sequence": "sp",
+    "seq": "sp", "expert": "ep", "stage": "pp", "pipeline": "pp", "pipe": "pp",
+} | {f"dcn_{name}_parallelism": f"the outermost axes of a system of several slices, as --on 2*v5p:4x4x4, {ours}"
+     for name, ours in (("data", "dp"), ("fsdp", "fsdp"), ("pipeline", "pp"))}  # fmt: skip
+"""The axes of MaxText, torchtitan, Megatron and EasyLM by the names that do the same here."""
+
 LAYOUT = ("pp", "dp", "fsdp", "ep", "sp", "tp")
 """The order in which axes are laid over devices, outermost first: pp and dp speak least, tp in every product."""
 
@@ -139,7 +148,8 @@ def _named(text: str) -> dict[str, int]:
     for part in text.split(","):
         axis, _, degree = (word.strip() for word in part.partition("="))
         if axis not in AXES:
-            raise MeshwrightError(f"mesh {text!r} names axis {axis!r}; the axes are {_list(AXES)}")
+            ours = f"; here that is {OTHERS_AXES[axis]}" if axis in OTHERS_AXES else ""
+            raise MeshwrightError(f"mesh {text!r} names axis {axis!r}{ours}; the axes are {_list(AXES)}")
         if axis in degrees:
             raise MeshwrightError(f"mesh {text!r} names {axis} twice")
         degrees[axis] = _degree(degree, text)

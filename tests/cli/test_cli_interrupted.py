@@ -116,3 +116,10 @@ def test_a_command_leaves_the_handlers_of_its_caller_alone(capsys):
     assert {code for code, _ in ENDS.values()} < set(EXIT_CODES)
     with pytest.raises(KeyboardInterrupt):
         _interrupt(signal.SIGINT, sys._getframe())
+
+
+def test_a_command_whose_stdout_is_closed_ends_well():
+    """`>&-` in a shell: Python then has no stdout at all."""
+    command = f"{sys.executable} -m meshwright plan tiny --on cpu:2 --batch 8 --seq-len 32 >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

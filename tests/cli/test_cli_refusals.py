@@ -14,7 +14,7 @@ REFUSED = [
         ["--mesh", "sp=8", "--seq-len", "60"],
         "sequence length 60 is not a multiple of sp = 8; use 56 or 64",
     ),
-    ("cpu:8", ["--mesh", "model=8"], "names axis 'model'; the axes are dp, fsdp, tp, sp, ep or pp"),
+    ("cpu:8", ["--mesh", "model=8"], "names axis 'model'; here that is tp; the axes are dp, fsdp, tp, sp, ep or pp"),
 ]
 
 WAYS = [

@@ -270,3 +270,24 @@ BUILT_WRONG = [
 def test_what_is_built_by_hand_is_checked_as_what_is_read(build):
     with pytest.raises(MeshwrightError):
         build()
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("B_xE @ EM = B_xM", "B_x E @ E M = B_x M"),
+        (
+            "BM<sub>x</sub> @ M<sub>x</sub>E = BE (partial result) -> Reduce-Scatter (RS) over x -> BE<sub>x</sub>",
+            "B M_x @ M_x E = B E{U_x} -> RS over x -> B E_x",
+        ),
+        ("B_x E @ E M = B_x M -> All-Gather over x -> B M", "B_x E @ E M = B_x M -> AG over x -> B M"),
+        ("BX_x Y", "BX_x Y"),
+    ],
+)
+def test_the_spelling_of_maxtexts_guide_is_read(text, means):
+    assert str(parse(text, axes=("x", "y"))) == means
+
+
+def test_long_names_of_dims_that_stand_together_want_spaces():
+    with pytest.raises(NotationError, match="no axis xEmbed; its axes are x; put spaces between dims: _x Embed"):
+        parse("B_xEmbed", axes=("x",))

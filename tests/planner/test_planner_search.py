@@ -1,10 +1,13 @@
 """The search: the same plans as pricing every way, whatever it leaves out; and fast."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from meshwright.cost import memory
+from meshwright.cost import seconds as cost_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
@@ -17,12 +20,13 @@ from meshwright.planner import (
     rank,
     rank_space,
     runnable_space,
+    search,
     whole_space,
 )
 from meshwright.planner.overlap import least_budget
 from meshwright.planner.prediction import step_bound_seconds, step_seconds
 from meshwright.planner.space import factorings
-from meshwright.step import Experts, Workload, check_mesh
+from meshwright.step import Experts, Workload, check_mesh, train
 
 TINY = replace(PRESETS["tiny"], num_layers=4)
 MOE = replace(TINY, name="moe", experts=Experts(count=8, num_active=2, mlp=192))
@@ -222,3 +226,31 @@ def test_the_search_is_exhaustive_on_spaces_drawn_at_random(seed):
     for plan, (misses, seconds, peak) in zip(rank_space(space, top=5).plans, exhaustive(space), strict=False):
         assert (not plan.predicted.fits, plan.predicted.memory_bytes["peak"]) == (misses, peak)
         assert misses or plan.predicted.step_seconds == pytest.approx(seconds, rel=1e-12)
+
+
+WORK = {"seconds": 3652, "_bound": 938, "memory": 108, "priced": 92, "built": 108}
+"""Ops and groups that were priced, steps whose whole memory was folded, plans priced and steps built, at most."""
+
+
+def test_the_work_of_a_search_does_not_grow(monkeypatch):
+    """Counts, which no machine's load moves: what a search prices, builds and folds, from cold caches."""
+    counts = Counter()
+
+    def counted(owner, name):
+        plain = getattr(owner, name)
+
+        def counting(*args, **keywords):
+            counts[name] += 1
+            return plain(*args, **keywords)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    counted(cost_seconds.OpTimer, "seconds")
+    counted(memory._Step, "memory")
+    counted(search._Search, "_bound")
+    for cached in (train._ops, train.train_step, cost_seconds._time, cost_seconds._known_seconds):
+        cached.cache_clear()
+    workload = Workload(model=PRESETS["llama3-8b"], batch=512, seq_len=8192)
+    ranking = rank(workload, parse_system("h100:64"), is_runnable=True)
+    counts |= {"priced": ranking.num_priced, "built": train._ops.cache_info().misses}
+    assert {name: counts[name] for name in WORK if counts[name] > WORK[name]} == {}

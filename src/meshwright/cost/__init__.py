@@ -35,7 +35,7 @@ from meshwright.cost.kv_cache import (
     token_cache_bytes,
     wasted_share,
 )
-from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, step_memory
+from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, peak_within, step_memory
 from meshwright.cost.model_states import states_bytes
 from meshwright.cost.rates.achieved import contention_seconds, straggling_seconds
 from meshwright.cost.rates.borrowed import borrowed_figures, borrowed_notes
@@ -122,6 +122,7 @@ __all__ = [
     "network_intensity",
     "offloaded_bytes",
     "op_seconds",
+    "peak_within",
     "planned_seconds",
     "prefill_servers",
     "price",

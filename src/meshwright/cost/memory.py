@@ -22,6 +22,7 @@ from meshwright.step import (
     reference_pass,
     shares_base,
     token_axes,
+    with_remat,
 )
 from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Matmul
@@ -37,6 +38,9 @@ from meshwright.step.passes.pipeline import (
 from meshwright.step.sequence import has_attention
 
 Kind = Literal["tpu", "gpu", "cpu"]
+
+_ROUNDING = 64
+"""More bytes than a peak loses where its terms become whole numbers."""
 
 ALWAYS = ("parameters", "optimizer", "activations", "gradients")
 """The terms that are told even where they are 0."""
@@ -54,6 +58,13 @@ def step_memory(
     (docs.jax.dev/en/latest/gpu_memory_allocation.html). kind: of the chip; a TPU fills arrays up to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
+
+
+def peak_within(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, num_bytes: float, *, kind: Kind = "cpu"
+) -> int | None:
+    """The peak of `step_memory`, or None where it is over so many bytes: then not all of the step is looked at."""
+    return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
 
 
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
@@ -156,14 +167,29 @@ class _Step:
         """Whether there are stages that are one program."""
         return is_spmd_pipeline(self.mesh, self.strategy)
 
-    def memory(self) -> dict[str, int]:
-        """The terms of the fullest moment, and `peak`."""
+    def peak_within(self, num_bytes: float) -> int | None:
+        """The peak; None where some moment wants more than so many bytes."""
+        most = num_bytes - sum(self._always.values()) + _ROUNDING
+        moments = (self._mlp, self._loss, self._attention, self._before)
+        if most < 0 or any(sum(moment().values()) > most for moment in moments):
+            return None
+        peak = self.memory()["peak"]
+        return peak if peak <= num_bytes else None
+
+    @cached_property
+    def _always(self) -> dict[str, float]:
+        """The terms of every moment."""
         states = self.states
         always = {"parameters": states.parameters, "optimizer": states.moments}
         if states.master_weights:
             always["master weights"] = states.master_weights
         always["reference"] = reference_bytes(self.workload, self.mesh, self.strategy, kind=self.kind)
         always["batch"] = _batch_bytes(self.workload, self.mesh, self.strategy)
+        return always
+
+    def memory(self) -> dict[str, int]:
+        """The terms of the fullest moment, and `peak`."""
+        always = self._always
         moments = (
             self._reference(), self._loss(), self._attention(), self._mlp(), self._before(), self._table(),
             self._update(),
@@ -228,7 +254,7 @@ class _Step:
         # Of these layers nothing is kept but what runs: all of one microbatch's is recomputed, and then there.
         count = before.num_layers
         strategy = pre_pipeline_strategy(self.strategy, before)
-        held = Activations(replace(self.workload, remat="none"), self.mesh, strategy, before.name)
+        held = Activations(with_remat(self.workload, "none"), self.mesh, strategy, before.name)
         return self._in_layer() | {
             "working": count * held.kept + held.in_attention(on_tpu=self.kind == "tpu"),
             "gathered": count * self.activations.narrow * self._elements(held.ops.matmuls),

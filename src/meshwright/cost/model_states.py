@@ -144,7 +144,7 @@ class States:
     @cached_property
     def stored(self) -> tuple[int, int]:
         """The elements of the layers' parameters and of the tables, where fsdp shards them."""
-        return self._stored_on(replace(self.mesh, dp=1), self.workload.frozen_paths)
+        return self._stored_on(without_copies(self.mesh), self.workload.frozen_paths)
 
     @property
     def elements(self) -> int:
@@ -194,7 +194,7 @@ class States:
         Stages in lockstep have them whole in the dtype that gradients are added up in.
         """
         degree, stage = self._shards, self.strategy.zero_stage
-        frozen = self._frozen_bytes(replace(self.mesh, dp=1))
+        frozen = self._frozen_bytes(without_copies(self.mesh))
         stored = self.elements * dtype_bytes(self.workload.param_dtype) + frozen
         if stage == 3 or degree == 1:
             return stored
@@ -261,5 +261,16 @@ class States:
     @property
     def _kept_on(self) -> MeshShape:
         """The mesh that shards what stays from step to step."""
-        whole = {} if self.strategy.zero_stage else dict.fromkeys(RULES["embed"], 1)
-        return replace(self.mesh, dp=1, **whole)
+        return without_copies(self.mesh) if self.strategy.zero_stage else _without_shards(self.mesh)
+
+
+@lru_cache(maxsize=1 << 14)
+def without_copies(mesh: MeshShape) -> MeshShape:
+    """The mesh of one copy of the parameters."""
+    return replace(mesh, dp=1)
+
+
+@lru_cache(maxsize=1 << 12)
+def _without_shards(mesh: MeshShape) -> MeshShape:
+    """The mesh of one device of those that share each parameter."""
+    return replace(mesh, dp=1, **dict.fromkeys(RULES["embed"], 1))

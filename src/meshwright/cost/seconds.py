@@ -26,7 +26,7 @@ from meshwright.cost.rates.efficiency import gpu_figures, layer_shares
 from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
-from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, sent_tokens, token_axes
+from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, sent_tokens, token_axes, with_remat
 from meshwright.step.blocks import program
 from meshwright.step.ir import Array, AttentionOp, ComputingOp, Elementwise, Extents, Matmul, Step
 from meshwright.step.layer import DotProduct
@@ -98,7 +98,7 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
     if before is not None:
         copies = mesh.pp if is_shared_before(found, workload.batch, mesh, strategy) else 1
         ahead = _timed(
-            replace(workload, remat="block"), mesh, system, pre_pipeline_strategy(strategy, before),
+            with_remat(workload, "block"), mesh, system, pre_pipeline_strategy(strategy, before),
             share=copies,
         )  # fmt: skip
         stack = found.stacks[-1]
@@ -164,8 +164,13 @@ def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
     has_rows = any(isinstance(op, DotProduct) for op in program(workload.model).logits)
     rows = workload.tokens / strategy.num_microbatches if has_rows else None
-    weights = MeshShape(**{axis: mesh.degree(axis) for axis in WEIGHT_AXES})
-    return _time(workload, weights, system, _of_ops(strategy), tokens, rows)
+    return _time(workload, _weights_mesh(mesh), system, _of_ops(strategy), tokens, rows)
+
+
+@lru_cache(maxsize=1 << 14)
+def _weights_mesh(mesh: MeshShape) -> MeshShape:
+    """The part of a mesh that splits weights for good."""
+    return MeshShape(**{axis: mesh.degree(axis) for axis in WEIGHT_AXES})
 
 
 @lru_cache(maxsize=1 << 12)
@@ -191,7 +196,7 @@ def _time(
     if experts := workload.model.experts:
         sent = routed_tokens(workload, mesh) / sent_tokens(workload, mesh)
         sizes["R"] = tokens * mesh.ep * sent / experts.count
-    known = _known_seconds(replace(workload, remat="none"), mesh, system, strategy, tokens, rows)
+    known = _known_seconds(with_remat(workload, "none"), mesh, system, strategy, tokens, rows)
     timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy, known)
     shares = dict(layer_shares(system))
     if strategy.attention != "scores":

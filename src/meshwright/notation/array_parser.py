@@ -61,8 +61,18 @@ def resolve(reader: Reader, word: str, position: int) -> tuple[str, ...]:
         return tuple(word) if word.isalpha() and word.isupper() else (word,)
     found = (word,) if word in reader.axes else _split_into_axes(word, sorted(reader.axes, key=len, reverse=True))
     if found is None:
-        raise reader.mistake(f"the mesh has no axis {word}; its axes are {', '.join(reader.axes) or 'none'}", position)
+        has = f"the mesh has no axis {word}; its axes are {', '.join(reader.axes) or 'none'}"
+        raise reader.mistake(has + _spaced(word, reader.axes), position)
     return found
+
+
+def _spaced(word: str, axes: Collection[str]) -> str:
+    """The advice for dims that stand together: in `B_xE` the subscript's word is `xE`."""
+    for axis in sorted(axes, key=len, reverse=True):
+        dims = word.removeprefix(axis)
+        if axis and dims != word and dims[0].isupper():
+            return f"; put spaces between dims: _{axis} {dims}"
+    return ""
 
 
 def _split_into_axes(word: str, axes: list[str]) -> tuple[str, ...] | None:

@@ -3,7 +3,7 @@
     expression := (product | calls) { arrow (array | collective [arrow array]) }
     product    := array { times array } [ (arrow | "=") array ["(partial result)"] ]       times: @ · × .
     calls      := function subscript "(" (array | calls) ")"       function: AllGather ReduceScatter AllReduce AllToAll
-    collective := ("AG" | "RS" | "AR" | "A2A" | function) ["over"] axes
+    collective := ("AG" | "RS" | "AR" | "A2A" | "Reduce-Scatter" ["(RS)"], … | function) ["over"] axes
     array      := (name "[" [dim { "," dim }] "]" | dim { dim }) ["{U" subscript "}"]
     dim        := word [subscript]
     subscript  := "_" axes

@@ -12,8 +12,18 @@ from meshwright.errors import MeshwrightError, NotationError
 Built = TypeVar("Built")
 
 _PATTERN = re.compile(
-    r"(?P<arrow>->|→)|(?P<times>[@·×.])|(?P<word>[A-Za-z][A-Za-z0-9_]*)|(?P<number>-?[0-9]{1,18})|(?P<sign>[][{}(),=])"
+    r"(?P<arrow>->|→)|(?P<times>[@·×.])|(?P<collective>(?i:all-gather|reduce-scatter|all-reduce|all-to-all)"
+    r"(?: *\((?:AG|RS|AR|A2A)\))?)|(?P<word>[A-Za-z](?:[A-Za-z0-9_]|<sub>[A-Za-z0-9]+</sub>)*)"
+    r"|(?P<number>-?[0-9]{1,18})|(?P<sign>[][{}(),=])"
 )
+
+_COLLECTIVES = {"all-gather": "AG", "reduce-scatter": "RS", "all-reduce": "AR", "all-to-all": "A2A"}
+"""The collectives as the sharding guide of MaxText spells them, `Reduce-Scatter (RS) over x`."""
+
+_DIM = re.compile(r"([A-Z])(?:_([a-z][a-z0-9]*)|<sub>([A-Za-z0-9]+)</sub>)?")
+"""A dim of one letter, which may stand beside the next without a space."""
+
+_DIMS_TOGETHER = re.compile(rf"(?:{_DIM.pattern})+")
 
 
 @dataclass(frozen=True)
@@ -25,8 +35,12 @@ class Token:
     position: int
 
 
-def tokenize(text: str) -> list[Token]:
-    """The tokens of a text, followed by one of kind `end`. White space separates."""
+def tokenize(text: str, axes: Collection[str] | None = None) -> list[Token]:
+    """The tokens of a text, followed by one of kind `end`. White space separates.
+
+    Where a subscript is no axis of the mesh but one with dims after it (`B_xE`), or is written `<sub>x</sub>`, dims are
+    single capital letters that stand together: `BM_x` is `B M_x`.
+    """
     tokens: list[Token] = []
     position = 0
     while position < len(text):
@@ -36,10 +50,36 @@ def tokenize(text: str) -> list[Token]:
         match = _PATTERN.match(text, position)
         if match is None:
             raise NotationError(f"{text[position]!r} is no sign of the notation", text=text, position=position)
-        kind = match.group() if match.lastgroup == "sign" else str(match.lastgroup)
-        tokens.append(Token(kind, match.group(), position))
+        if match.lastgroup == "collective":
+            tokens.append(Token("word", _COLLECTIVES[match.group().partition("(")[0].strip().lower()], position))
+        else:
+            kind = match.group() if match.lastgroup == "sign" else str(match.lastgroup)
+            tokens.append(Token(kind, match.group(), position))
         position = match.end()
+    if any(token.kind == "word" and _is_together(token.text, axes) for token in tokens):
+        tokens = [part for token in tokens for part in _dims_of(token)]
     return [*tokens, Token("end", "", len(text))]
+
+
+def _is_together(word: str, axes: Collection[str] | None) -> bool:
+    """Whether a word has dims that can only be read one letter each."""
+    if "<sub>" in word:
+        return True
+    if axes is None or word.partition("_")[2] in axes or not _DIMS_TOGETHER.fullmatch(word):
+        return False
+    return any(match[2] in axes and match.end() < len(word) for match in _DIM.finditer(word))
+
+
+def _dims_of(token: Token) -> list[Token]:
+    """The dims of a word, each as one token; another token as it is."""
+    is_short = token.text in _COLLECTIVES.values()
+    if token.kind != "word" or is_short or not _DIMS_TOGETHER.fullmatch(token.text):
+        return [token]
+    found: list[Token] = []
+    for match in _DIM.finditer(token.text):
+        axis = match[2] or match[3]
+        found.append(Token("word", f"{match[1]}_{axis}" if axis else match[1], token.position + match.start()))
+    return found
 
 
 class Reader:
@@ -52,7 +92,7 @@ class Reader:
         # Errors show the text on one line; positions stay the same.
         self.text = "".join(" " if character.isspace() else character for character in text)
         self.axes = axes
-        self._tokens = tokenize(self.text)
+        self._tokens = tokenize(self.text, axes)
         self._index = 0
 
     @property

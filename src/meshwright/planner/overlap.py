@@ -20,7 +20,7 @@ from meshwright.cost.seconds import WEIGHT_AXES
 from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
 from meshwright.record import Collective, Phase
-from meshwright.step import DEFAULT, IN_USE, RULES, Strategy, Workload
+from meshwright.step import DEFAULT, IN_USE, RULES, Strategy, Workload, with_remat
 from meshwright.step.passes.pipeline import KEPT_INPUTS
 
 CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
@@ -140,7 +140,7 @@ def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, str
     if not stored or not strategy.overlaps_weights:
         return FREE_LINKS
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
-    once, each = _gathered_bytes(_any_remat(workload), _ends_of(mesh), _without(strategy, _SHAPE))
+    once, each = _gathered_bytes(with_remat(workload, "none"), _ends_of(mesh), _without(strategy, _SHAPE))
     times = strategy.num_microbatches
     forward, backward = ((a + times * b) / rate for a, b in zip(once, each, strict=True))
     return OverlapBudget(forward=forward, backward=backward)
@@ -150,7 +150,7 @@ def weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy:
     """The budget of the collectives of weights and of their gradients."""
     # Stages of GPipe in lockstep gather a table twice.
     shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
-    once, each = _weight_budgets(_any_remat(workload), mesh, system, _without(strategy, shape))
+    once, each = _weight_budgets(with_remat(workload, "none"), mesh, system, _without(strategy, shape))
     return once + each * strategy.num_microbatches
 
 
@@ -209,12 +209,6 @@ def _gathered_bytes(
     )
     each = (two[0] - one[0], two[1] - one[1])
     return (one[0] - each[0], one[1] - each[1]), each
-
-
-@lru_cache(maxsize=1 << 6)
-def _any_remat(workload: Workload) -> Workload:
-    """The workload with one policy for all: weights are used, and gathered, as often under each."""
-    return replace(workload, remat="none")
 
 
 @lru_cache(maxsize=1 << 12)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
 
-from meshwright.cost import step_memory
+from meshwright.cost import peak_within, step_memory
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
@@ -91,12 +93,25 @@ def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top
             f" of a batch of {space.workload.batch}"
         )
     search = _Search(space)
-    plans = list(islice(search.plans(shapes), top))
+    with _without_collector():
+        plans = list(islice(search.plans(shapes), top))
     if len(plans) < min(top, len(shapes)):
         fitting = {plan.mesh for plan in plans}
         closest = _closest(space, [mesh for mesh in shapes if mesh not in fitting])
         plans += [_plan(space, candidate) for candidate in closest[: top - len(plans)]]
     return Ranking(tuple(plans), len(shapes), space.num_candidates(shapes), search.num_priced)
+
+
+@contextmanager
+def _without_collector() -> Generator[None]:
+    """Keep Python's collector from looking for cycles in all that a search keeps, again and again: there are none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -189,14 +204,19 @@ class _Search:
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
             candidate = Candidate(mesh, group.remat, strategy)
-            if (peak := _peak(self.space, candidate)) <= system.plannable_bytes:
+            if (peak := self._fitting_peak(candidate)) is not None:
                 self.num_priced += 1
                 self._push(step_seconds(workload, mesh, system, strategy), candidate, peak)
 
     def _can_fit(self, group: _Group) -> bool:
         """Whether the way of a group that wants least memory fits."""
         candidate = Candidate(_most_sharded(group), group.remat, self._strategies(group)[0])
-        return _peak(self.space, candidate) <= self.space.system.plannable_bytes
+        return self._fitting_peak(candidate) is not None
+
+    def _fitting_peak(self, candidate: Candidate) -> int | None:
+        """The memory that a candidate wants; None where there is not as much."""
+        workload, system = self.space.with_remat(candidate.remat), self.space.system
+        return peak_within(workload, candidate.mesh, candidate.strategy, system.plannable_bytes, kind=system.chip.kind)
 
     def _strategies(self, group: _Group) -> list[Strategy]:
         """The strategies of a group on the mesh that stores most shards."""

@@ -30,6 +30,7 @@ from meshwright.step import (
     num_staged_layers,
     sequence_method,
     stream_rules,
+    with_remat,
 )
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Attention as AttentionOfLayer
@@ -156,7 +157,7 @@ class Space:
 
     def with_remat(self, remat: Remat) -> Workload:
         """The workload with a policy."""
-        return _with_remat(self.workload, remat)
+        return with_remat(self.workload, remat)
 
 
 def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
@@ -344,12 +345,6 @@ def _with_and_without_rings(base: Strategy) -> tuple[Strategy, ...]:
 def _with_sequence(base: Strategy, method: SequenceMethod) -> Strategy:
     """The strategy with a method for a split sequence, the same object each time."""
     return replace(base, sp_method=method)
-
-
-@lru_cache(maxsize=1 << 5)
-def _with_remat(workload: Workload, remat: Remat) -> Workload:
-    """The workload with a policy, the same object each time."""
-    return replace(workload, remat=remat)
 
 
 @lru_cache(maxsize=1 << 10)

@@ -79,6 +79,7 @@ from meshwright.step.workload import (
     Workload,
     can_halve_queries,
     num_query_chunks,
+    with_remat,
 )
 
 __all__ = [
@@ -169,4 +170,5 @@ __all__ = [
     "stream_rules",
     "token_axes",
     "unused_options",
+    "with_remat",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
@@ -89,9 +90,16 @@ def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
             f" or stages that divide the layers"
         )
     # Layers fill slots whatever their number; the tables at both ends are split over stages too.
+    _check_ends(model, mesh, Strategy(zero_stage=3 if strategy.zero_stage else 0, tp_stream=strategy.tp_stream))
+
+
+@lru_cache(maxsize=1 << 14)
+def _check_ends(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where the parameters before and after the layers do not divide over a mesh by the rules of a strategy."""
+    rules = rules_of(strategy)
     for path, parameter in leaves(parameters(model)):
         if "layers" not in parameter.axes:
-            local_parameter_shape(parameter, mesh=mesh, rules=rules_of(strategy), what=path)
+            local_parameter_shape(parameter, mesh=mesh, rules=rules, what=path)
 
 
 def check_stage_remat(remat: Remat, mesh: MeshShape, strategy: Strategy) -> None:

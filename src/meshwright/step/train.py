@@ -52,7 +52,7 @@ STAGED = MeshShape(pp=2)
 """A mesh with stages, for what depends on whether there are some."""
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 14)
 def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Step:
     """A train step: its ops, how often each region repeats on a device, and the sizes of its symbols."""
     model = workload.model

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from meshwright.errors import MeshwrightError
@@ -145,3 +146,9 @@ def can_halve_queries(seq_len: int) -> bool:
     gone through in a loop, in which all are alike and so have every key.
     """
     return seq_len % 2 == 0 and num_query_chunks(seq_len) == 1
+
+
+@lru_cache(maxsize=1 << 8)
+def with_remat(workload: Workload, remat: Remat) -> Workload:
+    """The workload with a remat policy, the same object each time."""
+    return replace(workload, remat=remat)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
@@ -62,7 +63,13 @@ def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) ->
 
 def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
     """How layers before the pipeline are recomputed: several in a loop, each to its end; one as far as needed."""
-    return replace(strategy, profile=replace(strategy.profile, recomputes_whole_blocks=stack.num_layers > 1))
+    return _recomputing(strategy, is_whole=stack.num_layers > 1)
+
+
+@lru_cache(maxsize=1 << 12)
+def _recomputing(strategy: Strategy, *, is_whole: bool) -> Strategy:
+    """The strategy with whole blocks recomputed, or only what backward needs."""
+    return replace(strategy, profile=replace(strategy.profile, recomputes_whole_blocks=is_whole))
 
 
 def is_shared_before(program: Program, batch: int, mesh: MeshShape, strategy: Strategy) -> bool:
