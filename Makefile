@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test matrix quick lint format hooks lock goldens exports clean
+.PHONY: demo test matrix quick lint format hooks lock docs goldens exports clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
@@ -42,6 +42,10 @@ lock:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
+# The outputs of all commands in README.md and docs/ anew, after a screen or a figure has changed.
+docs: .venv/installed
+	$(BIN)/python tests/test_documents.py --matrix README.md docs/*.md
+
 # What transformers computes on tiny models of every family; neither it nor torch is needed for anything else.
 goldens:
 	$(PYTHON) -m venv .venv-goldens
@@ -49,6 +53,7 @@ goldens:
 	.venv-goldens/bin/python tests/goldens/make_goldens.py
 	.venv-goldens/bin/python tests/goldens/make_mutations.py
 	.venv-goldens/bin/python tests/goldens/make_sentencepiece.py
+	.venv-goldens/bin/python tests/goldens/make_tokenizers.py
 	.venv-goldens/bin/python tests/goldens/make_adapters.py
 	$(MAKE) exports
 

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import not_a_choice
+from meshwright.files import as_path
 from meshwright.hardware import System
 from meshwright.inference.save import StoredDtype, model_files, write_model
 from meshwright.inference.scoring import Score, batches, text_losses
@@ -29,7 +30,16 @@ from meshwright.step import RULES, Dtype, ModelConfig, SequenceMethod, Tree, che
 from meshwright.text import REPLACEMENT, Tokenizer, apply_chat_template
 from meshwright.weights import MAX_FILE_BYTES
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+@dataclass(frozen=True)
+class Chat:
+    """The messages of a chat, and the tools that the model may call, as OpenAI's API describes both."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Chat
 """Text, tokens, or the messages of a chat, each with `role` and `content`."""
 
 LONGEST_WINDOW = 2048
@@ -114,8 +124,9 @@ class LoadedModel:
         Texts may differ in length; each has two tokens at least.
         """
         rows = [self.encode(text) for text in texts]
-        if short := [row for row in rows if len(row) < 2]:
-            raise MeshwrightError(f"a text has {len(short[0])} token; its second is the first that is predicted")
+        if not rows:
+            raise MeshwrightError("there is no text; give at least one")
+        _check_predicted(rows)
         check_positions(self.config, max(map(len, rows)) - 1, "texts of at most {} tokens and one")
         found = [np.empty(0)] * len(rows)
         groups = self.mesh_shape.degree(RULES["batch"])
@@ -139,9 +150,14 @@ class LoadedModel:
             stride: tokens from window to window, by default seq_len; see `text_losses`.
         """
         several = [texts] if isinstance(texts, str) else texts
+        if not len(several):
+            raise MeshwrightError("there is no text; give at least one")
         rows = [self.encode(text) for text in several]
-        longest = seq_len or self.usual_window
-        nats = text_losses(self.losses, rows, seq_len=longest, stride=stride or longest)
+        _check_predicted(rows)
+        longest = self.usual_window if seq_len is None else seq_len
+        if longest < 1:
+            raise MeshwrightError(f"seq_len is {longest}; it is 1 or more")
+        nats = text_losses(self.losses, rows, seq_len=longest, stride=longest if stride is None else stride)
         return [
             Score(tokens=len(row) - 1, nats=each, num_bytes=self._num_bytes(text, row))
             for text, row, each in zip(several, rows, nats, strict=True)
@@ -164,6 +180,8 @@ class LoadedModel:
             MeshwrightError: a continuation without tokens, or with more than are scored at once.
         """
         rows, counts = [], []
+        if isinstance(pairs, str) or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
+            raise MeshwrightError(f"pairs are {_short(pairs)}; they are (context, continuation) each, both text")
         for context, continuation in pairs:
             whole = self.encode(context + continuation)
             before = self.encode(context.rstrip()) if context.strip() else whole[:0]
@@ -183,12 +201,17 @@ class LoadedModel:
 
     def encode(self, prompt: Prompt) -> np.ndarray:
         """The tokens of a prompt."""
-        found: Any = prompt
-        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
+        found: Any = prompt.messages if isinstance(prompt, Chat) else prompt
+        is_messages = isinstance(found, Sequence) and len(found) and isinstance(found[0], Mapping)
+        if isinstance(found, str) or is_messages:
             if self.tokenizer is None:
                 raise MeshwrightError(f"{self.config.name} has no tokenizer; give the tokens of the prompt")
-            is_text = isinstance(prompt, str)
-            found = self.tokenizer.encode(found) if is_text else apply_chat_template(self.tokenizer, found)
+            if isinstance(found, str):
+                found = self.tokenizer.encode(found)
+            else:
+                _check_messages(found)
+                tools = prompt.tools if isinstance(prompt, Chat) else ()
+                found = apply_chat_template(self.tokenizer, found, tools=tools)
         array = _whole_numbers(found)
         if array is None or array.ndim != 1:
             raise MeshwrightError(f"a prompt is {_short(prompt)}; it is text, tokens or messages of at least one token")
@@ -221,7 +244,13 @@ class LoadedModel:
         stored = dtype or self.stored_dtype
         files = model_files(self.config, self.source, self.tokenizer, self.seq_len, stored)
         write_model(
-            Path(directory), self.config, self.params, files, stored, max_file_bytes=max_file_bytes, on_bytes=on_bytes
+            as_path(directory),
+            self.config,
+            self.params,
+            files,
+            stored,
+            max_file_bytes=max_file_bytes,
+            on_bytes=on_bytes,
         )
 
     @cached_property
@@ -248,6 +277,12 @@ class LoadedModel:
     def _rows(self, prompts: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
         """The tokens of each prompt."""
         several: Any = prompts
+        if isinstance(prompts, Chat):
+            return [self.encode(prompts)]
+        if not isinstance(several, str | Sequence | np.ndarray):
+            raise MeshwrightError(
+                f"prompts are {_short(several)}; they are text, tokens or messages, or a list of them"
+            )
         if not len(several):
             raise MeshwrightError("there is no prompt; give at least one")
         is_one = isinstance(prompts, str) or isinstance(several[0], int | np.integer | Mapping)
@@ -264,7 +299,7 @@ class LoadedModel:
             max_tokens=said.get("max_tokens", 200),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_tokens=tuple(said.get("stop_tokens", self.tokenizer.stop_tokens if self.tokenizer else ())),
-            sampling=(sampling,) * len(rows) if isinstance(sampling, Sampling) else tuple(sampling),
+            sampling=(sampling,) * len(rows) if isinstance(sampling, Sampling) else _samplings(sampling),
             sp_method=said.get("sp_method", self.sp_method if self.mesh_shape.sp > 1 else "gather"),
         )
         if "sp_method" in said and self.mesh_shape.sp == 1:
@@ -299,6 +334,29 @@ class LoadedModel:
             if tokens is None:
                 return
             yield tokens
+
+
+def _check_predicted(rows: Sequence[np.ndarray]) -> None:
+    """Raise where a text has no token that is predicted from one before it."""
+    if short := [row for row in rows if len(row) < 2]:
+        raise MeshwrightError(f"a text has {len(short[0])} token; its second is the first that is predicted")
+
+
+def _check_messages(messages: Sequence[Any]) -> None:
+    """Raise where a message has no role, or neither content nor calls of tools."""
+    for message in messages:
+        has_content = isinstance(message, Mapping) and ("content" in message or "tool_calls" in message)
+        if not has_content or not isinstance(message.get("role"), str):
+            raise MeshwrightError(f"a message is {_short(message)}; it has a role and a content")
+
+
+def _samplings(values: Any) -> tuple[Sampling, ...]:
+    """The sampling of each prompt. Raises for anything else."""
+    if not isinstance(values, Sequence) or not all(isinstance(one, Sampling) for one in values):
+        raise MeshwrightError(
+            f"sampling is {_short(values)}; it is a Sampling, as Sampling(temperature=0.5), or one each"
+        )
+    return tuple(values)
 
 
 def _whole_numbers(values: Any) -> np.ndarray | None:

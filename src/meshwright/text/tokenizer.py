@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from meshwright.errors import MeshwrightError
 from meshwright.text.characters import most_characters
 from meshwright.text.sentencepiece import read_sentencepiece
+from meshwright.text.tokenizer_config import apply_tokenizer_config
 
 PIECES = ("tokenizer.model", "spiece.model")
 """The names of a SentencePiece model, which is read where there is no tokenizer.json."""
@@ -212,6 +213,8 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
         )
     else:
         return None
+    model_type = str(read_json(directory / "config.json").get("model_type"))
+    apply_tokenizer_config(of, config, model_type=model_type, has_file=path.is_file(), vocab=vocab)
     of.no_padding()
     of.no_truncation()
     num_tokens = max(of.get_vocab(with_added_tokens=True).values(), default=-1) + 1

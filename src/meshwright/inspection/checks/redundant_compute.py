@@ -18,6 +18,7 @@ class RedundantCompute(Finding):
 
     kind = FindingKind.REDUNDANT_COMPUTE
     merged_by = ("axis",)
+    is_share_of_work = True
 
     axis: str
     degree: int
@@ -43,6 +44,6 @@ def redundant_compute(context: ProgramContext) -> Iterator[Finding]:
             total_flops=total,
             wasted_flops=wasted,
             bytes=0,
-            seconds=context.flop_seconds(wasted),
+            cost_seconds=context.flop_seconds(wasted),
             source=context.place(largest.instruction),
         )

@@ -19,6 +19,7 @@ class UnevenStages(Finding):
 
     kind = FindingKind.UNEVEN_STAGES
     merged_by = ("axes",)
+    is_share_of_work = True
 
     axes: tuple[str, ...]
     busiest_flops: float
@@ -40,7 +41,7 @@ def uneven_stages(context: ProgramContext) -> Iterator[Finding]:
             busiest_flops=float(flops.max()),
             mean_flops=float(flops.mean()),
             bytes=0,
-            seconds=context.flop_seconds(lost),
+            cost_seconds=context.flop_seconds(lost),
             source=context.place(instruction),
         )
 
