@@ -77,8 +77,7 @@ class Engine:
             self.model = replace(model, params={})
         self.scheduler = self._new_scheduler()
         self.on_failure: Callable[[], None] = lambda: None
-        self._changes = list[RowChange]()
-        self._sampling_rows = set[int]()
+        self._changes, self._sampling_rows = list[RowChange](), set[int]()
         """Rows whose tokens are not chosen as the likeliest ones are."""
         self._constraints = ConstraintCompiler(model.tokenizer)
         self._active = dict[str, ActiveRequest]()
@@ -91,7 +90,7 @@ class Engine:
         self._num_steps = self._num_generated = 0
         self.decode_stats = DecodeStats()
         self._read_at: float | None = None
-        """When the tokens of the last step were read, if another step was on its way by then."""
+        """When the last step's tokens were read, if another was on its way by then."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def _new_scheduler(self) -> Scheduler:
@@ -215,7 +214,6 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self.scheduler.counters = counters
         self._rounds.clear()
-        self._read_at = None
         for active in self._active.values():
             for sequence in active.sequences:
                 sequence.row, sequence.pages = None, []
@@ -326,7 +324,10 @@ class Engine:
             left = self._without_faults(step)
             if len(left.slices) == len(step.slices):
                 raise
-            return self._dispatch(left) if left.slices else None
+            if not left.slices:  # Its page copies may be of others.
+                self.scheduler.put_back(left.copies)
+                return None
+            return self._dispatch(left)
         self._changes.clear()
         with on_devices():
             for array in jax.tree.leaves(result if step.has_logprobs else result._replace(logprobs=None)):

@@ -52,7 +52,9 @@ class RequestModel(BaseModel):
         for name in fields:
             if name not in known:
                 near = difflib.get_close_matches(name[:100], known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(sorted(known))}"
+                names = ", ".join(sorted(known))
+                others = f"its fields are {names}" if len(names) < 400 else f"/openapi.json has its {len(known)} fields"
+                hint = f"did you mean {near[0]}?" if near else others
                 raise PydanticCustomError(UNKNOWN_FIELD, "no field", {"name": name, "hint": hint})
         return fields
 
