@@ -101,19 +101,32 @@ class Engine:
         self._read_at: float | None = None
         """When the tokens of the last step were read, if another step was on its way by then."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._compiling = threading.Thread(target=self._compile_rest, name="compiling", daemon=True)
+        self._compile_error: BaseException | None = None
+        self._unscored = dict[str, ActiveRequest]()
+        """Requests that wait until the programs for scoring are compiled."""
 
     def start(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile every program, then answer requests. on_program: called with how many are compiled, of how many."""
+        """Compile the programs to begin with, then answer requests, while the other programs are compiled.
+
+        on_program: called with how many are compiled, of how many.
+        """
         self.runner.compile(on_program)
         self._thread.start()
+        self._compiling.start()
+
+    def wait_compiled(self) -> None:
+        """Wait until every program is compiled, as a measurement of speed has to."""
+        self._compiling.join()
 
     def close(self) -> None:
         """End all requests and the thread."""
         with self._wakeup:
             self._is_closing = True
             self._wakeup.notify()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in (self._thread, self._compiling):
+            if thread.is_alive():
+                thread.join()
         if self._constraints is not None:
             self._constraints.close()
 
@@ -171,7 +184,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether there is no request, so that no step is taken."""
-        return not (self._active or self._inbox or self._rounds)
+        return not (self._active or self._inbox or self._rounds or self._unscored)
 
     def _matcher(self, request: Request) -> Matcher:
         """A new matcher for a constrained sequence."""
@@ -183,6 +196,20 @@ class Engine:
         with self._constraints_lock:
             self._constraints = self._constraints or ConstraintCompiler(self.model.tokenizer)
         return self._constraints.matcher(request.constraint, request.stop_tokens)
+
+    def _compile_rest(self) -> None:
+        """Compile the programs that the engine began without; a program that cannot be compiled ends the engine."""
+        try:
+            self.runner.compile_rest(lambda: self._is_closing, self._queue_unscored)
+        except BaseException as error:
+            self._compile_error = error
+            self._queue_unscored()
+
+    def _queue_unscored(self) -> None:
+        with self._wakeup:
+            self._inbox.extend(self._unscored.items())
+            self._unscored.clear()
+            self._wakeup.notify()
 
     def _run(self) -> None:
         """The engine thread's loop: take requests, run steps, deliver outputs."""
@@ -202,13 +229,15 @@ class Engine:
         """Start new requests, and end those that are aborted or past their deadline; False once the engine closes."""
         with self._wakeup:
             if not (self._rounds or self._active):
-                self._wakeup.wait_for(lambda: self._inbox or self._is_closing)
+                self._wakeup.wait_for(lambda: self._inbox or self._is_closing or self._compile_error)
                 latest, seen = monotonic() + MOST_SECONDS, 0
                 while seen < len(self._inbox) and monotonic() < latest:
                     seen = len(self._inbox)
                     self._wakeup.wait_for(lambda: len(self._inbox) > seen or self._is_closing, PAUSE_SECONDS)  # noqa: B023
             if self._is_closing:
                 return False
+            if self._compile_error is not None:
+                raise self._compile_error
             received, self._inbox = self._inbox, deque()
         for request_id, active in received:
             if active is None:
@@ -216,7 +245,7 @@ class Engine:
             else:
                 self._start_request(request_id, active)
         now = monotonic()
-        for request_id, active in list(self._active.items()):
+        for request_id, active in [*self._active.items(), *self._unscored.items()]:
             if active.deadline is not None and now > active.deadline:
                 self._end_request(request_id, "aborted", "the time of the request is over")
         return True
@@ -228,6 +257,10 @@ class Engine:
             for number in range(request.num_completions):
                 self._outputs.append((active, Output(completion=number, done="length")))
             return
+        with self._wakeup:
+            if is_scored and not self.runner.can_score:
+                self._unscored[request_id] = active
+                return
         self._active[request_id] = active
         first = None
         for number in range(request.num_completions if request.max_tokens else 1):
@@ -312,9 +345,11 @@ class Engine:
 
     def _work_of(self, step: Step) -> Work:
         """The arrays of a step, and the program that runs it."""
-        shape = self.runner.shape_of(step)
         needs_sampling = any(part.is_chosen and self._needs_sampling_program(part.sequence) for part in step.slices)
-        kind = "scoring" if step.is_scored else "sampling" if needs_sampling else "greedy"
+        kind = "scoring" if step.is_scored else "sampling" if needs_sampling or step.is_chunk else "greedy"
+        if not self.runner.is_compiled(kind, self.runner.shape_of(step)):
+            step = replace(step, width=self.layout.widths[-1])
+        shape = self.runner.shape_of(step)
         changes, self._changes = tuple(self._changes), []
         return Work(
             kind,
@@ -420,7 +455,7 @@ class Engine:
             self._outputs.append((active, Output(completion=number, done=done, error=error)))
 
     def _end_request(self, request_id: str, done: Ending, error: str = "") -> None:
-        active = self._active.pop(request_id, None)
+        active = self._active.pop(request_id, None) or self._unscored.pop(request_id, None)
         if active is None:
             return
         for sequence in active.sequences:
@@ -436,7 +471,7 @@ class Engine:
         for active in (active for _, active in received if active is not None):
             completions = range(active.request.num_completions)
             active.deliver([Output(completion=number, done=done, error=error) for number in completions])
-        for request_id in list(self._active):
+        for request_id in [*self._active, *self._unscored]:
             self._end_request(request_id, done, error)
         self._deliver()
 

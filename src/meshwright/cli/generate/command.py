@@ -67,9 +67,10 @@ def run(args: Args) -> int:
     if args.stop_tokens:
         options["stop_tokens"] = args.stop_tokens
     found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
+    compile_cache = args.compile_cache
     if prompts is None and args.chat:
         check_all_read(args, "in a conversation")
-        return converse(load_with_bar(found), {**options, "sampling": samples[0]})
+        return converse(load_with_bar(found, compile_cache), {**options, "sampling": samples[0]})
     if prompts is None and found.run is None:
         raise MeshwrightError(f"{args.model} needs a prompt: PROMPT, --prompt TEXT or --prompts FILE")
     rows = [prompt for prompt in prompts or ["def "] for _ in samples]
@@ -78,7 +79,7 @@ def run(args: Args) -> int:
     as_json = args.json
     check_all_read(args, "here" if args.temperature else "at --temperature 0")
     _check_cache(found, len(rows), args.num_tokens)
-    model = load_with_bar(found)
+    model = load_with_bar(found, compile_cache)
     prompt_len = max(len(model.encode(row)) for row in rows)
     _note_length(found, model, prompt_len + args.num_tokens)
     with waiting("compiling"):

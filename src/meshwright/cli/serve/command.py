@@ -46,7 +46,7 @@ def run(args: Args) -> int:
         return serve_replicas(args, limits, api_keys)
     with waiting("loading JAX"):
         from meshwright.loading import find_model
-        from meshwright.runtime import claim_devices
+        from meshwright.runtime import claim_devices, use_compile_cache
         from meshwright.serving.request import ClosedError
         from meshwright.serving.settings import EngineSettings
         from meshwright.training import is_first_process
@@ -79,13 +79,14 @@ def run(args: Args) -> int:
     found_draft = None
     if args.draft_model is not None:
         found_draft = find_model(args.draft_model, on=found.system, mesh=found.mesh, dtype=options.get("dtype"))
-    processes = args.process.processes
+    processes, compile_cache = args.process.processes, args.compile_cache
     check_all_read(args, "here")
     # The processes of one mesh compare these at the start.
     facts = {"model": asdict(found.model), "mesh": str(found.mesh), "dtype": found.dtype, "engine": asdict(settings)}
     facts["draft model"] = asdict(found_draft.model) if found_draft else None
     with waiting(f"starting {found.system}"):
         member = claim_devices(found.system, processes, facts)
+        use_compile_cache(compile_cache)
     is_first = is_first_process()
     with report_end_to_others(member, ClosedError):
         on_note = note if is_first else lambda line: None
@@ -191,9 +192,16 @@ def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSetti
     with connect() as connection, signals_passed_on(connection):
         runner = Runner(model, *engine_layout(model, settings), settings, draft)
         runner.compile()
+        is_over = threading.Event()
+        compiling = threading.Thread(target=runner.compile_rest, args=(is_over.is_set,), daemon=True)
+        compiling.start()
         if member:
             member.step = 0
-        follow(connection, _counting_steps(runner.run, member))
+        try:
+            follow(connection, _counting_steps(runner.run, member))
+        finally:
+            is_over.set()
+            compiling.join()
 
 
 def _counting_steps(run: Callable[[Work], object], member: Member | None) -> Callable[[Work], None]:

@@ -13,7 +13,7 @@ from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.openai.structured_outputs import StructuredOutputFields, requested_constraint
 from meshwright.serving.http.request_body import RequestModel, Texts, Tokens
 from meshwright.serving.http.service import Service
-from meshwright.serving.request import MOST_LOGPROBS, Request
+from meshwright.serving.request import MOST_LOGPROBS, Constraint, Request
 
 MAX_LOGIT_BIASES = 1024
 """vLLM's limit."""
@@ -68,6 +68,7 @@ class GenerationRequest(StructuredOutputFields):
 def engine_request(
     body: GenerationRequest, service: Service, prompt: list[int], *, max_tokens: int | None, logprobs: int | None,
     prompt_logprobs: int | None = None, default_max_tokens: int | None = None, param: str = "prompt",
+    forced: Constraint | None = None,
 ) -> Request:  # fmt: skip
     """Convert the body of an HTTP request to the engine's request for one prompt.
 
@@ -80,10 +81,16 @@ def engine_request(
         prompt_logprobs: alternatives per token of the prompt, likewise.
         default_max_tokens: an upper limit that applies without max_tokens.
         param: the field of the prompt, for errors.
+        forced: a constraint beside those of the body's fields, of which there may be none then.
 
     Raises:
         ApiError: a value over a limit, or values that contradict each other.
     """
+    constraint = requested_constraint(body)
+    if forced is not None and constraint is not None:
+        raise ApiError(
+            "tool_choice forces a tool call, and the output is constrained too; give one", param="tool_choice"
+        )
     return Request(
         prompt=prompt,
         max_tokens=resolve_max_tokens(service, len(prompt), max_tokens, param, default_max_tokens),
@@ -95,7 +102,7 @@ def engine_request(
         logit_bias=_logit_bias(body),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        constraint=requested_constraint(body),
+        constraint=forced or constraint,
     )
 
 
