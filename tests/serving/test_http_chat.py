@@ -126,7 +126,7 @@ def test_tools_and_calls_pass_through_the_template(server, client):
     options = {"chat_template_kwargs": {"enable_thinking": False, "messages": []}}  # The template's own names stay.
     client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1, extra_body=options)
     assert prompt_of(server) == f"{chat} at once:"
-    with pytest.raises(openai.BadRequestError, match='tool_choice is "required"; it must be none or auto'):
+    with pytest.raises(openai.BadRequestError, match="tool_choice forces .* has no format for calls"):
         client.chat.completions.create(model=MODEL, messages=HELLO, tools=[TOOL], tool_choice="required")
 
 

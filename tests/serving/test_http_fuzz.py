@@ -103,7 +103,7 @@ def paths(described):
 
 def test_the_document_is_of_every_endpoint(described):
     assert set(paths(described)) == {
-        "/v1/completions", "/v1/chat/completions", "/v1/embeddings",
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize",
         "/generate", "/greedy-until", "/loglikelihood", "/loglikelihood-rolling", "/chat",
     }  # fmt: skip
     text = json.dumps(described)

@@ -183,12 +183,15 @@ def test_pages_of_other_origins_may_call_only_where_they_are_let():
     asked = origin | {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
     with started(FakeEngine(byte_tokenizer())) as server:
         assert "access-control-allow-origin" not in httpx.get(f"{server.url}/v1/models", headers=origin).headers
-        assert httpx.options(f"{server.url}/v1/completions", headers=asked).status_code == 405
+        assert httpx.options(f"{server.url}/v1/completions", headers=asked).status_code == 403
         # What a browser sends without asking first is not answered.
         body = json.dumps({"prompt": "a"}).encode()
         for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
             answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=origin | {"content-type": kind})
-            assert answer.status_code == 415
+            assert answer.status_code == 403
+            # Nor one whose origin it leaves out.
+            headers = {"content-type": kind}
+            assert httpx.post(f"{server.url}/v1/completions", content=body, headers=headers).status_code == 415
     with started(
         FakeEngine(byte_tokenizer()), cors_origins=("https://pages.example",), api_keys=(ApiKey("k"),)
     ) as server:

@@ -270,7 +270,10 @@ class Engine:
             first = first or sequence
             active.sequences.append(sequence)
             tokenizer = self.model.tokenizer
-            active.growing[number] = GrowingText(TokenStream(tokenizer) if tokenizer else None)
+            skip = request.skip_special_tokens
+            active.growing[number] = GrowingText(
+                TokenStream(tokenizer, skip_special_tokens=skip) if tokenizer else None
+            )
             if active.matchers:
                 sequence.matcher = active.matchers[number]
                 self._update_mask(active, sequence)

@@ -53,6 +53,7 @@ class Request:
         prompt_logprobs: the same for each token of the prompt but the first.
         pooled: whether to return the mean of the prompt's hidden states.
         constraint: a constraint on each completion.
+        skip_special_tokens: whether texts leave out the tokenizer's special tokens.
         timeout_seconds: the time after `submit` at which the request is aborted.
     """
 
@@ -68,6 +69,7 @@ class Request:
     prompt_logprobs: int | None = None
     pooled: bool = False
     constraint: Constraint | None = None
+    skip_special_tokens: bool = True
     timeout_seconds: float | None = None
 
 

@@ -51,6 +51,12 @@ def run(args: Args) -> int:
     for name in ("num_tokens", "num_samples"):
         if getattr(args, name) < 1:
             raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it is 1 or more")
+    if "" in args.stop:
+        taken = " ".join(map(repr, args.stop))
+        raise MeshwrightError(
+            f"--stop has an empty text, with which every text ends at once; it takes all words behind it ({taken}),"
+            f" so that a PROMPT stands before it"
+        )
     ways = {"PROMPT": args.texts, "--prompt": args.prompt, "--prompts": args.prompts, "--data": args.data}
     said = one_way(ways)
     if args.data is not None:

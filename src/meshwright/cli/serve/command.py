@@ -7,11 +7,11 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.cli.loading import note, read_with_bar, start_with_bar
 from meshwright.cli.processes import report_end_to_others
-from meshwright.cli.serve.args import Args, limits_and_keys
+from meshwright.cli.serve.args import Args, hosts_and_origins, limits_and_keys
 from meshwright.cli.serve.plan import check_model, options_of_plan, read_decode_plan
 from meshwright.cli.serve.replicas import serve_replicas
 from meshwright.cli.typed import check_all_read
@@ -42,6 +42,7 @@ def run(args: Args) -> int:
         if not 0 < getattr(args, name) < float("inf"):
             raise MeshwrightError(f"--{name} is {getattr(args, name)}; it must be a number of seconds above 0")
     limits, api_keys = limits_and_keys(args)
+    access = hosts_and_origins(args)
     if args.replicas != 1:
         return serve_replicas(args, limits, api_keys)
     with waiting("loading JAX"):
@@ -74,7 +75,7 @@ def run(args: Args) -> int:
     if plan is not None and args.plan is not None:
         check_model(plan, args.plan, found.model, args.model)
     http = _HttpOptions(
-        args.host, args.port, args.grace, args.name or args.model.resolve().name, api_keys, args.cors, limits
+        args.host, args.port, args.grace, args.name or args.model.resolve().name, api_keys, access, limits
     )  # fmt: skip
     found_draft = None
     if args.draft_model is not None:
@@ -107,7 +108,7 @@ class _HttpOptions(NamedTuple):
     grace_seconds: float
     model_name: str
     api_keys: tuple[ApiKey, ...]
-    cors_origins: tuple[str, ...]
+    access: dict[str, Any]
     limits: Limits
 
 
@@ -149,7 +150,7 @@ def _serve(
         tokenizer=model.tokenizer,
         limits=http.limits,
         api_keys=http.api_keys,
-        cors_origins=http.cors_origins,
+        **http.access,
         stats=engine.stats,
         means=engine.means,
     )

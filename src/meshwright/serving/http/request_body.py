@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -52,7 +53,8 @@ class RequestModel(BaseModel):
         for name in fields:
             if name not in known:
                 near = difflib.get_close_matches(name[:100], known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(sorted(known))}"
+                names = textwrap.shorten(", ".join(sorted(known)), 400, placeholder=" …; GET /openapi.json has all")
+                hint = f"did you mean {near[0]}?" if near else f"its fields are {names}"
                 raise PydanticCustomError(UNKNOWN_FIELD, "no field", {"name": name, "hint": hint})
         return fields
 

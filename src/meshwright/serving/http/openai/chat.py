@@ -62,6 +62,12 @@ class ChatCompletionRequest(GenerationRequest):
         None, description="true or false: whether a message may have several tool calls; true without it"
     )
     reasoning_effort: str | None = Field(None, description="a text that the chat template reads, such as low")
+    add_generation_prompt: bool | None = Field(
+        None, description="true or false: whether the prompt ends with what begins an answer; true without it"
+    )
+    continue_final_message: bool = Field(
+        False, description="true or false: whether to continue the last message instead of answering it"
+    )
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="an object: more variables of the chat template, such as enable_thinking"
     )
@@ -146,8 +152,16 @@ class ChatCompletionChunk(BaseModel):
 
 async def create_chat_completion(state: AppState, body: ChatCompletionRequest) -> BaseModel | EventBatches:
     """Generate the next message of a chat."""
-    service = state.service
-    service.check_model(body.model)
+    state.service.check_model(body.model)
+    return await ChatResponse(state, body, await chat_request(state.service, body)).respond()
+
+
+async def chat_request(service: Service, body: ChatCompletionRequest) -> Request:
+    """The engine's request for a chat.
+
+    Raises:
+        ApiError: a field that is invalid, contradicts another one, or that the chat template does not take.
+    """
     tools, forced = _tools(body), _forced_call(service, body)
     num_alternatives = check_logprobs("top_logprobs", body.top_logprobs)
     if num_alternatives is not None and not body.logprobs:
@@ -158,18 +172,30 @@ async def create_chat_completion(state: AppState, body: ChatCompletionRequest) -
         "messages",
         tools=tools,
         variables=_template_variables(service, body),
+        **prompt_end(body.add_generation_prompt, body.continue_final_message),
     )
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise ApiError(
             f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}; give one",
             param="max_tokens",
         )
-    request = engine_request(
+    return engine_request(
         body, service, prompt, param="messages",
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(num_alternatives or 0) if body.logprobs else None, forced=forced,
     )  # fmt: skip
-    return await _ChatResponse(state, body, request).respond()
+
+
+def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool) -> dict[str, bool]:
+    """How the prompt of a chat ends, by vLLM's two fields, as options of `chat_prompt`."""
+    if continue_final_message and add_generation_prompt:
+        raise ApiError(
+            "add_generation_prompt and continue_final_message are both true; give one", param="continue_final_message"
+        )
+    return {
+        "add_generation_prompt": not continue_final_message and add_generation_prompt is not False,
+        "continue_final_message": continue_final_message,
+    }
 
 
 def _tools(body: ChatCompletionRequest) -> list[dict[str, Any]]:
@@ -223,7 +249,7 @@ def _template_variables(service: Service, body: ChatCompletionRequest) -> dict[s
     return {"reasoning_effort": body.reasoning_effort, **body.chat_template_kwargs}
 
 
-class _ChatResponse(ResponseBuilder[ChatCompletionRequest]):
+class ChatResponse(ResponseBuilder[ChatCompletionRequest]):
     """The messages of one request."""
 
     def __init__(self, state: AppState, body: ChatCompletionRequest, request: Request) -> None:
@@ -234,16 +260,19 @@ class _ChatResponse(ResponseBuilder[ChatCompletionRequest]):
         self._started: set[int] = set()
 
     def response(self, parts: Sequence[PromptOutput], **fields: Any) -> ChatCompletion:
+        """The messages, whole."""
         if self.body.return_token_ids:
             fields["prompt_token_ids"] = list(self.requests[0].prompt)
         choices = [self._choice(part.output) for part in parts]
         return ChatCompletion(object="chat.completion", choices=choices, **fields)
 
     def chunks(self, part: PromptOutput, **fields: Any) -> list[BaseModel]:
+        """New content of a message."""
         choices = self._chunk_choices(part.output)
         return [ChatCompletionChunk(object="chat.completion.chunk", choices=[choice], **fields) for choice in choices]
 
     def usage_chunk(self, **fields: Any) -> ChatCompletionChunk:
+        """The last chunk of a stream with usage."""
         return ChatCompletionChunk(object="chat.completion.chunk", choices=[], **fields)
 
     def _choice(self, output: Output) -> Choice:

@@ -57,6 +57,17 @@ class GenerationRequest(StructuredOutputFields):
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_check_num_biases)] = (
         Field({}, description=f"an object of at most {MAX_LOGIT_BIASES} numbers from -100 to 100 by token id")
     )
+    skip_special_tokens: bool = Field(True, description="true or false: whether texts leave out special tokens")
+    spaces_between_special_tokens: bool = Field(True, description="true or false; without effect")
+    include_stop_str_in_output: bool = Field(
+        False, description="true or false: whether the text ends with the stop string that ended it"
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        lt=2**31,
+        description="a whole number from 1: keep only so many tokens at the end of the prompt; -1: as many as fit",
+    )
     return_token_ids: bool = Field(False, description="true or false: whether to return token ids too")
 
     @property
@@ -86,6 +97,7 @@ def engine_request(
     Raises:
         ApiError: a value over a limit, or values that contradict each other.
     """
+    prompt = truncated(service, prompt, body.truncate_prompt_tokens, max_tokens)
     constraint = requested_constraint(body)
     if forced is not None and constraint is not None:
         raise ApiError(
@@ -103,7 +115,24 @@ def engine_request(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         constraint=forced or constraint,
+        skip_special_tokens=body.skip_special_tokens,
     )
+
+
+def truncated(service: Service, prompt: list[int], most: int | None, max_tokens: int | None = None) -> list[int]:
+    """The end of a prompt that vLLM's field `truncate_prompt_tokens` keeps.
+
+    Args:
+        service: the server, for its context.
+        prompt: the prompt's tokens.
+        most: how many are kept; -1 for as many as the context allows beside the completion; None for all.
+        max_tokens: the tokens of the completion; None for at least one.
+    """
+    if most == 0:
+        raise ApiError("truncate_prompt_tokens is 0; a prompt has at least one token", param="truncate_prompt_tokens")
+    if most == -1:
+        most = max(1, service.context - (1 if max_tokens is None else max_tokens))
+    return prompt if most is None else prompt[-most:]
 
 
 def resolve_max_tokens(

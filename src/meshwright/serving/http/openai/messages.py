@@ -94,6 +94,7 @@ async def chat_prompt(
     *,
     tools: list[dict[str, Any]] | None = None,
     variables: dict[str, Any] | None = None,
+    **ends: bool,
 ) -> list[int]:
     """The prompt of a chat, up to the beginning of the assistant's answer.
 
@@ -103,12 +104,13 @@ async def chat_prompt(
         param: the field of the messages, for errors.
         tools: the tools, as the template reads them.
         variables: more variables of the template.
+        ends: `add_generation_prompt` and `continue_final_message` of `apply_chat_template`.
 
     Raises:
         ApiError: no chat template, or one that rejects these messages.
     """
     tokenizer = service.require_tokenizer("a chat")
-    options: dict[str, Any] = {"tools": tools or (), "variables": variables}
+    options: dict[str, Any] = {"tools": tools or (), "variables": variables, **ends}
     try:
         if sum(len(message["content"]) for message in messages) <= LONG_TEXT:
             return apply_chat_template(tokenizer, messages, **options)
