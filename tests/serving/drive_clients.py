@@ -136,7 +136,8 @@ def check_litellm(url: str, model: str) -> None:
         print(f"  litellm tool_choice {choice if isinstance(choice, str) else 'named'}: {call.name} {call.arguments}")
     assert len(litellm.embedding(name, ["a", "b"], **options).data) == 2
     response = litellm.responses(input="Hello", model=name, max_output_tokens=8, temperature=0, **options)
-    assert response.output[0].content[0].text == whole
+    text = response.output[0].content[0].text
+    assert text == whole, (text, whole)
 
 
 CHECKS = {

@@ -273,7 +273,7 @@ def test_a_client_that_reads_nothing_is_cut_off():
     engine = FakeEngine(byte_tokenizer())
     with started(engine, context=200_000, limits=Limits(unread_seconds=0.3)) as server:
         body = json.dumps(LONG | {"max_tokens": 150_000, "stream": True, "n": 16}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         address = httpx.URL(server.url)
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

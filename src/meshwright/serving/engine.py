@@ -179,6 +179,7 @@ class Engine:
             generated_tokens=self._num_generated,
             preemptions=scheduler.counters.preempted,
             num_steps=self._num_steps,
+            uncompiled_programs=self.runner.num_uncompiled,
         )
 
     @property

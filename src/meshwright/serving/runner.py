@@ -220,6 +220,11 @@ class Runner:
         """The programs that a server begins with."""
         return next(number for number, (kind, _) in enumerate(self.programs) if kind == "scoring")
 
+    @property
+    def num_uncompiled(self) -> int:
+        """The programs that are not compiled yet."""
+        return sum(key not in self._compiled for key in self.programs)
+
     def is_compiled(self, kind: str, shape: Shape) -> bool:
         """Whether a step of this kind and shape can run now."""
         return (kind, shape) in self._compiled

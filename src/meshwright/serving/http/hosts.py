@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from meshwright.errors import MeshwrightError
-from meshwright.serving.http.errors import ApiError
+from meshwright.serving.http.errors import CLOSE, ApiError
 
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[?[0-9a-f:.]+\]?")
 
@@ -65,14 +65,14 @@ def refuse_foreign(
         return ApiError(
             f"the request is for the host {host[:100]!r}, which is not this server's; --allowed-host"
             f" {_host_name(host)[:100]} allows it",
-            status=403, code="host_not_allowed",
+            status=403, code="host_not_allowed", headers=CLOSE,
         )  # fmt: skip
     if origin is None or has_keys or "*" in origins or origin in origins:
         return None
     if not _is_origin(origin) or not _is_allowed(_host_name(urlsplit(origin).netloc), bound, allowed):
         return ApiError(
             f"the request is of pages of {origin[:100]!r}; --cors {origin[:100]} allows them to call this server",
-            status=403, code="origin_not_allowed",
+            status=403, code="origin_not_allowed", headers=CLOSE,
         )  # fmt: skip
     return None
 

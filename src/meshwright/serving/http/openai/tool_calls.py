@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from meshwright.serving.grammars import WHITESPACE
 from meshwright.serving.http.openai.messages import FunctionCall, Tool, ToolCall
 from meshwright.serving.request import Constraint
 from meshwright.text import Tokenizer, chat_template
@@ -44,7 +43,7 @@ def call_constraint(tokenizer: Tokenizer, tools: Sequence[Tool], *, is_parallel:
     for number, tool in enumerate(tools):
         head = f'{{"name": {json.dumps(tool.function.name, ensure_ascii=False)}, "{key}": '
         schema = (tool.function.parameters or {}) | {"type": "object"}
-        schema.setdefault("x-guidance", {"whitespace_pattern": WHITESPACE})
+        schema.setdefault("x-guidance", {"whitespace_pattern": " "})
         rules.append(f'tool_{number}: {json.dumps(head, ensure_ascii=False)} arguments_{number} "}}"')
         rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
     return Constraint("lark", "\n".join(rules))
