@@ -14,6 +14,7 @@ call comes back in the form that its library asked for. It ends with 0 where all
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Literal
@@ -120,12 +121,14 @@ def check_langchain(url: str, model: str) -> None:
 
 def check_litellm(url: str, model: str) -> None:
     """A chat, its stream, a forced tool, embeddings, and a response."""
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # It would fetch a list of prices.
     import litellm
 
     options = {"api_base": url, "api_key": "none", "max_retries": 0}
     messages, name = [{"role": "user", "content": "Hello"}], f"openai/{model}"
-    whole = litellm.completion(name, messages, max_tokens=8, temperature=0, **options).choices[0].message.content
-    pieces = litellm.completion(name, messages, max_tokens=8, temperature=0, stream=True, **options)
+    # Of a response it asks for 16 tokens at least.
+    whole = litellm.completion(name, messages, max_tokens=16, temperature=0, **options).choices[0].message.content
+    pieces = litellm.completion(name, messages, max_tokens=16, temperature=0, stream=True, **options)
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
     tools = [{"type": "function", "function": {"name": "count", "parameters": schema}}]
@@ -135,7 +138,7 @@ def check_litellm(url: str, model: str) -> None:
         assert json.loads(call.arguments)["n"] in (1, 2), call
         print(f"  litellm tool_choice {choice if isinstance(choice, str) else 'named'}: {call.name} {call.arguments}")
     assert len(litellm.embedding(name, ["a", "b"], **options).data) == 2
-    response = litellm.responses(input="Hello", model=name, max_output_tokens=8, temperature=0, **options)
+    response = litellm.responses(input="Hello", model=name, max_output_tokens=16, temperature=0, **options)
     text = response.output[0].content[0].text
     assert text == whole, (text, whole)
 

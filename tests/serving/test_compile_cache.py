@@ -64,7 +64,7 @@ def test_a_second_start_compiles_nothing_and_answers_the_same(tmp_path, events):
             engine.start()
             at_ready = events["compile_requests_use_cache"]
             got = answers(engine, requests)
-            engine.wait_compiled()
+            engine.compiling.join()
         finally:
             engine.close()
         assert [tokens_of(outputs) for outputs in got] == wanted

@@ -61,6 +61,7 @@ class Engine:
         model: whose mesh it runs on. settings: how. draft: a model on the same mesh that drafts `num_drafts` tokens a
             step, in place of n-grams of the sequence.
 
+    compiling: the thread that compiles, once the engine has started, what it could begin without.
     on_failure: called, in the engine's thread, while the exception is handled that ends it.
     """
 
@@ -101,7 +102,7 @@ class Engine:
         self._read_at: float | None = None
         """When the tokens of the last step were read, if another step was on its way by then."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._compiling = threading.Thread(target=self._compile_rest, name="compiling", daemon=True)
+        self.compiling = threading.Thread(target=self._compile_rest, name="compiling", daemon=True)
         self._compile_error: BaseException | None = None
         self._unscored = dict[str, ActiveRequest]()
         """Requests that wait until the programs for scoring are compiled."""
@@ -113,18 +114,14 @@ class Engine:
         """
         self.runner.compile(on_program)
         self._thread.start()
-        self._compiling.start()
-
-    def wait_compiled(self) -> None:
-        """Wait until every program is compiled, as a measurement of speed has to."""
-        self._compiling.join()
+        self.compiling.start()
 
     def close(self) -> None:
         """End all requests and the thread."""
         with self._wakeup:
             self._is_closing = True
             self._wakeup.notify()
-        for thread in (self._thread, self._compiling):
+        for thread in (self._thread, self.compiling):
             if thread.is_alive():
                 thread.join()
         if self._constraints is not None:

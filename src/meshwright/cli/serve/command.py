@@ -127,7 +127,6 @@ def _serve(
     import jax
 
     from meshwright.launch import REPLICA
-    from meshwright.serving.decode_stats import show_means
     from meshwright.serving.engine import Engine
     from meshwright.serving.followers import Leader
     from meshwright.serving.http.server import serve_http
@@ -171,6 +170,10 @@ def _serve(
 
     try:
         serve_http(service, host=http.host, port=http.port, grace_seconds=http.grace_seconds, start=start)
+        if engine.compiling.is_alive() and member is None:
+            # Every request has its answer; a program that is compiled may take minutes more.
+            _print_served(engine)
+            leave_at_once(0)
     finally:
         engine.close()
         if leader:
@@ -178,6 +181,13 @@ def _serve(
     if not has_started.is_set() and member is None:
         # A signal came first. Python would end under the thread that compiles, which aborts in XLA.
         leave_at_once(0)
+    _print_served(engine)
+
+
+def _print_served(engine: Engine) -> None:
+    """Print what an engine has done, and the pace of its steps beside the planned one."""
+    from meshwright.serving.decode_stats import show_means
+
     stats = engine.stats()
     means = engine.means()
     pace = f": {show_means(*means)}" if means else ""
