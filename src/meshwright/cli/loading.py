@@ -39,7 +39,7 @@ class ModelArgs:
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """What parameters are kept and products computed in. Default: that of the weights."""
     compile_cache: CompileCache = None
-    """Where compiled programs are kept for later starts, at most 4 GiB; off for nowhere. Default: the user's cache."""
+    """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
 
 
 def note(line: str) -> None:

@@ -45,7 +45,7 @@ class RunArgs:
     dry_run: Annotated[bool, option()] = False
     """Compile the step, say what memory it takes and how long the run would be, and stop; nothing is written."""
     compile_cache: CompileCache = None
-    """Where compiled programs are kept for later starts, at most 4 GiB; off for nowhere. Default: the user's cache."""
+    """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
     json: Json = False
     """Print the measured record, with the first and last loss, instead of the bar."""
 
