@@ -49,6 +49,7 @@ goldens:
 	.venv-goldens/bin/python tests/goldens/make_goldens.py
 	.venv-goldens/bin/python tests/goldens/make_mutations.py
 	.venv-goldens/bin/python tests/goldens/make_sentencepiece.py
+	.venv-goldens/bin/python tests/goldens/make_tokenizers.py
 	.venv-goldens/bin/python tests/goldens/make_adapters.py
 	$(MAKE) exports
 

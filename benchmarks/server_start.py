@@ -59,7 +59,7 @@ def start(cache: str, devices: int, mesh: str, layers: int) -> None:
 
     engine.start()
     ready = figures()
-    engine.compiling.join()
+    engine.runner.wait_compiled()
     print(json.dumps({"ready": ready, "all": figures()}))
     engine.close()
 

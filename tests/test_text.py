@@ -119,7 +119,7 @@ def test_a_template_cannot_leave_its_sandbox(folder, tmp_path, template):
 SENTENCEPIECE = Path(__file__).parent / "goldens" / "sentencepiece"
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "plain", "composed", "defined"])
 def test_a_sentencepiece_model_splits_texts_as_its_own_library_does(kind, tmp_path):
     """`tests/goldens/make_sentencepiece.py` keeps what the library makes of each text."""
     shutil.copy(SENTENCEPIECE / f"{kind}.model", tmp_path / "tokenizer.model")
@@ -128,9 +128,47 @@ def test_a_sentencepiece_model_splits_texts_as_its_own_library_does(kind, tmp_pa
     )
     tokenizer = read_tokenizer(tmp_path, vocab=701)
     for row in json.loads((SENTENCEPIECE / "texts.json").read_text())[kind]:
-        assert tokenizer.encode(row["text"], add_special_tokens=False) == row["tokens"]
+        assert tokenizer.encode(row["text"], add_special_tokens=False) == row["tokens"], row["text"]
         assert tokenizer.encode(row["text"]) == [1, *row["tokens"]]
         if 0 not in row["tokens"]:  # The library shows a mark for what is in no piece.
             assert tokenizer.decode(row["tokens"]) == row["decoded"]
     assert tokenizer.encode("a<more>", add_special_tokens=False)[-1] == 700
     assert (tokenizer.num_tokens, tokenizer.stop_tokens) == (701, (2,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (b"\x12\x03\xc0\x01\x01", "spaces after words"),
+        (b"\x12\x02\x18\x03", "of words or of characters"),
+        (b"\x1a\x02\x28\x00", "keeps spaces"),
+        (b"\x1a\x02\x18\x01", "defined by its user"),
+    ],
+)
+def test_a_sentencepiece_model_that_no_tokenizer_is_like_is_refused(fields, reason, tmp_path):
+    """Of a field that stands twice in a protocol buffer the last holds."""
+    (tmp_path / "tokenizer.model").write_bytes((SENTENCEPIECE / "defined.model").read_bytes() + fields)
+    with pytest.raises(MeshwrightError, match=reason):
+        read_tokenizer(tmp_path, vocab=700)
+
+
+TOKENIZERS = Path(__file__).parent / "goldens" / "tokenizers"
+
+
+@pytest.mark.parametrize("case", json.loads((TOKENIZERS / "cases.json").read_text()), ids=lambda case: case["name"])
+def test_a_tokenizer_config_changes_tokens_as_transformers_has_it(case, tmp_path):
+    """`tests/goldens/make_tokenizers.py` keeps what transformers' AutoTokenizer makes of each text."""
+    shutil.copy(TOKENIZERS / f"{case['file']}.json", tmp_path / "tokenizer.json")
+    for name in ("tokenizer_config", "config"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(case[name]))
+    tokenizer = read_tokenizer(tmp_path, vocab=500)
+    for row in case["texts"]:
+        assert tokenizer.encode(row["text"], add_special_tokens=False) == row["tokens"], row["text"]
+        assert tokenizer.decode(row["tokens"]) == row["decoded"]
+
+
+def test_a_token_that_cannot_have_its_number_is_refused(folder, tmp_path):
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"450": {"content": "<more>"}}}')
+    with pytest.raises(MeshwrightError, match="gives '<more>' the token 450; it is 3"):
+        read_tokenizer(tmp_path, vocab=500)

@@ -88,7 +88,7 @@ def test_a_dump_is_read_as_it_is_or_packed(dump, packed, capsys):
 def test_a_dump_for_some_hardware_has_times(dump, capsys):
     assert main(["inspect", str(dump), *MESH, "--on", "cpu:8", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["findings"]
-    assert found["seconds"] > 0
+    assert found["cost_seconds"] > 0
 
 
 MISTAKES = [

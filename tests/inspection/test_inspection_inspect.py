@@ -109,7 +109,7 @@ def test_an_hlo_text_says_all_but_memory():
     assert text.collectives == whole.collectives
     assert text.memory == {}
     timeless = inspect_text(whole.program.hlo, mesh={"dp": 2, "tp": 4})
-    assert [found.seconds for found in timeless.findings] == [None]
+    assert [found.cost_seconds for found in timeless.findings] == [None]
     assert {move.seconds for move in timeless.collectives} == {None}
 
 
@@ -117,7 +117,7 @@ def test_an_inspection_is_plain_data():
     function, args = planted.transformer(mesh_of(dp=2, tp=4), applied=False)
     data = meshwright.inspect(function, *args).to_json()
     assert set(data) == {"name", "record", "flops_by_scope", "findings"}
-    assert set(data["findings"][0]) == {"kind", "bytes", "seconds", "source"} | {
+    assert set(data["findings"][0]) == {"kind", "bytes", "cost_seconds", "source", "elsewhere", "evidence", "fix"} | {
         "axis",
         "degree",
         "flops",

@@ -8,7 +8,6 @@ import pytest
 from jax.sharding import AxisType
 
 import meshwright
-from meshwright.inspection.words import evidence, fix
 
 
 class Pair(NamedTuple):
@@ -67,9 +66,9 @@ def test_a_planted_mistake_is_found_with_its_evidence_its_cost_and_a_fix(pair):
     findings = [found for found in inspection(pair, pair.mistaken).findings if found.kind == pair.kind]
     assert findings, "not found"
     for found in findings:
-        assert evidence(found)
-        assert fix(found)
-        assert found.bytes > 0 or found.seconds > 0
+        assert found.evidence
+        assert found.fix
+        assert found.bytes > 0 or found.cost_seconds > 0
         assert "planted.py:" in found.source
 
 

@@ -46,7 +46,7 @@ def test_a_planted_mistake_is_found_on_its_target_and_its_twin_is_clean(target):
     mistaken, clean = (inspection(target, *which) for which in (target.mistaken, target.clean))
     found = [finding for finding in mistaken.findings if finding.kind == target.kind]
     assert found
-    assert all(finding.seconds > 0 for finding in found)
+    assert all(finding.cost_seconds > 0 for finding in found)
     assert clean.findings == ()
 
 

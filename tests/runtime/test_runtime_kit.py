@@ -1,9 +1,18 @@
-"""The correctness kit: every row of the table in `kit_rows.py` is held to one device, its plan and the compiler."""
+"""The correctness kit: every row of the table in `kit_rows.py` is held to one device, its plan and the compiler.
 
-from collections.abc import Mapping
+A row is compiled once, for all that is checked of it. What one device makes is computed once in a session: it is in the
+session's folder, where the other worker finds it too.
+"""
+
+import fcntl
+import hashlib
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +25,7 @@ from meshwright.cost import argument_bytes
 from meshwright.hardware import parse_system
 from meshwright.hlo import read_hlo
 from meshwright.planner import make_plan
+from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh, token_order
 from meshwright.step import check_runnable, leaves, rules_of
 from meshwright.step.parameter_tree import CHOICE_BIAS, LORA_B, map_leaves
@@ -23,6 +33,9 @@ from meshwright.training import Optimizer, abstract_state, initial_state, train_
 from meshwright.training.slots import layer_of_slots
 from meshwright.training.update.skipping import NORM_LIMIT
 from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
+from records import KIT, read
 
 OPTIMIZER = Optimizer(warmup_steps=1, decay_steps=10, first_rate=0.0)
 
@@ -43,13 +56,13 @@ class Ran:
     argument_bytes: int
 
 
-def run(row: Row) -> Ran:
-    """A row's train step, compiled once and run on one batch."""
+def run(row: Row, drawn: Mapping[str, Any]) -> Ran:
+    """A row's train step from the state that one device draws, compiled once and run on one batch."""
     check_runnable(row.model, row.mesh, row.strategy)
     mesh = build_mesh(row.mesh, jax.devices()[: row.mesh.num_devices])
     layout = ShardingContext(row.mesh, rules_of(row.strategy))
     layers = layer_of_slots(row.model, layout, row.strategy) if row.mesh.pp > 1 else None
-    drawn, metrics, gradients = start(row.alone), [], None
+    metrics, gradients = [], None
     with jax.set_mesh(mesh):
         wanted = abstract_state(row.workload, layout, OPTIMIZER, mesh, row.strategy)
         state = jax.tree.map(lambda array, to: jax.device_put(array, to.sharding), in_slots(drawn, layers), wanted)
@@ -114,7 +127,6 @@ def is_of_layers(path: Any) -> bool:
     return "['layers']" in jax.tree_util.keystr(path)
 
 
-@cache
 def start(row: Row) -> dict[str, Any]:
     """The state that one device draws, which every mesh draws to the bit (tests/training/test_training_strategy.py).
 
@@ -158,7 +170,38 @@ def documents(shape: tuple[int, int]) -> dict[str, np.ndarray]:
     }
 
 
-alone = cache(run)
+@dataclass(frozen=True)
+class Alone:
+    """What one device draws and makes, from a folder that the workers of a session share."""
+
+    folder: Path
+
+    @cache  # noqa: B019
+    def start(self, row: Row) -> dict[str, Any]:
+        """The state that it draws."""
+        return self._once("start", row, lambda: start(row))
+
+    @cache  # noqa: B019
+    def run(self, row: Row) -> Ran:
+        """Its steps."""
+        return self._once("run", row, lambda: run(row, self.start(row)))
+
+    def _once(self, what: str, row: Row, compute: Callable[[], Any]) -> Any:
+        path = self.folder / f"{what}_{hashlib.sha256(repr(row).encode()).hexdigest()}"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                path.write_bytes(pickle.dumps(compute()))
+        return pickle.loads(path.read_bytes())
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """The results of one device."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kit_alone"
+    folder.mkdir(exist_ok=True)
+    return Alone(folder)
 
 
 PARAMS = [
@@ -167,36 +210,51 @@ PARAMS = [
 ]
 
 
+SLOW = {("dropout", 0.2), ("optimizer", "adafactor"), ("virtual_stages", 2)}
+"""What only rows of `make matrix` have: the cheapest of each takes 7 s and more."""
+
+
 def test_the_core_rows_have_everything_that_any_row_has():
-    """Models, numbers of devices, mesh axes alone and together with another, policies, and fields of strategies."""
+    """Numbers of devices, mesh axes, policies, and fields of strategies; pairs of them are for `make matrix`."""
 
     def parts(rows: list[Row]) -> set[Any]:
         found: set[Any] = set()
         for row in rows:
-            axes = [axis for axis, degree in row.mesh.degrees.items() if degree > 1]
-            found |= {row.model.name, row.mesh.num_devices, row.remat, *combinations(axes, 2), *combinations(axes, 1)}
+            found |= {row.mesh.num_devices, row.remat, row.packed, row.z_loss > 0, row.model.experts is not None}
+            found |= {axis for axis, degree in row.mesh.degrees.items() if degree > 1}
             found |= {(name, value) for name, value in vars(row.strategy).items() if name != "num_microbatches"}
             found |= {("microbatches", row.strategy.num_microbatches > 1, row.mesh.pp > 1)}
         return found
 
-    assert parts([row for row in (*ROWS, *WITHOUT_DROPOUT) if row.core]) == parts(ROWS)
+    assert parts([row for row in ROWS if row.core]) == parts(ROWS) - SLOW
 
 
-@pytest.fixture(scope="module", params=PARAMS, ids=str)
-def ran(request: pytest.FixtureRequest) -> tuple[Row, Ran]:
-    """A row, and what comes of it."""
-    return request.param, run(request.param)
+COMPILED = {entry["row"]: entry["compiled"] for entry in read(KIT)}
+"""What `tests/golden/make_kit.py` has stored of the programs of `ROWS`."""
 
 
 @pytest.mark.slow
-def test_a_way_to_train_is_equal_to_one_device(ran):
+@pytest.mark.parametrize("row", PARAMS, ids=str)
+def test_a_way_to_train_is_equal_to_one_device_and_as_planned(row, alone):
+    """Compiled once: what it computes, what it moves, and that the stored record of it is what the compiler makes."""
+    found = run(row, alone.start(row.alone))
+    check_equal(row, found, alone.run(row.alone))
+    hardware = f"cpu:{row.mesh.num_devices}"
+    compiled = in_plans_terms(read_hlo(found.hlo, row.mesh.layout, hardware=hardware))
+    check_planned(row, found, compiled)
+    if stored := COMPILED.get(str(row)):
+        record = compiled.to_json()
+        assert found.argument_bytes == stored["argument bytes"]
+        assert record["flops"] == stored["record"]["flops"]
+        assert moves(record) == moves(stored["record"])
+
+
+def check_equal(row: Row, found: Ran, wanted: Ran) -> None:
     """The loss, each gradient to 1e-5 of its norm, and three steps: each parameter to a part in 200 of its way.
 
     First updates are signs of gradients: where these may be off by 1e-5 of their norm, as many signs may be others, and
     the updates off by the root of twice that.
     """
-    row, found = ran
-    wanted = alone(row.alone)
     for ours, theirs in zip(found.metrics, wanted.metrics, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
     assert found.metrics[0]["loss"] == pytest.approx(wanted.metrics[0]["loss"], rel=1e-6)
@@ -224,22 +282,25 @@ def test_a_way_to_train_is_equal_to_one_device(ran):
         assert np.linalg.norm(away) <= 5e-3 * moved, path
 
 
-@pytest.mark.slow
-def test_a_way_to_train_is_as_planned(ran):
+def check_planned(row: Row, found: Ran, compiled: Record) -> None:
     """Its arguments, its flops and its collectives by kind, axes and phase, to the byte and the flop.
 
     But for what is named: experts without a capacity have room for any routing, which XLA:CPU multiplies too, and the
     text of a pipeline's program has branches that few ticks take.
     """
-    row, found = ran
-    hardware = f"cpu:{row.mesh.num_devices}"
-    plan = make_plan(row.workload, row.mesh, parse_system(hardware), row.strategy)
-    compiled, more = in_plans_terms(read_hlo(found.hlo, row.mesh.layout, hardware=hardware)), static_overhead(plan)
+    plan = make_plan(row.workload, row.mesh, parse_system(compiled.hardware), row.strategy)
     assert found.argument_bytes == argument_bytes(row.workload, row.mesh, row.strategy)
     known = {Difference.DROPLESS_PADDING, Difference.UNTAKEN_BRANCHES}
-    rows = compare(plan.predicted, compiled, argument_bytes=found.argument_bytes, overhead=more)
+    overhead = static_overhead(plan)
+    rows = compare(plan.predicted, compiled, argument_bytes=found.argument_bytes, overhead=overhead)
     judged = [row for row in rows if row.unit in ("flop", "B") and not row.quantity.startswith("memory")]
     assert [row for row in judged if not row.is_equal and not known & {cause.difference for cause in row.causes}] == []
+
+
+def moves(record: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """What is compared of the collectives of a program."""
+    names = ("kind", "phase", "bytes", "count")
+    return [(*(move[name] for name in names), *move["axes"]) for move in record["collectives"]]
 
 
 def without_gradient(row: Row) -> set[str]:

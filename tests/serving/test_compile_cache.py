@@ -64,7 +64,7 @@ def test_a_second_start_compiles_nothing_and_answers_the_same(tmp_path, events):
             engine.start()
             at_ready = events["compile_requests_use_cache"]
             got = answers(engine, requests)
-            engine.compiling.join()
+            engine.runner.wait_compiled()
         finally:
             engine.close()
         assert [tokens_of(outputs) for outputs in got] == wanted
@@ -82,13 +82,13 @@ def test_a_server_is_ready_after_half_of_its_programs(shape, before):
     """before: the programs of steps that were compiled before a server was ready, of which all but 3 are such."""
     model = replace(drawn_model(shape, replace(PRESETS["tiny"], num_layers=1)), seq_len=4096)
     runner = Engine(model, EngineSettings(cache_tokens=8 * 4096)).runner
-    first, others = runner.programs[: runner.num_first], runner.programs[runner.num_first :]
+    first = runner.first_programs
     assert len(first) + 3 <= before / 2
-    # What is compiled later has the same rows and lengths, by narrower tables, or scores a prompt.
+    # What is compiled later has the same rows and lengths, by narrower tables.
     assert {(kind, shape.rows, shape.length) for kind, shape in first} == {
-        (kind, shape.rows, shape.length) for kind, shape in others if kind != "scoring"
+        (kind, shape.rows, shape.length) for kind, shape in runner.programs
     }
-    assert [kind for kind, _ in others].index("scoring") == 0
+    assert {max(shape.entries) for _, shape in first} == {max(max(shape.entries) for _, shape in runner.programs)}
 
 
 def test_a_cache_is_where_it_is_asked_for_or_nowhere(tmp_path, monkeypatch, unchanged_options):

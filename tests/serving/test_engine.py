@@ -154,7 +154,9 @@ def test_a_late_request_is_ended(engine):
         (Request(prompt=[1], max_tokens=-1), "max_tokens is -1"),
         (Request(prompt=[1], max_tokens=1, logprobs=21), "logprobs is 21"),
         (Request(prompt=[1], max_tokens=1, num_completions=0), "num_completions is 0"),
-        (Request(prompt=[1], max_tokens=1, logit_bias=((999, 1.0),)), "logit_bias"),
+        (Request(prompt=[1], max_tokens=1, logit_bias=((999, 1.0),)), "logit_bias has token 999"),
+        (Request(prompt=[1], max_tokens=4, min_tokens=2, stop_tokens=(2 * 10**9,)), "stop_tokens has token 2000000000"),
+        (Request(prompt=[1], max_tokens=4, stop_tokens=tuple(range(2000))), "2,000 tokens; it may have at most 1,024"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(engine, request_, said):
@@ -240,8 +242,8 @@ def test_every_family_on_a_mesh_gets_what_transformers_makes(family, mesh, split
 def test_drafts_change_no_token(guesser):
     model = drawn_model(config=SMALL)
     drafts = {"before": None, "itself": model, "other": drawn_model(config=SMALL, seed=1)}
-    # Room for all: what loses its pages is read again, which makes a token alone.
-    engine = Engine(model, replace(TIGHT, num_drafts=3, cache_tokens=8 * 64), drafts[guesser])
+    # Room for all: what loses its row or its pages is read again, which makes a token alone.
+    engine = Engine(model, replace(TIGHT, num_drafts=3, rows=18, cache_tokens=18 * 64), drafts[guesser])
     engine.start()
     try:
         # What repeats itself is guessed right.
@@ -322,18 +324,19 @@ def test_an_engine_that_fails_says_why_and_takes_no_more():
     seen = []
     broken.on_failure = lambda: seen.append(str(sys.exception()))
 
-    def fail(work):
+    def fail(*arguments):
         raise RuntimeError("the devices are gone")
 
-    broken.runner.run = fail
+    broken.runner._compiled = dict.fromkeys(broken.runner._compiled, fail)
     threading.excepthook, before = (lambda _: None), threading.excepthook
     try:
         (outputs,) = answers(broken, [Request(prompt=[1], max_tokens=4)])
         broken.close()
     finally:
         threading.excepthook = before
-    assert seen == ["the devices are gone"]
-    assert [(output.done, output.error) for output in outputs] == [("failed", "RuntimeError: the devices are gone")]
+    said = "a program on the devices failed: RuntimeError: the devices are gone"
+    assert seen == [said]
+    assert [(output.done, output.error) for output in outputs] == [("failed", said)]
     with pytest.raises(ClosedError, match="the devices are gone"):
         broken.submit(Request(prompt=[1], max_tokens=4), lambda outputs: None)
 

@@ -237,7 +237,7 @@ def test_a_tokenizer_of_whole_words_cannot_constrain(tmp_path):
     tokenizer = read_tokenizer(tmp_path, vocab=2)
     assert isinstance(tokenizer, meshwright.text.Tokenizer)
     with pytest.raises(MeshwrightError, match="only those of byte-level and SentencePiece"):
-        ConstraintCompiler(tokenizer)
+        ConstraintCompiler(tokenizer).matcher(Constraint("regex", "a"))
 
 
 def test_a_text_that_the_vocabulary_cannot_continue_is_an_error(tmp_path):

@@ -41,7 +41,7 @@ class Args:
     """Records are preferences, with prompt, chosen and rejected (text or messages)."""
     bad_data: Annotated[Rule, option("error|skip")] = "error"
     """Stop at a record that cannot be used and name it, or leave it out and count it. Default: error."""
-    processes: Annotated[int, option("N")] = 0
+    processes: Annotated[int | None, option("N")] = None
     """Processes that tokenise at once. Default: one for each core."""
     json: Json = False
     """Print {"directory", "documents", "tokens", "bad_data"}."""
@@ -51,7 +51,7 @@ def run(args: Args) -> int:
     """Write the store, and say what is in it."""
     if not args.sources:
         raise MeshwrightError("tokenize needs files or folders, as wiki.jsonl")
-    if args.processes < 0:
+    if args.processes is not None and args.processes < 1:
         raise MeshwrightError(f"--processes is {args.processes}; it is 1 or more")
     source, tokenizer = find_files(args.sources), None
     if args.tokenizer is not None:
@@ -64,7 +64,7 @@ def run(args: Args) -> int:
     check_all_read(args)
     size = sum(unit.num_bytes for unit in what.units())
     with byte_bar("tokenising", size) as on_bytes:
-        info = tokenize(what, output, processes=processes, on_bytes=on_bytes)
+        info = tokenize(what, output, processes=processes or 0, on_bytes=on_bytes)
     if as_json:
         found = {"directory": str(output), "documents": info.documents, "tokens": info.tokens, "bad_data": info.bad}
         print(json.dumps(found, indent=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,10 @@ Message = dict[str, Any]
 
 IGNORED = -100
 """The label of a token without loss, as Hugging Face's datasets and PyTorch's cross-entropy have it."""
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""The roles of messages, beside those that a chat template itself compares with."""
 
 
 @dataclass(frozen=True)
@@ -111,29 +116,53 @@ class Encoder:
         if (largest := int(tokens.max())) >= self.vocab or int(tokens.min()) < 0:
             wrong = largest if largest >= self.vocab else int(tokens.min())
             raise BadRecordError("over_vocab", f"token id {wrong} is outside the vocabulary of {self.vocab:,}")
+        if (
+            record.get("attention_mask") is not None
+            and not self._of_tokens(record, "attention_mask", len(tokens)).all()
+        ):
+            raise BadRecordError(
+                "missing_field",
+                f"attention_mask has a 0, so that some of {self.fields} are padding; leave padding out of the record",
+            )
         if "labels" not in record or record["labels"] is None:
             return [Document(tokens.astype(np.int32))]
-        labels = self._ids(record, "labels")
-        if len(labels) != len(tokens):
-            raise BadRecordError("missing_field", f"labels has {len(labels)} tokens, {self.fields} {len(tokens)}")
+        labels = self._of_tokens(record, "labels", len(tokens))
+        if wrong := np.flatnonzero((labels != IGNORED) & (labels != tokens)).tolist():
+            at = wrong[0]
+            raise BadRecordError(
+                "missing_field",
+                f"labels has {labels[at]} where {self.fields} has {tokens[at]}; a label is the token itself, or"
+                f" {IGNORED} where it has no loss",
+            )
         return [Document(tokens.astype(np.int32), labels != IGNORED)]
+
+    def _of_tokens(self, record: Mapping[str, Any], name: str, count: int) -> np.ndarray:
+        """A field with a whole number for each token."""
+        values = self._ids(record, name)
+        if len(values) != count:
+            raise BadRecordError("missing_field", f"{name} has {len(values)} tokens, {self.fields} {count}")
+        return values
 
     def _chat(self, record: Mapping[str, Any]) -> list[Document]:
         """A chat with loss on the assistant's turns, or the several texts in which it has them."""
-        return self._chat_of(_messages(record, self.fields), _tools(record))
+        return self._chat_of(messages_of(record, self.fields), tools_of(record))
 
     def _pairs(self, record: Mapping[str, Any]) -> list[Document]:
         """The chosen answer after its prompt, and the rejected one."""
         if isinstance(record.get("chosen"), str):
             prompt = self._encode(text_field(record, "prompt"))
+            if record["chosen"] == record.get("rejected"):
+                raise BadRecordError("missing_field", "chosen is rejected too, which prefers nothing")
             return [self._answer(prompt, text_field(record, name)) for name in ("chosen", "rejected")]
-        chosen, rejected, tools = _messages(record, "chosen"), _messages(record, "rejected"), _tools(record)
+        chosen, rejected, tools = messages_of(record, "chosen"), messages_of(record, "rejected"), tools_of(record)
         if isinstance(record.get("prompt"), Sequence) and not isinstance(record["prompt"], str):
-            prompt_messages = _messages(record, "prompt")
+            prompt_messages = messages_of(record, "prompt")
             chosen, rejected, first = prompt_messages + chosen, prompt_messages + rejected, len(prompt_messages)
         else:  # Both hold the whole chat; what they begin with alike is the prompt.
             both = zip(chosen, rejected, strict=False)
             first = next((at for at, (a, b) in enumerate(both) if a != b), min(len(chosen), len(rejected)))
+        if chosen == rejected:
+            raise BadRecordError("missing_field", "chosen is rejected too, which prefers nothing")
         answers = [self._chat_of(messages, tools, first) for messages in (chosen, rejected)]
         if any(len(texts) > 1 for texts in answers):
             raise BadRecordError(
@@ -144,6 +173,13 @@ class Encoder:
     def _chat_of(self, messages: list[Message], tools: Sequence[Message], first: int = 0) -> list[Document]:
         if not any((message["content"] or "").strip() or "tool_calls" in message for message in messages):
             raise BadRecordError("empty", "the document is empty")
+        written = chat_template(self._codec, has_tools=bool(tools)) or ""
+        for role in (message["role"] for message in messages):
+            if role not in ROLES and not re.search(f"['\"]{re.escape(role)}['\"]", written):
+                raise BadRecordError(
+                    "chat",
+                    f"a message has the role {role!r}, which the chat template does not name; roles are {', '.join(ROLES)}",
+                )
         try:
             examples = chat_examples(self._codec, messages, tools=tools, first=first)
         except MeshwrightError as error:
@@ -208,11 +244,11 @@ def find_encoder(
             raise MeshwrightError(
                 f"{source.name} is text, which has no fields; leave {'--pairs' if pairs else '--fields'} out"
             )
-        return Encoder("file", "", tokenizer, vocab)
+        return _of_text(Encoder("file", "", tokenizer, vocab))
     if pairs:
         if fields is not None:
             raise MeshwrightError("the fields of preferences are prompt, chosen and rejected; leave --fields out")
-        return Encoder("pairs", "", tokenizer, vocab)
+        return _of_text(Encoder("pairs", "", tokenizer, vocab))
     record = source.first_record()
     if fields is None:
         fields = next((name for name in ("messages", "conversations", "input_ids", "text") if name in record), None)
@@ -233,11 +269,29 @@ def find_encoder(
                 " instruction-tuned model has one: its chat_template.jinja may be copied beside another tokenizer.json"
             )
         return Encoder("chat", fields, tokenizer, vocab)
+    if fields in ("messages", "conversations") and isinstance(value, str):
+        raise MeshwrightError(
+            f"the field {fields} of {source.name} is {value!r:.40}; a chat is a list of messages, each with role and"
+            " content"
+        )
     parse_fields(fields)
-    return Encoder("text", fields, tokenizer, vocab)
+    return _of_text(Encoder("text", fields, tokenizer, vocab))
 
 
-def _messages(record: Mapping[str, Any], name: str) -> list[Message]:
+def _of_text(encoder: Encoder) -> Encoder:
+    """An encoder of text.
+
+    Raises:
+        MeshwrightError: text is read as bytes, and the vocabulary has fewer tokens.
+    """
+    if encoder.tokenizer is None and encoder.vocab < (wanted := byte_tokenizer().num_tokens):
+        raise MeshwrightError(
+            f"vocab {encoder.vocab} is too small for text as bytes, which wants {wanted}; give data of input_ids"
+        )
+    return encoder
+
+
+def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
     """The messages of a field: {role, content}, or {from, value} as ShareGPT has them, with what else they have.
 
     A column of Parquet or Arrow has null where a message has no such key; templates ask whether it is there.
@@ -265,7 +319,7 @@ def _message(value: Any, place: str) -> Message:
     return message | {"role": _ROLES.get(role, role), "content": content}
 
 
-def _tools(record: Mapping[str, Any]) -> list[Message]:
+def tools_of(record: Mapping[str, Any]) -> list[Message]:
     """The tools that a chat may call: a list, or its JSON, as tables have it whose tools have different parameters."""
     value = record.get("tools")
     if isinstance(value, str):

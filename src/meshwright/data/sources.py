@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import json
 import math
+import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -97,7 +99,10 @@ def find_files(names: tuple[str, ...]) -> FileSource:
         raise MeshwrightError(
             f"{', '.join(names)} are of several formats ({', '.join(kinds)}); tokenise each by itself"
         )
-    return FileSource(" ".join(names), files[0].kind, tuple(path for one in files for path in one.files))
+    paths = [path for one in files for path in one.files]
+    if twice := next((path for path, count in Counter(path.resolve() for path in paths).items() if count > 1), None):
+        raise MeshwrightError(f"{twice} is given twice, by {', '.join(names)}; name each file once")
+    return FileSource(" ".join(names), files[0].kind, tuple(paths))
 
 
 def find_source(name: str) -> FileSource | StoreSource:
@@ -117,6 +122,10 @@ def find_source(name: str) -> FileSource | StoreSource:
         raise MeshwrightError(f"{name} holds a part of a store; the same `meshwright tokenize` again makes the rest")
     if path.is_dir():
         return _find_in_folder(name, path)
+    if path.is_symlink() and not path.exists():
+        raise MeshwrightError(f"{name} is a link to {os.readlink(path)}, which is not there")
+    if path.exists() and not path.is_file():
+        raise MeshwrightError(f"{name} is no regular file, but a device, a pipe or a socket; {TAKES}")
     if not path.is_file():
         if matches := sorted(glob.glob(name, recursive=True)):
             return replace(find_files(tuple(matches)), name=name)
@@ -157,7 +166,8 @@ def _find_in_folder(name: str, path: Path) -> FileSource:
         if _json(path / "state.json").get("_indices_data_files"):
             raise MeshwrightError(f"{name} was saved with an index over its rows; save flatten_indices() of it")
         return FileSource(name, "arrow", files)
-    files = sorted(file for file in path.rglob("*") if kind_of(file) and file.is_file())
+    visible = (file for file in path.rglob("*") if not any(part[0] == "." for part in file.relative_to(path).parts))
+    files = sorted(file for file in visible if kind_of(file) and file.is_file())
     present = {kind_of(file) for file in files}
     kinds: list[Kind] = [kind for kind in FORMATS if kind in present]
     if len(kinds) > 1:

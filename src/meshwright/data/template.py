@@ -102,6 +102,8 @@ def parse_fields(text: str) -> tuple[Part, ...]:
         if len(items) > 1 and {BOS, EOS} & {item for item in items if isinstance(item, str)}:
             raise _wrong(text, f"{BOS} and {EOS} are parts of their own")
         parts.append(Part(tuple(items), not is_bracketed))
+    if not any(isinstance(item, str) and item not in (BOS, EOS) for part in parts for item in part.items):
+        raise _wrong(text, "it names no field")
     if not any(part.has_loss for part in parts):
         raise _wrong(text, "every part is in brackets, so that no token has loss")
     return tuple(parts)

@@ -217,31 +217,31 @@ class Fields:
         """Fields of a family that change no forward pass."""
         self._known.update(fields)
 
-    def windows(self, num_layers: int, *, every: int = 0, is_on: bool = True) -> dict[str, Any]:
-        """The sliding window, and how often a layer has none: by `layer_types` where a config has them.
+    def windows(
+        self, num_layers: int, *, every: int = 0, full: tuple[int, ...] = (), is_on: bool = True
+    ) -> dict[str, Any]:
+        """The sliding window, and which layers have none: by `layer_types` where a config has them.
 
-        every: what holds where it has none; is_on: whether the window is.
+        Args:
+            every, full: how often a layer has none, or which, where a config has no `layer_types`.
+            is_on: whether the window is.
         """
         window = (self.whole("sliding_window", None, least=0) or None) if is_on else None
         types = self.value("layer_types", None)
         if types is not None and not (isinstance(types, list) and all(isinstance(kind, str) for kind in types)):
             raise self.refusal("layer_types", "it takes a list of names, one a layer")
         if types is None:
-            return {"sliding_window": window, "full_attention_every": every if window else 0}
+            if full and window:
+                return _full_attention([layer in full for layer in range(num_layers)], window)
+            return _NO_WINDOW | ({"sliding_window": window, "full_attention_every": every} if window else {})
         if len(types) != num_layers:
             raise self.refusal("layer_types", f"num_hidden_layers={num_layers} layers have one name each")
         if window is None and "sliding_attention" in types:
             raise self.refusal("layer_types", "sliding_attention has no sliding_window, or use_sliding_window is off")
+        if set(types) - {"full_attention", "sliding_attention"}:
+            raise self.refusal("layer_types", "a layer is full_attention or sliding_attention")
         is_full = [kind == "full_attention" for kind in types]
-        every = is_full.index(True) + 1 if any(is_full) else 0
-        alike = [every > 0 and (layer + 1) % every == 0 for layer in range(num_layers)]
-        if set(types) - {"full_attention", "sliding_attention"} or is_full != alike:
-            raise self.refusal(
-                "layer_types", f"of {num_layers} layers every n-th may be full_attention, the others sliding_attention"
-            )
-        if all(is_full) or window is None:
-            return {"sliding_window": None, "full_attention_every": 0}
-        return {"sliding_window": window, "full_attention_every": every}
+        return dict(_NO_WINDOW) if window is None else _full_attention(is_full, window)
 
     def check_all_known(self) -> None:
         """Raise where a field was not read, is not known to change nothing, and is neither null nor false."""
@@ -267,6 +267,21 @@ class Fields:
         if isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= LARGEST_NUMBER:
             return float(found)
         raise MeshwrightError(f"the config.json of {self.name} has {field}={found!r}; it takes a number above 0")
+
+
+_NO_WINDOW: dict[str, Any] = {"sliding_window": None, "full_attention_every": 0, "full_attention_layers": ()}
+"""The features of a model without windows."""
+
+
+def _full_attention(is_full: list[bool], window: int) -> dict[str, Any]:
+    """The features of a model in which some layers have the window: every n-th has none, or those listed."""
+    if all(is_full):
+        return dict(_NO_WINDOW)
+    every = is_full.index(True) + 1 if any(is_full) else 0
+    if is_full == [every > 0 and (layer + 1) % every == 0 for layer in range(len(is_full))]:
+        return {"sliding_window": window, "full_attention_every": every, "full_attention_layers": ()}
+    full = tuple(layer for layer, own in enumerate(is_full) if own)
+    return {"sliding_window": window, "full_attention_every": 0, "full_attention_layers": full}
 
 
 def activation_name(activation: Activation) -> str:

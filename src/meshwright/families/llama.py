@@ -79,8 +79,9 @@ def write_shared(model: ModelConfig, kind: str, architecture: str) -> dict[str, 
 
 def layer_types(model: ModelConfig) -> list[str]:
     """The kind of attention of each layer."""
-    every, layers = model.full_attention_every, range(1, model.num_layers + 1)
-    is_full = [model.sliding_window is None or layer % (every or layer + 1) == 0 for layer in layers]
+    every, layers = model.full_attention_every, range(model.num_layers)
+    by_rule = [model.sliding_window is None or (every > 0 and (layer + 1) % every == 0) for layer in layers]
+    is_full = [by_rule[layer] or layer in model.full_attention_layers for layer in layers]
     return ["full_attention" if full else "sliding_attention" for full in is_full]
 
 

@@ -23,15 +23,13 @@ def read(fields: Fields) -> Features:
 
 
 def windows_of(fields: Fields, num_layers: int) -> Features:
-    """The window where `use_sliding_window` has it on: in layers from `max_window_layers` on, which has to be 0."""
+    """The window where `use_sliding_window` has it on: in layers from `max_window_layers` on."""
     is_on = fields.flag("use_sliding_window", False)
     first = fields.whole("max_window_layers", 0, least=0)
     # Where a file names the kind of each layer, transformers asks no more from which on they have a window.
     if fields.value("layer_types", None) is not None:
         return fields.windows(num_layers, is_on=is_on)
-    if is_on and 0 < first < num_layers:
-        raise fields.refusal("max_window_layers", "with use_sliding_window it is known as 0, for all layers, or all")
-    return fields.windows(num_layers, is_on=is_on and first == 0)
+    return fields.windows(num_layers, full=tuple(range(min(first, num_layers))), is_on=is_on)
 
 
 def read_experts(fields: Fields, features: Features) -> Features:
@@ -69,12 +67,11 @@ def read_moe(fields: Fields) -> Features:
     last = fields.whole("max_window_layers", 28, least=0)
     if fields.value("layer_types", None) is not None:
         last = layers
-    if is_on and 0 < last < layers:
-        raise fields.refusal("max_window_layers", "with use_sliding_window it is known as 0, or at least all layers")
     found = read_experts(fields, features)
     shared = fields.whole("shared_expert_intermediate_size", 5632)
     experts = replace(found["experts"], shared_mlp=shared, has_shared_gate=True)
-    windows = fields.windows(layers, every=2, is_on=is_on and last > 0)
+    full = tuple(layer for layer in range(layers) if layer % 2 or layer >= last)
+    windows = fields.windows(layers, full=full, is_on=is_on)
     biases = {"qkv_bias": fields.flag("qkv_bias", True), "output_bias": False}
     return features | windows | biases | found | {"experts": experts}
 
@@ -113,7 +110,9 @@ def write_windows(model: ModelConfig) -> dict[str, Any]:
     """The fields of the window, which is off where a model has none."""
     if model.sliding_window is None:
         return {"use_sliding_window": False}
-    return {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
+    windows = {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
+    is_mixed = model.full_attention_every or model.full_attention_layers
+    return windows | ({"layer_types": llama.layer_types(model)} if is_mixed else {})
 
 
 _SHARED = "model.layers.{layer}.mlp.shared_expert"

@@ -91,10 +91,11 @@ def read_rope(
 def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
     """The first dims of a head that are rotated; 0 for all."""
     dims = int(head_dim * rope.partial)
-    if not 2 <= dims <= head_dim or dims % 2:
+    if not 1 <= dims <= head_dim or (dims % 2 and dims == head_dim):
         raise MeshwrightError(
             f"the config.json of {fields.name} rotates {dims} of {head_dim} dims (head_dim, or hidden_size for each of"
-            f" num_attention_heads): partial_rotary_factor={rope.partial:g}; it takes an even number from 2"
+            f" num_attention_heads): partial_rotary_factor={rope.partial:g}; it takes at least one, and of a whole head"
+            f" an even number"
         )
     return dims % head_dim
 

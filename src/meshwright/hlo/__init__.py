@@ -14,6 +14,7 @@ from meshwright.hlo.phases import Description, describe, scope_of, split_op_name
 from meshwright.hlo.records import read_hlo, read_module
 from meshwright.hlo.shapes import Shape
 from meshwright.hlo.specs import Spec, parse_hlo_sharding, parse_shardy_sharding
+from meshwright.hlo.updates import Share, Updates
 
 __all__ = [
     "CALL_KEYS",
@@ -23,7 +24,9 @@ __all__ = [
     "Instruction",
     "Module",
     "Shape",
+    "Share",
     "Spec",
+    "Updates",
     "axes_of_groups",
     "canonicalize_collective",
     "contradictions_as_errors",

@@ -29,7 +29,16 @@ from meshwright.step import RULES, Dtype, ModelConfig, SequenceMethod, Tree, che
 from meshwright.text import REPLACEMENT, Tokenizer, apply_chat_template
 from meshwright.weights import MAX_FILE_BYTES
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+@dataclass(frozen=True)
+class Chat:
+    """The messages of a chat, and the tools that the model may call, as OpenAI's API describes both."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Chat
 """Text, tokens, or the messages of a chat, each with `role` and `content`."""
 
 LONGEST_WINDOW = 2048
@@ -114,8 +123,7 @@ class LoadedModel:
         Texts may differ in length; each has two tokens at least.
         """
         rows = [self.encode(text) for text in texts]
-        if short := [row for row in rows if len(row) < 2]:
-            raise MeshwrightError(f"a text has {len(short[0])} token; its second is the first that is predicted")
+        _check_predicted(rows)
         check_positions(self.config, max(map(len, rows)) - 1, "texts of at most {} tokens and one")
         found = [np.empty(0)] * len(rows)
         groups = self.mesh_shape.degree(RULES["batch"])
@@ -139,9 +147,14 @@ class LoadedModel:
             stride: tokens from window to window, by default seq_len; see `text_losses`.
         """
         several = [texts] if isinstance(texts, str) else texts
+        if not len(several):
+            raise MeshwrightError("there is no text; give at least one")
         rows = [self.encode(text) for text in several]
-        longest = seq_len or self.usual_window
-        nats = text_losses(self.losses, rows, seq_len=longest, stride=stride or longest)
+        _check_predicted(rows)
+        longest = self.usual_window if seq_len is None else seq_len
+        if longest < 1:
+            raise MeshwrightError(f"seq_len is {longest}; it is 1 or more")
+        nats = text_losses(self.losses, rows, seq_len=longest, stride=longest if stride is None else stride)
         return [
             Score(tokens=len(row) - 1, nats=each, num_bytes=self._num_bytes(text, row))
             for text, row, each in zip(several, rows, nats, strict=True)
@@ -183,12 +196,16 @@ class LoadedModel:
 
     def encode(self, prompt: Prompt) -> np.ndarray:
         """The tokens of a prompt."""
-        found: Any = prompt
-        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
+        found: Any = prompt.messages if isinstance(prompt, Chat) else prompt
+        if isinstance(found, str) or (len(found) and isinstance(found[0], Mapping)):
             if self.tokenizer is None:
                 raise MeshwrightError(f"{self.config.name} has no tokenizer; give the tokens of the prompt")
-            is_text = isinstance(prompt, str)
-            found = self.tokenizer.encode(found) if is_text else apply_chat_template(self.tokenizer, found)
+            if isinstance(found, str):
+                found = self.tokenizer.encode(found)
+            else:
+                _check_messages(found)
+                tools = prompt.tools if isinstance(prompt, Chat) else ()
+                found = apply_chat_template(self.tokenizer, found, tools=tools)
         array = _whole_numbers(found)
         if array is None or array.ndim != 1:
             raise MeshwrightError(f"a prompt is {_short(prompt)}; it is text, tokens or messages of at least one token")
@@ -248,6 +265,8 @@ class LoadedModel:
     def _rows(self, prompts: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
         """The tokens of each prompt."""
         several: Any = prompts
+        if isinstance(prompts, Chat):
+            return [self.encode(prompts)]
         if not len(several):
             raise MeshwrightError("there is no prompt; give at least one")
         is_one = isinstance(prompts, str) or isinstance(several[0], int | np.integer | Mapping)
@@ -299,6 +318,20 @@ class LoadedModel:
             if tokens is None:
                 return
             yield tokens
+
+
+def _check_predicted(rows: Sequence[np.ndarray]) -> None:
+    """Raise where a text has no token that is predicted from one before it."""
+    if short := [row for row in rows if len(row) < 2]:
+        raise MeshwrightError(f"a text has {len(short[0])} token; its second is the first that is predicted")
+
+
+def _check_messages(messages: Sequence[Any]) -> None:
+    """Raise where a message has no role, or neither content nor calls of tools."""
+    for message in messages:
+        has_content = isinstance(message, Mapping) and ("content" in message or "tool_calls" in message)
+        if not has_content or not isinstance(message.get("role"), str):
+            raise MeshwrightError(f"a message is {_short(message)}; it has a role and a content")
 
 
 def _whole_numbers(values: Any) -> np.ndarray | None:

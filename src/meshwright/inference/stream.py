@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict
 
@@ -124,7 +124,7 @@ class GrowingText:
     done: StoppedBy | None = None
     stop: str | None = None
 
-    def add(self, token: int, ends: Sequence[int], stop: Sequence[str], *, is_last: bool) -> str:
+    def add(self, token: int, ends: Container[int], stop: Sequence[str], *, is_last: bool) -> str:
         """What a token adds to the text that is shown; what may be the beginning of a stop text is held back."""
         if token in ends:
             self.done = "token"

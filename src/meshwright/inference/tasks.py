@@ -116,6 +116,8 @@ def _question(data: dict[str, Any], place: str) -> Question:
         raise _field_error(place, names[0], data, "a text")
     if not (isinstance(choices, list) and len(choices) > 1 and all(isinstance(c, str) and c for c in choices)):
         raise _field_error(place, names[1], data, "a list of two texts or more")
+    if len(set(choices)) < len(choices):
+        raise _field_error(place, names[1], data, "a list of texts that differ")
     if type(gold) is not int or not 0 <= gold < len(choices):
         raise _field_error(place, names[2], data, f"the number of the right choice, from 0 to {len(choices) - 1}")
     return Question(query, tuple(choices), gold)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from meshwright.compiler import CompiledProgram
+from meshwright.compiler import CompiledProgram, ShardingPair, read_shardings
 from meshwright.cost import achieved_seconds
+from meshwright.errors import MeshwrightError
 from meshwright.hardware import MeshPlacement, System, lay_mesh
 from meshwright.hlo import (
     VIEWS,
@@ -17,13 +18,16 @@ from meshwright.hlo import (
     Instruction,
     Module,
     Shape,
+    Share,
     Spec,
+    Updates,
     canonicalize_collective,
     count_executions,
     describe,
     each_collective,
     flops_of,
     origin,
+    parse_hlo,
     parse_hlo_sharding,
 )
 from meshwright.inspection.variance import Variance
@@ -31,6 +35,7 @@ from meshwright.record import Collective, Kind, Phase
 from meshwright.simulate import Schedule
 
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
+_TREE = re.compile(r"args\[\d+\]|[^\[.]*")
 _STORED = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "broadcast"})
 """Ops through which a stored value is still that stored value."""
 
@@ -65,8 +70,19 @@ class Argument:
 
     @property
     def tree(self) -> str:
-        """The name of the function argument it belongs to: `params` for `params['wq']`."""
-        return re.split(r"[\[.]", self.name)[0]
+        """The name of the function argument it belongs to: `params` for `params['wq']`, or `args[0]` of `*args`."""
+        found = _TREE.match(self.name)
+        return found[0] if found else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A result of a program: its path, the shape of all its shards, its sharding, and what computes it."""
+
+    name: str
+    shape: Shape
+    spec: Spec | None
+    instruction: Instruction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +92,8 @@ class ProgramContext:
     mesh: every axis and its degree, outermost first. system: for times; None where it is not known. program: with
     memory, messages and the partitioner's modules; None for a bare HLO text. schedule: the simulated step, where the
     program's schedule is final. rules: regular expressions over argument paths, each with its intended spec; the first
-    match counts. expected: the intended collectives; None where nothing is expected.
+    match counts. expected: the intended collectives; None where nothing is expected. state: the names of the arguments
+    of which a step returns new values; None to tell them by what it computes.
     """
 
     module: Module
@@ -86,6 +103,60 @@ class ProgramContext:
     schedule: Schedule | None = None
     rules: Rules = field(default_factory=dict)
     expected: tuple[Collective, ...] | None = None
+    state: tuple[str, ...] | None = None
+
+    @cached_property
+    def shardings(self) -> tuple[ShardingPair, ...]:
+        """Each value's sharding, as requested and as it is; empty where nothing was partitioned."""
+        return read_shardings(self.program, self.mesh) if self.program else ()
+
+    @cached_property
+    def results(self) -> tuple[Result, ...]:
+        """The results in order; empty where a program on several devices does not tell their shardings."""
+        module = self._with_names.module
+        root = module.root(module.entry)
+        made = module.operands(root) if root.opcode == "tuple" else (root,)
+        told = [(one.name, one.array, one.actual) for one in self.shardings if one.role == "output"]
+        if not told and self.module.num_devices == 1:
+            names = self.program.output_names if self.program else ()
+            told = [(name, replace(one.shape, layout=""), None) for name, one in zip(names, made, strict=False)]
+        return tuple(
+            Result(name=name, shape=shape, spec=spec, instruction=one)
+            for (name, shape, spec), one in zip(told, made, strict=False)
+        )
+
+    def check_state(self) -> None:
+        """Raise where `state` names no argument. Arguments that nothing uses are not in a compiled program."""
+        trees = dict.fromkeys(argument.tree for argument in self.arguments)
+        for name in self.state or ():
+            if name not in trees:
+                raise MeshwrightError(f"state names {name!r}; the program's arguments are {', '.join(trees)}")
+
+    def updates(self, result: Result) -> Mapping[int, Share]:
+        """The numbers of the arguments that a result is an update of, and what it keeps of each."""
+        return self._with_names.of(result.instruction)
+
+    @cached_property
+    def differentiated(self) -> frozenset[int]:
+        """The numbers of the arguments that JAX differentiates by, or that stand in what it differentiates."""
+        return self._with_names.differentiated
+
+    @cached_property
+    def updated(self) -> frozenset[int]:
+        """The numbers of the arguments that come back updated."""
+        shares = (self.updates(result).items() for result in self.results)
+        return frozenset(number for each in shares for number, share in each if share.is_changed)
+
+    @cached_property
+    def trained_trees(self) -> frozenset[str]:
+        """The trees in which a step updates anything that it differentiates by."""
+        return frozenset(self.arguments[number].tree for number in self.updated & self.differentiated)
+
+    @cached_property
+    def _with_names(self) -> Updates:
+        """The module before optimization, where ops still have the names that JAX gave them; else the module."""
+        text = self.program.annotated if self.program else ""
+        return Updates(parse_hlo(text) if text else self.module)
 
     @cached_property
     def execution_counts(self) -> ExecutionCounts:
@@ -134,14 +205,19 @@ class ProgramContext:
             if len(argument.instruction.shape.dims) > 1:
                 trees.setdefault(argument.tree, []).append(argument)
         tokens = [one for tree in trees.values() for one in tree if one.instruction.shape.dtype[:1] in "su"]
-        gathered = {self.source_of(move).name for move in self.collectives if move.collective.kind == "all-gather"}
         alike = [
             tree[0]
             for tree in trees.values()
             if len({(one.instruction.shape.dims[0], one.spec.dims[0] if one.spec else ()) for one in tree}) == 1
-            and not gathered.intersection(one.instruction.name for one in tree)
+            and not self.gathered.intersection(one.instruction.name for one in tree)
         ]
         return frozenset(axis for one in tokens or alike if one.spec for axis in one.spec.dims[0] or ())
+
+    @cached_property
+    def gathered(self) -> frozenset[str]:
+        """The names of the instructions whose values all-gathers gather, arguments among them."""
+        moves = (move for move in self.collectives if move.collective.kind == "all-gather")
+        return frozenset(self.source_of(move).name for move in moves)
 
     @cached_property
     def is_train_step(self) -> bool:

@@ -1,4 +1,4 @@
-"""One mistake in a compiled program, as data. Sentences about it are in `inspection.words`."""
+"""One mistake in a compiled program, as data. `inspection.words` has the sentences about it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,28 @@ class FindingKind(StrEnum):
 class Finding:
     """One mistake that a compiled program shows; each check has a subclass with its figures.
 
-    bytes: its cost per device and step, communicated or stored. seconds: its cost per step; None where the hardware is
-    not known. source: file:line (scopes), '' where the compiler kept none.
+    bytes: its cost per device and step, communicated or stored. cost_seconds: its cost per step; None where the
+    hardware is not known. source: file:line (scopes), '' where the compiler kept none. elsewhere: other places where
+    the program shows the same mistake. evidence: what the program shows, with figures. fix: what to change.
     """
 
     kind: ClassVar[FindingKind]
     merged_by: ClassVar[tuple[str, ...]] = ()
     """Fields that are equal in findings that are one mistake, if they also have a source in common."""
+    is_one_everywhere: ClassVar[bool] = False
+    """Whether findings with equal `merged_by` are one mistake wherever they stand."""
 
     bytes: int
-    seconds: float | None
+    cost_seconds: float | None
     source: str
+    elsewhere: tuple[str, ...] = ()
+    evidence: str = ""
+    fix: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the result is wrong, not slow: then no cost is too small to tell."""
+        return False
 
     def to_json(self) -> dict[str, Any]:
         """This finding as plain data."""

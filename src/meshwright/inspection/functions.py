@@ -72,6 +72,7 @@ def inspect(
     effort: Effort = "default",
     rules: Rules | None = None,
     expected: Sequence[Collective] | None = None,
+    state: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Inspection:
     """Compile a function on some arguments, and say what the program does and what is wrong with it. Nothing is run.
@@ -91,6 +92,8 @@ def inspect(
             default the devices here.
         types: of the axes where only their degrees are given; by default explicit, or auto where that does not lower.
         effort: `fast` compiles for a TPU in a fraction of the time, but not the schedule that will run.
+        state: the names of the arguments of which a step returns new values, so that they could be donated; by default
+            those of which the program computes an update. Gradients are none.
         rules, expected: see `ProgramContext`.
 
     Raises:
@@ -103,7 +106,7 @@ def inspect(
         mesh = parse_axes(mesh) if isinstance(mesh, str) else mesh.layout
     if types not in ("explicit", "auto", None):
         raise MeshwrightError(not_a_choice("types", types, ("explicit", "auto")))
-    given = {"rules": rules, "expected": expected}
+    given = {"rules": rules, "expected": expected, "state": (state,) if isinstance(state, str) else state}
     if isinstance(function, (str, Path)):
         return _inspect_by_name(str(function), bool(args or kwargs), mesh, on, types, effort, given)
     call, held = Call(function, args, kwargs), stage_of(function)

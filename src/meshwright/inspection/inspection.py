@@ -18,7 +18,6 @@ from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo
 from meshwright.inspection.context import ProgramContext, Rules
 from meshwright.inspection.finding import Finding
 from meshwright.inspection.run_checks import run_checks
-from meshwright.inspection.words import evidence, fix
 from meshwright.notebook import card
 from meshwright.record import MOST_SHOWN, Collective, Record
 from meshwright.simulate import Buffer, Schedule, read_buffers, simulate, write_trace
@@ -83,13 +82,13 @@ class Inspection:
         """The inspection in a notebook: the findings, then collectives, memory and flops by scope."""
         record, count = self.record, len(self.findings)
         mesh = show_degrees(record.mesh)
-        found = [
-            (finding.kind, show_seconds(finding.seconds) if finding.seconds else "", evidence(finding), fix(finding))
-            for finding in self.findings[:MOST_SHOWN]
+        rows = [
+            (found.kind, show_seconds(found.cost_seconds) if found.cost_seconds else "", found.evidence, found.fix)
+            for found in self.findings[:MOST_SHOWN]
         ]
         scopes = [(scope or "(no scope)", show_flops(flops)) for scope, flops in self.flops_by_scope.items()]
         tables = (
-            (("finding", "costs a step", "evidence", "fix"), found),
+            (("finding", "costs a step", "evidence", "fix"), rows),
             *record.tables(),
             (("flops by scope", ""), scopes[:MOST_SHOWN]),
         )
@@ -132,6 +131,7 @@ def read_inspection(
     is_scheduled: bool = False,
     rules: Rules | None = None,
     expected: Sequence[Collective] | None = None,
+    state: Sequence[str] | None = None,
 ) -> Inspection:
     """Inspect a compiled program given as HLO text, with whatever else is known of it.
 
@@ -145,6 +145,7 @@ def read_inspection(
       is_scheduled: its schedule is final, so that a simulated step is meaningful.
       rules: see `ProgramContext`.
       expected: see `ProgramContext`.
+      state: see `ProgramContext`.
     """
     module = read_optimized(program) if program else parse_hlo(hlo)
     within = within_slice(mesh, system.num_slices) if system else dict(mesh)
@@ -159,12 +160,16 @@ def read_inspection(
         schedule=schedule,
         rules=rules or {},
         expected=None if expected is None else tuple(expected),
+        state=None if state is None else tuple(state),
     )
+    context.check_state()
     with contradictions_as_errors(module):
+        findings, notes = run_checks(context)
+        record = _with_times(_with_memory(record, mesh, system, program), context, system)
         return Inspection(
             name=name,
-            record=_with_times(_with_memory(record, mesh, system, program), context, system),
-            findings=run_checks(context),
+            record=replace(record, notes=(*record.notes, *notes)),
+            findings=findings,
             flops_by_scope=_flops_by_scope(context),
             module=module,
             program=program,

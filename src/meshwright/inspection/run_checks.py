@@ -23,6 +23,8 @@ from meshwright.inspection.checks.uneven_stages import uneven_stages
 from meshwright.inspection.checks.unexpected_collectives import unexpected_collectives
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding
+from meshwright.inspection.words import evidence, fix
+from meshwright.units import show_seconds
 
 CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
     redundant_compute,
@@ -44,25 +46,56 @@ CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
 )
 
 
-def run_checks(context: ProgramContext) -> tuple[Finding, ...]:
-    """The findings of a program, most expensive first: by seconds, then by bytes.
+_LEAST_SECONDS = 1e-6
+"""What a step pays at least for a finding, on any hardware."""
+
+_LEAST_SHARE = 1e-4
+"""The fraction of a step that is the same, where the step is simulated."""
+
+_MOST_NOTED = 3
+"""How many findings that cost too little are named."""
+
+
+def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """The findings of a program, most expensive first: by seconds, then by bytes; and notes of what costs too little.
 
     Findings of one kind at one place in the source are merged, their costs added up.
     """
     merged: dict[object, Finding] = {}
     for check in CHECKS:
         for finding in check(context):
-            alike = (type(finding), finding.source, *(getattr(finding, name) for name in finding.merged_by))
-            key = alike if finding.source else finding
+            same = tuple(getattr(finding, name) for name in finding.merged_by)
+            place = "" if finding.is_one_everywhere else finding.source
+            key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
             merged[key] = _merge(merged[key], finding) if key in merged else finding
-    return tuple(sorted(merged.values(), key=lambda found: (-(found.seconds or 0.0), -found.bytes)))
+    told = [replace(found, evidence=evidence(found), fix=fix(found)) for found in merged.values()]
+    told.sort(key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
+    step = context.schedule.step_seconds if context.schedule else 0.0
+    least = max(_LEAST_SECONDS, _LEAST_SHARE * step)
+    small = [found for found in told if 0 < (found.cost_seconds or 0.0) < least and not found.is_wrong]
+    return tuple(found for found in told if found not in small), tuple(_notes(small, least))
+
+
+def _notes(small: list[Finding], least: float) -> Iterator[str]:
+    """A note of findings that cost less than a step would show."""
+    if small:
+        each = "; ".join(
+            f"{found.kind}{f' at {place}' if (place := found.source.partition(' ')[0]) else ''}"
+            f" ({show_seconds(found.cost_seconds or 0.0)})"
+            for found in small[:_MOST_NOTED]
+        )
+        rest = f"; {len(small) - _MOST_NOTED} more" if len(small) > _MOST_NOTED else ""
+        yield f"under {show_seconds(least)} a step, so no findings: {each}{rest}"
 
 
 def _merge(first: Finding, other: Finding) -> Finding:
     """Both findings as one, with the figures of the larger and the cost of both."""
-    known = first.seconds is not None and other.seconds is not None
+    known = first.cost_seconds is not None and other.cost_seconds is not None
+    larger = max(first, other, key=lambda found: found.bytes)
+    places = dict.fromkeys((first.source, *first.elsewhere, other.source, *other.elsewhere))
     return replace(
-        max(first, other, key=lambda found: found.bytes),
+        larger,
         bytes=first.bytes + other.bytes,
-        seconds=(first.seconds or 0.0) + (other.seconds or 0.0) if known else None,
+        cost_seconds=(first.cost_seconds or 0.0) + (other.cost_seconds or 0.0) if known else None,
+        elsewhere=tuple(place for place in places if place and place != larger.source),
     )

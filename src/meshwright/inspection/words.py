@@ -26,7 +26,9 @@ from meshwright.units import show_bytes, show_degrees, show_flops, show_percent,
 
 def evidence(finding: Finding) -> str:
     """What the compiled program shows, with figures."""
-    return _sentences(finding)[0]
+    others = len(finding.elsewhere)
+    lines = f"; the same at {others} other line{'s' if others > 1 else ''}" if others else ""
+    return _sentences(finding)[0] + lines
 
 
 def fix(finding: Finding) -> str:
@@ -203,11 +205,19 @@ def _(found: ReplicatedBatch) -> tuple[str, str]:
 @_sentences.register
 def _(found: NotDonated) -> tuple[str, str]:
     trees = " and ".join(found.trees)
+    many = f"{found.count} arrays of {trees}, the largest {found.name} {found.shape}, come back updated and keep their"
+    one = f"{found.name} {found.shape} comes back updated and keeps its"
+    numbers = [tree[5:-1] for tree in found.trees if tree.startswith("args[")]
+    names = [repr(tree) for tree in found.trees if not tree.startswith("args[")]
+    donated = [f"donate_argnums=[{', '.join(numbers)}]"] * bool(numbers)
+    donated += [f"donate_argnames=[{', '.join(names)}]"] * bool(names)
+    jitted = f"jax.jit(…, {', '.join(donated)})"
+    if any(tree.startswith("dynamic_") for tree in found.trees):
+        jitted = "eqx.filter_jit(…, donate='all')"  # it has names of its own for what it jits
     return (
-        f"{found.count} arrays of {trees}, the largest {found.name} {found.shape}, come back changed and keep their old"
-        f" buffers: {show_bytes(found.bytes)} a device for values that nothing needs any more",
-        f"jax.jit(…, donate_argnames=[{', '.join(map(repr, found.trees))}]), and do not use what was handed over after"
-        " the call",
+        f"{many if found.count > 1 else one} old buffers: {show_bytes(found.bytes)} a device for values that a loop of"
+        " such steps needs no more",
+        f"{jitted}, and do not use what was handed over after the call",
     )
 
 

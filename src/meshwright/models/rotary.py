@@ -61,7 +61,7 @@ def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -
     interleaved are taken apart: the first of each come before the second, of queries and keys alike.
     """
     by = _table_of_layer(op, tables, layer)
-    stop = op.start + op.size
+    stop = op.start + op.size + op.size % 2
     # One value in float32 for all parts: of slices of x itself XLA:TPU makes no reduce-scatter of keys' gradients.
     wide = x.astype(jnp.float32)
     turned = wide[..., op.start : stop]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from meshwright.inference.stream import GrowingText
-from meshwright.serving.constraints import Matcher
+from meshwright.serving.constraints import Matcher, bits_of
 from meshwright.serving.request import Output, OutputCallback, Request, TokenLogprob
+from meshwright.serving.scheduler import Slice
 from meshwright.serving.sequence import TokenSequence
+from meshwright.text import Tokenizer, TokenStream
 
 
 @dataclass(eq=False)
@@ -27,6 +30,49 @@ class ActiveRequest:
     matchers: list[Matcher] = field(default_factory=list)
     """One for each sequence, if the request has a constraint."""
     deadline: float | None = None
+    request_id: str = ""
+    ended: set[int] = field(default_factory=set)
+    """The completions of which an output says that they have ended."""
+    ends: frozenset[int] = frozenset()
+    """Its stop tokens."""
+
+    def begin(
+        self, request_id: str, orders: Iterator[int], tokenizer: Tokenizer | None, words: int, *, is_scored: bool
+    ) -> None:
+        """Make its sequences: one for each completion, or one for a prompt that is only scored.
+
+        Args:
+            orders: of arrival, of which each sequence takes the next. words: of a mask.
+        """
+        request, self.request_id = self.request, request_id
+        self.ends = frozenset(request.stop_tokens)
+        not_ends = ~bits_of(request.stop_tokens, words) if request.min_tokens else None
+        for number in range(request.num_completions if request.max_tokens else 1):
+            own = replace(request, sampling=replace(request.sampling, seed=(request.sampling.seed + number) % 2**32))
+            first = self.sequences[0] if self.sequences else None
+            sequence = TokenSequence(request_id, number, own, list(request.prompt), next(orders), first)
+            sequence.is_scored = is_scored and number == 0
+            sequence.not_ends, sequence.matcher = not_ends, self.matchers[number] if self.matchers else None
+            self.sequences.append(sequence)
+            skip = request.skip_special_tokens
+            stream = TokenStream(tokenizer, skip_special_tokens=skip) if tokenizer else None
+            self.growing[number] = GrowingText(stream)
+
+    def grow(self, sequence: TokenSequence, tokens: Sequence[int], before: int) -> tuple[list[int], str]:
+        """Add new tokens to a sequence's text, up to the one that ends it. Returns those that stay, and what they add.
+
+        Args:
+            before: the tokens that were generated before these.
+        """
+        request, growing, kept, text = self.request, self.growing[sequence.number], list[int](), ""
+        for number, token in enumerate(tokens, start=before + 1):
+            text += growing.add(token, self.ends, request.stop, is_last=number >= request.max_tokens)
+            if growing.done != "token":
+                kept.append(token)
+            if growing.done:
+                break
+        sequence.done = growing.done
+        return kept, text
 
     def output(
         self,
@@ -56,3 +102,19 @@ class ActiveRequest:
             prompt_logprobs=prompt,
             pooled=pooled,
         )
+
+    def add_scores(self, part: Slice, arrays: Sequence[np.ndarray], hidden: np.ndarray) -> None:
+        """Keep the scores of a prompt's chunk."""
+        request = self.request
+        self.hidden[part.start] = hidden
+        if request.prompt_logprobs is not None:
+            end = min(part.start + len(part.tokens) + 1, len(request.prompt))
+            for place, position in enumerate(range(part.start + 1, end)):
+                own = [array[place] for array in arrays]
+                self.logprobs[position] = token_logprob(request.prompt[position], own, request.prompt_logprobs)
+
+
+def token_logprob(token: int, arrays: Sequence[np.ndarray], count: int) -> TokenLogprob:
+    """Of one token, from its own log probability, and the values and tokens of the likeliest."""
+    own, values, tokens = arrays
+    return TokenLogprob(token, float(own), tuple(zip(tokens[:count].tolist(), values[:count].tolist(), strict=True)))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshwright.errors import MeshwrightError
 from meshwright.inference import LoadedModel
-from meshwright.serving.request import MOST_LOGPROBS, Request
+from meshwright.serving.request import MOST_LOGPROBS, MOST_STOP_TOKENS, Request
 
 
 def checked(request: Request, model: LoadedModel, context: int) -> Request:
@@ -37,6 +37,12 @@ def checked(request: Request, model: LoadedModel, context: int) -> Request:
         raise MeshwrightError(f"num_completions is {request.num_completions}; it is 1 or more")
     if request.stop and model.tokenizer is None:
         raise MeshwrightError(f"{model.config.name} has no tokenizer, so no text can stop it; give stop_tokens")
-    if any(not 0 <= token < vocab for token, _ in request.logit_bias):
-        raise MeshwrightError(f"logit_bias names a token that is none of 0 to {vocab - 1}")
-    return replace(request, max_tokens=min(request.max_tokens, context - len(request.prompt)))
+    stop_tokens = tuple(dict.fromkeys(request.stop_tokens))
+    if len(stop_tokens) > MOST_STOP_TOKENS:
+        raise MeshwrightError(f"stop_tokens has {len(stop_tokens):,} tokens; it may have at most {MOST_STOP_TOKENS:,}")
+    for name, tokens in (("stop_tokens", stop_tokens), ("logit_bias", [token for token, _ in request.logit_bias])):
+        if others := [token for token in tokens if not 0 <= token < vocab]:
+            raise MeshwrightError(
+                f"{name} has token {others[0]}, which is not one of {model.config.name}: it has 0 to {vocab - 1}"
+            )
+    return replace(request, max_tokens=min(request.max_tokens, context - len(request.prompt)), stop_tokens=stop_tokens)

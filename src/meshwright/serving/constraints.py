@@ -8,8 +8,12 @@ import selectors
 import subprocess
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -17,6 +21,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.grammars import NAMES, compile_grammar, read_vocabulary
+from meshwright.serving.programs import WORD
 from meshwright.serving.request import Constraint
 from meshwright.text import Tokenizer
 
@@ -24,6 +29,8 @@ MOST_SOURCE = 1 << 16
 """The characters of a constraint's source."""
 NUM_KEPT = 64
 """The compiled constraints, and the reasons against others, that are kept for more requests with them."""
+PROCESSES = max(2, min(4, os.cpu_count() or 2))
+"""The processes that try constraints at once: one for others while those of one owner are tried."""
 START_SECONDS = 60.0
 """How long the process that tries constraints may take to start and to read the vocabulary."""
 
@@ -33,9 +40,12 @@ class Matcher:
 
     def __init__(self, of: LLMatcher, vocabulary: LLTokenizer, stop_tokens: Sequence[int]) -> None:
         self._of = of
-        self._num_words = -(-vocabulary.vocab_size // 32)
-        self._ends = _bits([*vocabulary.eos_tokens, *stop_tokens])
-        self._stops = _bits(stop_tokens)
+        self._num_words = -(-vocabulary.vocab_size // WORD)
+        self._has_stops = bool(stop_tokens)
+        ends = {*vocabulary.eos_tokens, *stop_tokens}
+        # The model's vocabulary may go on behind the tokenizer's.
+        self._end_words = max(self._num_words, *(token // WORD + 1 for token in ends))
+        self._not_ends, self._stops = ~bits_of(ends, self._end_words), bits_of(stop_tokens, self._end_words)
 
     @property
     def may_stop(self) -> bool:
@@ -64,17 +74,15 @@ class Matcher:
         out[self._num_words :] = 0
         may_stop = self.may_stop
         # Also where the grammar has such a token in the middle of a text: chosen, it would end the text there.
-        for word, bit in self._ends:
-            out[word] &= ~bit
+        out[: self._end_words] &= self._not_ends
         (used,) = np.nonzero(out)
         if len(used) == 1 and (only := int(out[used[0]])) & (only - 1) == 0:
             # The only token may be the unknown one, as which the tokenizer encodes the text that the grammar forces.
             out[used[0]] *= self._of.validate_tokens([32 * int(used[0]) + only.bit_length() - 1])
         is_any = bool(out.any())
         if may_stop and stops:
-            for word, bit in self._stops:
-                out[word] |= bit
-            return is_any or len(self._stops) > 0
+            out[: self._end_words] |= self._stops
+            return is_any or self._has_stops
         if not is_any and not may_stop:
             raise MeshwrightError("the text cannot be constrained further: no token of the vocabulary continues it")
         return is_any
@@ -100,55 +108,87 @@ class Matcher:
 class ConstraintCompiler:
     """Compiles constraints for the texts of one tokenizer; safe to use from several threads.
 
-    A constraint is first compiled in a process of its own, which may crash, or take too long: then it is refused.
+    A constraint is first compiled in a process of its own, which may crash, or take too long: then it is refused. There
+    are a few such processes, and the constraints of one owner leave one of them to others.
 
     Args:
-        seconds: the most that compiling a constraint may take.
+        tokenizer: None for a model without one, no text of which can be constrained.
+        seconds: the most that compiling a constraint may take. processes: that compile at once.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, seconds: float = 2.0) -> None:
-        self._described = (tokenizer.to_json(), list(tokenizer.stop_tokens))
-        self._vocabulary = read_vocabulary(*self._described)
-        self._stop_tokens = tokenizer.stop_tokens
-        self._seconds = seconds
-        self._lock = threading.Lock()
+    def __init__(self, tokenizer: Tokenizer | None, *, seconds: float = 2.0, processes: int = PROCESSES) -> None:
+        self._tokenizer = tokenizer
+        self._seconds, self._num_processes = seconds, processes
+        self._changed = threading.Condition()
         self._known: OrderedDict[Constraint, LLMatcher | MeshwrightError] = OrderedDict()
-        self._process: subprocess.Popen[str] | None = None
+        self._compiling = dict[Constraint, Future[LLMatcher | MeshwrightError]]()
+        self._waiting = list[_Turn]()
+        self._running = Counter[str]()
+        self._processes = list[_Process]()
+        self._idle = list[_Process]()
 
-    def matcher(self, constraint: Constraint, stop_tokens: tuple[int, ...] = ()) -> Matcher:
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        assert self._tokenizer is not None
+        return read_vocabulary(self._tokenizer.to_json(), list(self._tokenizer.stop_tokens))
+
+    def matcher(self, constraint: Constraint, stop_tokens: tuple[int, ...] = (), owner: str = "") -> Matcher:
         """A matcher for a text that begins.
 
         Args:
-            stop_tokens: those that end the text beside the tokenizer's.
+            stop_tokens: those that end the text beside the tokenizer's. owner: in whose queue the constraint waits.
 
         Raises:
             MeshwrightError: a constraint that is wrong, not supported, or too complex.
         """
-        with self._lock:
-            if constraint not in self._known:
-                self._known[constraint] = self._compile(constraint)
+        if self._tokenizer is None:
+            raise MeshwrightError("this model has no tokenizer, so that no sequence of it can be constrained")
+        with self._changed:
+            vocabulary = self._vocabulary
+            found = self._known.get(constraint)
+            future = self._compiling.get(constraint) if found is None else None
+            is_first = found is None and future is None
+            if is_first:
+                future = self._compiling[constraint] = Future()
+        if is_first:
+            assert future is not None
+            try:
+                future.set_result(self._compile(constraint, owner))
+            except BaseException as error:
+                future.set_exception(error)
+            with self._changed:
+                del self._compiling[constraint]
+                if future.exception() is None:
+                    self._known[constraint] = future.result()
                 while len(self._known) > NUM_KEPT:
                     self._known.popitem(last=False)
-            self._known.move_to_end(constraint)
-            found = self._known[constraint]
-            if isinstance(found, MeshwrightError):
-                raise MeshwrightError(str(found))
+        if future is not None:
+            found = future.result()
+        if isinstance(found, MeshwrightError):
+            raise MeshwrightError(str(found))
+        assert found is not None
+        with self._changed:
+            if constraint in self._known:
+                self._known.move_to_end(constraint)
             of = found.deep_copy()
-        return Matcher(of, self._vocabulary, [*self._stop_tokens, *stop_tokens])
+        return Matcher(of, vocabulary, [*self._tokenizer.stop_tokens, *stop_tokens])
 
     def close(self) -> None:
-        """End the process that tries constraints."""
-        with self._lock:
-            self._end_process()
+        """End the processes that try constraints."""
+        with self._changed:
+            processes = list(self._processes)
+        for process in processes:
+            process.end()
 
-    def _compile(self, constraint: Constraint) -> LLMatcher | MeshwrightError:
+    def _compile(self, constraint: Constraint, owner: str) -> LLMatcher | MeshwrightError:
         name = NAMES[constraint.kind]
         if len(constraint.source) > MOST_SOURCE:
             return MeshwrightError(
                 f"the {name} has {len(constraint.source):,} characters; at most {MOST_SOURCE:,} are taken"
             )
         try:
-            reason = self._try([constraint.kind, constraint.source])
+            with self._process_of(owner, len(constraint.source)) as process:
+                reason = process.exchange([constraint.kind, constraint.source], self._seconds)
         except TimeoutError:
             return MeshwrightError(f"the {name} is too complex: it takes over {self._seconds:g} s to compile")
         except EOFError:
@@ -160,27 +200,82 @@ class ConstraintCompiler:
         except MeshwrightError as error:
             return error
 
-    def _try(self, grammar: list[str]) -> str | None:
-        """The reason against a grammar, from a process of its own; None where it compiles there."""
-        if self._process is None:
-            variables = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-            command = [sys.executable, "-m", "meshwright.serving.grammars"]
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=variables,
-            )
-            try:
-                self._exchange(self._process, self._described, START_SECONDS)
-            except (TimeoutError, EOFError):
-                raise RuntimeError("the process that tries constraints does not start") from None
-        return self._exchange(self._process, grammar, self._seconds)
+    @contextmanager
+    def _process_of(self, owner: str, size: int) -> Iterator[_Process]:
+        """A process that has begun, when it is the turn of a constraint of `size` characters."""
+        assert self._tokenizer is not None
+        with self._changed:
+            turn = _Turn(owner, size)
+            self._waiting.append(turn)
+            self._changed.wait_for(lambda: self._next() is turn)
+            self._waiting.remove(turn)
+            self._running[owner] += 1
+            if not self._idle:
+                self._processes.append(_Process((self._tokenizer.to_json(), list(self._tokenizer.stop_tokens))))
+                self._idle.append(self._processes[-1])
+            process = self._idle.pop()
+            self._changed.notify_all()
+        try:
+            process.begin()
+            yield process
+        finally:
+            with self._changed:
+                self._idle.append(process)
+                self._running[owner] -= 1
+                if not self._running[owner]:
+                    del self._running[owner]
+                self._changed.notify_all()
 
-    def _exchange(self, process: subprocess.Popen[str], line: object, seconds: float) -> str | None:
-        """Send a line and read the answer; the process is ended where there is none."""
+    def _next(self) -> _Turn | None:
+        """Whose turn it is: of the owner with the fewest constraints in work the shortest, if a process is free."""
+        if self._running.total() == self._num_processes:
+            return None
+        most = max(1, self._num_processes - 1)
+        found = (turn for turn in self._waiting if self._running[turn.owner] < most)
+        return min(found, key=lambda turn: (self._running[turn.owner], turn.size), default=None)
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A constraint that waits for a process."""
+
+    owner: str
+    size: int
+
+
+class _Process:
+    """A process that tries constraints, started anew after one that ended it. described: the vocabulary."""
+
+    def __init__(self, described: tuple[str | None, list[int]]) -> None:
+        self._described = described
+        self._process: subprocess.Popen[str] | None = None
+
+    def begin(self) -> None:
+        """Start it, unless it runs."""
+        if self._process is not None:
+            return
+        variables = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "meshwright.serving.grammars"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=variables,
+        )
+        try:
+            self.exchange(self._described, START_SECONDS)
+        except (TimeoutError, EOFError):
+            raise RuntimeError("the process that tries constraints does not start") from None
+
+    def exchange(self, line: object, seconds: float) -> str | None:
+        """Send a line and read the answer: the reason against a grammar, None where it compiles.
+
+        Raises:
+            TimeoutError, EOFError: no answer, after which the process has ended.
+        """
+        process = self._process
+        assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -195,24 +290,29 @@ class ConstraintCompiler:
                 raise EOFError
             return json.loads(answer)
         except BrokenPipeError:
-            self._end_process()
+            self.end()
             raise EOFError from None
         except (TimeoutError, EOFError):
-            self._end_process()
+            self.end()
             raise
 
-    def _end_process(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            with self._process:  # closes its pipes and waits
+    def end(self) -> None:
+        """End it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with process:  # closes its pipes and waits
                 pass
-            self._process = None
 
 
-def _bits(tokens: Sequence[int]) -> list[tuple[int, np.uint32]]:
-    """For each token its word in a mask, and its bit."""
-    return [(token // 32, np.uint32(1 << token % 32)) for token in set(tokens)]
+def bits_of(tokens: Iterable[int], words: int) -> NDArray[np.uint32]:
+    """The mask that has tokens, and no others."""
+    mask = np.zeros(words, np.uint32)
+    for token in tokens:
+        mask[token // WORD] |= np.uint32(1 << token % WORD)
+    return mask
 
 
 def _first_line(error: str) -> str:
-    return error.removesuffix("<non-verbose/>").strip().splitlines()[0]
+    lines = error.removesuffix("<non-verbose/>").strip().splitlines()
+    return lines[0] if lines else "llguidance gives no reason"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwright.cost import sequence_cache_bytes, token_cache_bytes
-from meshwright.hardware import System
+from meshwright.inference import LoadedModel
 from meshwright.planner.serving.plan import planned_speed
+from meshwright.serving.settings import EngineLayout, EngineSettings
 from meshwright.step import Serving, ServingLayout
+from meshwright.step.serve import page_parts
 from meshwright.units import show_bytes, show_seconds
 
 
@@ -33,6 +36,13 @@ class DecodeStats:
     prompt_tokens: int = 0
     generated_tokens: int = 0
 
+    def add_step(self, starts: Sequence[int], seconds: float, page_size: int) -> None:
+        """Add a decode step that directly followed another one. starts: the positions of its sequences' tokens."""
+        self.steps += 1
+        self.seconds += seconds
+        self.sequences += len(starts)
+        self.cached += sum((start // page_size + 1) * page_size for start in starts)
+
 
 class StepMeans(NamedTuple):
     """Means of a decode step: seconds, sequences, bytes of their cache over all devices; seconds to first tokens."""
@@ -44,14 +54,9 @@ class StepMeans(NamedTuple):
 
 
 def measured_and_planned(
-    stats: DecodeStats, serving: Serving, layout: ServingLayout, system: System, chunk: int
+    stats: DecodeStats, model: LoadedModel, settings: EngineSettings, engine: EngineLayout, layout: ServingLayout
 ) -> tuple[StepMeans, StepMeans] | None:
-    """The measured means, and those planned for as many sequences of these lengths; None before the first steps.
-
-    Args:
-        serving: the model and the dtypes that are served; lengths and batch are those measured.
-        chunk: the tokens of a prompt that are read at once.
-    """
+    """The measured means, and those planned for as many sequences of these lengths; None before the first steps."""
     if not stats.steps or not stats.firsts:
         return None
     prompt_len, output_len = (
@@ -59,8 +64,12 @@ def measured_and_planned(
         max(1, round(stats.generated_tokens / stats.firsts)),
     )
     batch = stats.sequences / stats.steps
-    planned_for = replace(serving, prompt_len=prompt_len, output_len=output_len, batch=math.ceil(batch))
-    speed = planned_speed(planned_for, layout, system, prompts=1, chunk=chunk)
+    planned_for = Serving(
+        model=model.config, prompt_len=prompt_len, output_len=output_len, batch=math.ceil(batch),
+        page_size=engine.page_size // page_parts(model.config, layout), compute_dtype=model.dtype,
+        weight_dtype=settings.weight_dtype or model.dtype, kv_dtype=settings.kv_dtype or model.dtype,
+    )  # fmt: skip
+    speed = planned_speed(planned_for, layout, model.system, prompts=1, chunk=engine.chunks[0][1])
     if speed is None:
         return None
     planned = StepMeans(

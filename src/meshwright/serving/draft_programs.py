@@ -75,8 +75,10 @@ def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
     return jax.jit(step, donate_argnums=1)
 
 
-def why_not_draft(draft: ModelConfig, served: ModelConfig) -> str:
-    """Why a model cannot draft for another; empty if it can."""
+def why_not_draft(draft: ModelConfig, served: ModelConfig, num_drafts: int) -> str:
+    """Why a model cannot draft so many tokens a step for another; empty if it can."""
+    if not num_drafts:
+        return "num_drafts is 0; use 1 to 16"
     if draft.vocab != served.vocab:
         return f"it has a vocabulary of {draft.vocab}, and {served.name} one of {served.vocab}"
     if None not in layers_by_window(served):

@@ -18,14 +18,14 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.inference import LoadedModel
-from meshwright.inference.stream import GrowingText
 from meshwright.models import GREEDY
-from meshwright.serving.active_request import ActiveRequest
+from meshwright.serving.active_request import ActiveRequest, token_logprob
 from meshwright.serving.checks import checked
-from meshwright.serving.constraints import ConstraintCompiler, Matcher
+from meshwright.serving.constraints import ConstraintCompiler
 from meshwright.serving.decode_stats import DecodeStats, StepMeans, measured_and_planned
 from meshwright.serving.draft_programs import why_not_draft
 from meshwright.serving.drafts import ModelDrafts, NgramDrafts
+from meshwright.serving.faults import DeviceError, first_line, log_fault, on_devices
 from meshwright.serving.layout import engine_layout
 from meshwright.serving.numbers import mask_of, numbers_of, targets_of
 from meshwright.serving.request import (
@@ -42,9 +42,7 @@ from meshwright.serving.scheduler import Scheduler, Step
 from meshwright.serving.sequence import TokenSequence
 from meshwright.serving.settings import EngineSettings
 from meshwright.serving.stats import Stats
-from meshwright.step import Serving, ServingLayout
-from meshwright.step.serve import page_parts
-from meshwright.text import TokenStream
+from meshwright.step import ServingLayout
 
 PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
 """An engine with nothing to do begins once no request came for so long, or at the latest after so long: requests that
@@ -60,8 +58,6 @@ class Engine:
     Args:
         model: whose mesh it runs on. settings: how. draft: a model on the same mesh that drafts `num_drafts` tokens a
             step, in place of n-grams of the sequence.
-
-    compiling: the thread that compiles, once the engine has started, what it could begin without.
     on_failure: called, in the engine's thread, while the exception is handled that ends it.
     """
 
@@ -72,60 +68,62 @@ class Engine:
         draft: LoadedModel | None = None,
     ) -> None:
         self.model, self.settings = model, settings
-        if draft is not None and (reason := why_not_draft(draft.config, model.config)):
+        if draft is not None and (reason := why_not_draft(draft.config, model.config, settings.num_drafts)):
             raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
-        if draft is not None and not settings.num_drafts:
-            raise MeshwrightError(f"{draft.config.name} is the draft model, and num_drafts is 0; use 1 to 16")
-        self._has_draft_model = draft is not None
         self.layout, self.context = engine_layout(model, settings)
         self.runner = Runner(model, self.layout, self.context, settings, draft)
         if settings.weight_dtype is not None:
             # The runner has its own; those that were loaded are not kept for it.
             self.model = replace(model, params={})
-        self.scheduler = Scheduler(self.layout, on_admitted=self._on_admitted)
+        self.scheduler = self._new_scheduler()
         self.on_failure: Callable[[], None] = lambda: None
         self._changes = list[RowChange]()
         self._sampling_rows = set[int]()
         """Rows whose tokens are not chosen as the likeliest ones are."""
-        self._constraints: ConstraintCompiler | None = None
-        """Made for the first request that has a constraint: it reads the whole vocabulary."""
-        self._constraints_lock = threading.Lock()
+        self._constraints = ConstraintCompiler(model.tokenizer)
         self._active = dict[str, ActiveRequest]()
         self._inbox = deque[tuple[str, ActiveRequest | None]]()
         self._wakeup = threading.Condition()
         self._numbers = itertools.count()
         self._rounds = deque[list[tuple[Step, Result]]]()
         self._outputs = list[tuple[ActiveRequest, Output]]()
-        self._is_closing, self._failure = False, ""
+        self._is_closing, self._is_receiving, self._failure = False, False, ""
         self._num_steps = self._num_generated = 0
         self.decode_stats = DecodeStats()
         self._read_at: float | None = None
         """When the tokens of the last step were read, if another step was on its way by then."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.compiling = threading.Thread(target=self._compile_rest, name="compiling", daemon=True)
-        self._compile_error: BaseException | None = None
-        self._unscored = dict[str, ActiveRequest]()
-        """Requests that wait until the programs for scoring are compiled."""
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self.layout, on_admitted=self._on_admitted, can_score=self._is_compiled,
+            on_error=lambda sequence, error: self._fail(sequence.request_id, error),
+        )  # fmt: skip
+
+    def _is_compiled(self, step: Step) -> bool:
+        """Whether a scoring step can run; without a program all requests that are to be scored end."""
+        try:
+            return self.runner.is_compiled(step)
+        except Exception as error:
+            for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+                if sequence.is_scored and sequence.done is None:
+                    self._fail(sequence.request_id, error)
+            return False
 
     def start(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile the programs to begin with, then answer requests, while the other programs are compiled.
-
-        on_program: called with how many are compiled, of how many.
-        """
+        """Compile the first programs, then answer requests. on_program: called with how many are there, of how many."""
         self.runner.compile(on_program)
         self._thread.start()
-        self.compiling.start()
 
     def close(self) -> None:
         """End all requests and the thread."""
         with self._wakeup:
             self._is_closing = True
             self._wakeup.notify()
-        for thread in (self._thread, self.compiling):
-            if thread.is_alive():
-                thread.join()
-        if self._constraints is not None:
-            self._constraints.close()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.runner.close()
+        self._constraints.close()
 
     def submit(self, request: Request, deliver: OutputCallback) -> str:
         """Queue a request; see `EngineClient`."""
@@ -139,7 +137,8 @@ class Engine:
             )
         active = ActiveRequest(request, deliver)
         if request.constraint is not None:
-            active.matchers = [self._matcher(request) for _ in range(request.num_completions)]
+            wanted = (request.constraint, request.stop_tokens, request.owner)
+            active.matchers = [self._constraints.matcher(*wanted) for _ in range(request.num_completions)]
         if request.timeout_seconds is not None:
             active.deadline = monotonic() + request.timeout_seconds
         with self._wakeup:
@@ -176,123 +175,112 @@ class Engine:
             generated_tokens=self._num_generated,
             preemptions=scheduler.counters.preempted,
             num_steps=self._num_steps,
-            uncompiled_programs=self.runner.num_uncompiled,
+            uncompiled_programs=self.runner.num_compiling,
         )
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no request, so that no step is taken."""
-        return not (self._active or self._inbox or self._rounds or self._unscored)
-
-    def _matcher(self, request: Request) -> Matcher:
-        """A new matcher for a constrained sequence."""
-        assert request.constraint is not None
-        if self.model.tokenizer is None:
-            raise MeshwrightError(
-                f"{self.model.config.name} has no tokenizer, so that no sequence of it can be constrained"
-            )
-        with self._constraints_lock:
-            self._constraints = self._constraints or ConstraintCompiler(self.model.tokenizer)
-        return self._constraints.matcher(request.constraint, request.stop_tokens)
-
-    def _compile_rest(self) -> None:
-        """Compile the programs that the engine began without; a program that cannot be compiled ends the engine."""
-        try:
-            self.runner.compile_rest(lambda: self._is_closing, self._queue_unscored)
-        except BaseException as error:
-            self._compile_error = error
-            self._queue_unscored()
-
-    def _queue_unscored(self) -> None:
-        with self._wakeup:
-            self._inbox.extend(self._unscored.items())
-            self._unscored.clear()
-            self._wakeup.notify()
+        """Whether there is no request."""
+        return not (self._active or self._inbox or self._rounds or self._is_receiving)
 
     def _run(self) -> None:
         """The engine thread's loop: take requests, run steps, deliver outputs."""
         try:
-            while self._receive_requests():
-                self._run_round()
+            while not self._is_closing:
+                try:
+                    self._receive_requests()
+                    self._run_round()
+                except DeviceError:
+                    raise
+                except Exception:
+                    # Of no request alone: all of them end, and the next ones are answered.
+                    message = log_fault(f"{len(self._active)} requests")
+                    self._forget_steps()
+                    for request_id in list(self._active):
+                        self._end_request(request_id, "failed", message, is_scheduled=False)
                 self._deliver()
         except BaseException as error:
             self.on_failure()
             with self._wakeup:
-                self._failure = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._failure = str(error) if isinstance(error, DeviceError) else first_line(error)
+            self._forget_steps()
             self._end_all("failed", self._failure)
             raise
         self._end_all("aborted", "the server is shutting down")
 
-    def _receive_requests(self) -> bool:
-        """Start new requests, and end those that are aborted or past their deadline; False once the engine closes."""
+    def _forget_steps(self) -> None:
+        """Take all sequences from their rows, whatever state the scheduler is in: it begins anew, without a prefix."""
+        counters = self.scheduler.counters
+        self.scheduler = self._new_scheduler()
+        self.scheduler.counters = counters
+        self._rounds.clear()
+        self._read_at = None
+        for active in self._active.values():
+            for sequence in active.sequences:
+                sequence.row, sequence.pages = None, []
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        """End the request that an exception came from, which is being handled, and no other."""
+        if isinstance(error, DeviceError):
+            raise error
+        if isinstance(error, MeshwrightError):
+            self._end_request(request_id, "refused", str(error))
+        else:
+            self._end_request(request_id, "failed", log_fault(f"request {request_id}"))
+
+    def _receive_requests(self) -> None:
+        """Start new requests, and end those that are aborted or past their deadline."""
         with self._wakeup:
             if not (self._rounds or self._active):
-                self._wakeup.wait_for(lambda: self._inbox or self._is_closing or self._compile_error)
+                self._wakeup.wait_for(lambda: self._inbox or self._is_closing)
                 latest, seen = monotonic() + MOST_SECONDS, 0
                 while seen < len(self._inbox) and monotonic() < latest:
                     seen = len(self._inbox)
                     self._wakeup.wait_for(lambda: len(self._inbox) > seen or self._is_closing, PAUSE_SECONDS)  # noqa: B023
-            if self._is_closing:
-                return False
-            if self._compile_error is not None:
-                raise self._compile_error
-            received, self._inbox = self._inbox, deque()
-        for request_id, active in received:
+            num_received = 0 if self._is_closing else len(self._inbox)
+            self._is_receiving = num_received > 0
+        for _ in range(num_received):
+            with self._wakeup:
+                request_id, active = self._inbox.popleft()
             if active is None:
                 self._end_request(request_id, "aborted")
-            else:
+                continue
+            try:
                 self._start_request(request_id, active)
+            except Exception as error:
+                self._fail(request_id, error)
         now = monotonic()
-        for request_id, active in [*self._active.items(), *self._unscored.items()]:
+        for request_id, active in list(self._active.items()):
             if active.deadline is not None and now > active.deadline:
                 self._end_request(request_id, "aborted", "the time of the request is over")
-        return True
+        self._is_receiving = False
 
     def _start_request(self, request_id: str, active: ActiveRequest) -> None:
         request = active.request
         is_scored = request.prompt_logprobs is not None or request.pooled
         if request.max_tokens == 0 and not is_scored:
-            for number in range(request.num_completions):
-                self._outputs.append((active, Output(completion=number, done="length")))
+            self._end_others(active, "length")
             return
-        with self._wakeup:
-            if is_scored and not self.runner.can_score:
-                self._unscored[request_id] = active
-                return
         self._active[request_id] = active
-        first = None
-        for number in range(request.num_completions if request.max_tokens else 1):
-            own = replace(request, sampling=replace(request.sampling, seed=(request.sampling.seed + number) % 2**32))
-            sequence = TokenSequence(request_id, number, own, list(request.prompt), next(self._numbers), first)
-            sequence.is_scored = is_scored and number == 0
-            first = first or sequence
-            active.sequences.append(sequence)
-            tokenizer = self.model.tokenizer
-            skip = request.skip_special_tokens
-            active.growing[number] = GrowingText(
-                TokenStream(tokenizer, skip_special_tokens=skip) if tokenizer else None
-            )
-            if active.matchers:
-                sequence.matcher = active.matchers[number]
+        active.begin(request_id, self._numbers, self.model.tokenizer, self.runner.words, is_scored=is_scored)
+        for sequence in active.sequences:
+            if sequence.matcher is not None:
                 self._update_mask(active, sequence)
             elif self.settings.num_drafts:
-                sequence.drafts = ModelDrafts() if self._has_draft_model else NgramDrafts(request.prompt)
+                sequence.drafts = ModelDrafts() if self.runner.has_draft else NgramDrafts(request.prompt)
             if sequence.done is None:
                 self.scheduler.add(sequence)
 
     def _update_mask(self, active: ActiveRequest, sequence: TokenSequence) -> None:
         """Compute the mask of a constrained sequence's next token; end the sequence if no token is allowed."""
         assert sequence.matcher is not None
-        mask, error = np.zeros(self.runner.words, np.uint32), ""
-        try:
-            if sequence.matcher.mask(mask, stops=sequence.num_generated >= sequence.request.min_tokens):
-                sequence.mask = mask
-                return
-            sequence.done = "token"
-        except MeshwrightError as found:
-            sequence.done, error = "failed", str(found)
+        mask = np.zeros(self.runner.words, np.uint32)
+        if sequence.matcher.mask(mask, stops=sequence.num_generated >= sequence.request.min_tokens):
+            sequence.mask = mask
+            return
+        sequence.done = "token"
         self.scheduler.end(sequence)
-        self._outputs.append((active, Output(completion=sequence.number, done=sequence.done, error=error)))
+        self._add_output(active, Output(completion=sequence.number, done=sequence.done))
         self._remove_if_done(sequence.request_id, active)
 
     def _on_admitted(self, sequence: TokenSequence) -> None:
@@ -309,49 +297,71 @@ class Engine:
 
     def _run_round(self) -> None:
         """Dispatch the next steps, and read the oldest that are on their way."""
-        steps = [(step, self.runner.run(self._work_of(step))) for step in self.scheduler.steps()]
-        for step, result in steps:
-            for array in jax.tree.leaves(result if _has_logprobs(step) else result._replace(logprobs=None)):
-                array.copy_to_host_async()
+        steps = [found for step in self.scheduler.steps() if (found := self._dispatch(step)) is not None]
         self._num_steps += len(steps)
         if steps:
             self._rounds.append(steps)
+        elif not self._rounds and any(sequence.is_scored for sequence in self.scheduler.running):
+            # Nothing to do until the program that scores is compiled.
+            with self._wakeup:
+                self._wakeup.wait_for(lambda: self._inbox or self._is_closing, timeout=0.05)
         if self._rounds and (len(self._rounds) > AHEAD or not steps):
             oldest = self._rounds.popleft()
             for step, result in oldest:
                 self._read(step, result)
             now = monotonic()
             if self._read_at is not None and len(oldest) == 1 and not oldest[0][0].is_chunk:
-                self._record_decode_step(oldest[0][0], now - self._read_at)
+                starts = [part.start for part in oldest[0][0].slices]
+                self.decode_stats.add_step(starts, now - self._read_at, self.layout.page_size)
             self._read_at = now if self._rounds else None
 
-    def _record_decode_step(self, step: Step, seconds: float) -> None:
-        """Add a decode step that directly followed another one to the statistics."""
-        decode_stats, size = self.decode_stats, self.layout.page_size
-        decode_stats.steps += 1
-        decode_stats.seconds += seconds
-        decode_stats.sequences += len(step.slices)
-        decode_stats.cached += sum((part.start // size + 1) * size for part in step.slices)
+    def _dispatch(self, step: Step) -> tuple[Step, Result] | None:
+        """Dispatch a step, without the sequences whose numbers cannot be made; None where none is left."""
+        try:
+            result = self.runner.run(self._work_of(step))
+        except DeviceError:
+            raise
+        except Exception:
+            left = self._without_faults(step)
+            if len(left.slices) == len(step.slices):
+                raise
+            return self._dispatch(left) if left.slices else None
+        self._changes.clear()
+        with on_devices():
+            for array in jax.tree.leaves(result if step.has_logprobs else result._replace(logprobs=None)):
+                array.copy_to_host_async()
+        return step, result
+
+    def _without_faults(self, step: Step) -> Step:
+        """A step without the requests that raise when they are alone in it, which end here."""
+        self.scheduler.put_back(step.copies)
+        for change in list(self._changes):
+            try:
+                self.runner.row_state(change)
+            except Exception as error:
+                self._changes.remove(change)
+                for sequence in [each for each in self.scheduler.running if each.row == change.row]:
+                    self._fail(sequence.request_id, error)
+        for part in step.slices:
+            if part.sequence.done is None:
+                try:
+                    self._work_of(replace(step, slices=[part]))
+                except Exception as error:
+                    self._fail(part.sequence.request_id, error)
+        left = [part for part in step.slices if part.sequence.done is None]
+        return replace(step, slices=left, copies=self.scheduler.pop_copies())
 
     def means(self) -> tuple[StepMeans, StepMeans] | None:
         """What is measured of steps and what is planned; see `measured_and_planned`."""
-        dtype, settings, config = self.model.dtype, self.settings, self.model.config
-        assert self.context.cache_split is not None
-        layout = ServingLayout(self.model.mesh_shape, self.context.cache_split)
-        serving = Serving(
-            model=config, prompt_len=1, output_len=1, page_size=self.layout.page_size // page_parts(config, layout),
-            weight_dtype=settings.weight_dtype or dtype, kv_dtype=settings.kv_dtype or dtype, compute_dtype=dtype,
-        )  # fmt: skip
-        return measured_and_planned(self.decode_stats, serving, layout, self.model.system, self.layout.chunks[0][1])
+        layout = ServingLayout(self.model.mesh_shape, self.context.cache_split or "heads")
+        return measured_and_planned(self.decode_stats, self.model, self.settings, self.layout, layout)
 
     def _work_of(self, step: Step) -> Work:
         """The arrays of a step, and the program that runs it."""
         needs_sampling = any(part.is_chosen and self._needs_sampling_program(part.sequence) for part in step.slices)
         kind = "scoring" if step.is_scored else "sampling" if needs_sampling or step.is_chunk else "greedy"
-        if not self.runner.is_compiled(kind, self.runner.shape_of(step)):
-            step = replace(step, width=self.layout.widths[-1])
+        step = self.runner.with_program(kind, step)
         shape = self.runner.shape_of(step)
-        changes, self._changes = tuple(self._changes), []
         return Work(
             kind,
             shape,
@@ -359,7 +369,7 @@ class Engine:
             mask_of(step, shape, self.runner.words) if kind == "sampling" else None,
             targets_of(step, shape) if step.is_scored else None,
             tuple(step.copies),
-            changes,
+            tuple(self._changes),
         )
 
     def _needs_sampling_program(self, sequence: TokenSequence) -> bool:
@@ -377,8 +387,9 @@ class Engine:
             self._read_scores(step, result)
             return
         assert result.made is not None
-        made = np.asarray(result.made)
-        logprobs = [np.asarray(array) for array in result.logprobs] if result.logprobs and _has_logprobs(step) else None
+        with on_devices():
+            made = np.asarray(result.made)
+            logprobs = [*map(np.asarray, result.logprobs)] if result.logprobs and step.has_logprobs else None
         for part in step.slices:
             if not part.is_chosen:
                 continue
@@ -388,34 +399,30 @@ class Engine:
             self._num_generated += len(tokens)
             if sequence.done is not None:
                 continue
-            found = ()
-            if logprobs is not None and sequence.request.logprobs is not None:
-                found = tuple(
-                    _token_logprob(token, [array[part.at, place] for array in logprobs], sequence.request.logprobs)
-                    for place, token in enumerate(tokens)
-                )
-            self._append_tokens(sequence, tokens, found)
+            try:
+                found = ()
+                if logprobs is not None and sequence.request.logprobs is not None:
+                    found = tuple(
+                        token_logprob(token, [array[part.at, place] for array in logprobs], sequence.request.logprobs)
+                        for place, token in enumerate(tokens)
+                    )
+                self._append_tokens(sequence, tokens, found)
+            except Exception as error:
+                self._fail(sequence.request_id, error)
 
     def _append_tokens(self, sequence: TokenSequence, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
         """Detokenize new tokens of a sequence, up to the one that ends it, and queue them as an output."""
         active = self._active[sequence.request_id]
-        request, growing = sequence.request, active.growing[sequence.number]
-        before, pieces, kept = sequence.num_generated - sequence.in_flight - len(tokens), "", list[int]()
+        before = sequence.num_generated - sequence.in_flight - len(tokens)
         self.decode_stats.generated_tokens += len(tokens)
         if not before:
             self.decode_stats.firsts += 1
             self.decode_stats.first_seconds += monotonic() - sequence.submitted
-            self.decode_stats.prompt_tokens += len(request.prompt)
-        for number, token in enumerate(tokens, start=before + 1):
-            pieces += growing.add(token, request.stop_tokens, request.stop, is_last=number >= request.max_tokens)
-            if growing.done != "token":
-                kept.append(token)
-            if growing.done:
-                break
-        sequence.done = growing.done
+            self.decode_stats.prompt_tokens += len(sequence.request.prompt)
+        kept, text = active.grow(sequence, tokens, before)
         if sequence.done:
             self.scheduler.end(sequence)
-        self._outputs.append((active, active.output(sequence, tuple(kept), pieces, tuple(logprobs[: len(kept)]))))
+        self._add_output(active, active.output(sequence, tuple(kept), text, tuple(logprobs[: len(kept)])))
         if sequence.drafts is not None:
             sequence.drafts.extend(kept)
         if sequence.matcher is not None and sequence.done is None:
@@ -428,66 +435,65 @@ class Engine:
         """Wait for the log probabilities and hidden states of prompt chunks."""
         assert result.logprobs is not None
         assert result.hidden is not None
-        arrays, hidden = [np.asarray(array) for array in result.logprobs], np.asarray(result.hidden)
+        with on_devices():
+            arrays, hidden = [np.asarray(array) for array in result.logprobs], np.asarray(result.hidden)
         for part in step.slices:
             sequence, active = part.sequence, self._active.get(part.sequence.request_id)
             if sequence.done is not None or active is None:
                 continue
-            request, end = active.request, part.start + len(part.tokens)
-            active.hidden[part.start] = hidden[part.at]
-            if request.prompt_logprobs is not None:
-                for place, position in enumerate(range(part.start + 1, min(end + 1, len(request.prompt)))):
-                    own = [array[part.at, place] for array in arrays]
-                    active.logprobs[position] = _token_logprob(request.prompt[position], own, request.prompt_logprobs)
-            if end == len(request.prompt) and not request.max_tokens:
-                sequence.done = "length"
-                self.scheduler.end(sequence)
-                self._outputs.append((active, active.output(sequence, (), "", ())))
-                self._end_others(active, "length")
-                self._remove_if_done(sequence.request_id, active)
+            try:
+                active.add_scores(part, [array[part.at] for array in arrays], hidden[part.at])
+                if part.start + len(part.tokens) == len(active.request.prompt) and not active.request.max_tokens:
+                    sequence.done = "length"
+                    self.scheduler.end(sequence)
+                    self._add_output(active, active.output(sequence, (), "", ()))
+                    self._end_others(active, "length")
+                    self._remove_if_done(sequence.request_id, active)
+            except Exception as error:
+                self._fail(sequence.request_id, error)
 
     def _remove_if_done(self, request_id: str, active: ActiveRequest) -> None:
         if all(sequence.done for sequence in active.sequences):
             self._active.pop(request_id, None)
 
     def _end_others(self, active: ActiveRequest, done: Ending, error: str = "") -> None:
-        """End the sequences of a scoring request that were never started: its prompt is computed once."""
+        """End the sequences of a request that were never started: a prompt that is only scored is computed once."""
         for number in range(len(active.sequences), active.request.num_completions):
-            self._outputs.append((active, Output(completion=number, done=done, error=error)))
+            self._add_output(active, Output(completion=number, done=done, error=error))
 
-    def _end_request(self, request_id: str, done: Ending, error: str = "") -> None:
-        active = self._active.pop(request_id, None) or self._unscored.pop(request_id, None)
-        if active is None:
+    def _end_request(self, request_id: str, done: Ending, error: str = "", *, is_scheduled: bool = True) -> None:
+        """End the sequences of a request whose clients were not told of their end. is_scheduled: by this scheduler."""
+        if (active := self._active.get(request_id)) is None:
             return
         for sequence in active.sequences:
-            if sequence.done is None:
+            if sequence.number not in active.ended:
+                if is_scheduled:
+                    self.scheduler.end(sequence)
                 sequence.done = done
-                self.scheduler.end(sequence)
-                self._outputs.append((active, Output(completion=sequence.number, done=done, error=error)))
+                self._add_output(active, Output(completion=sequence.number, done=done, error=error))
         self._end_others(active, done, error)
+        self._active.pop(request_id, None)
+
+    def _add_output(self, active: ActiveRequest, output: Output) -> None:
+        self._outputs.append((active, output))
+        if output.done:
+            active.ended.add(output.completion)
 
     def _end_all(self, done: Ending, error: str) -> None:
         with self._wakeup:
             received, self._inbox = self._inbox, deque()
         for active in (active for _, active in received if active is not None):
-            completions = range(active.request.num_completions)
-            active.deliver([Output(completion=number, done=done, error=error) for number in completions])
-        for request_id in [*self._active, *self._unscored]:
-            self._end_request(request_id, done, error)
+            self._end_others(active, done, error)
+        for request_id in list(self._active):
+            self._end_request(request_id, done, error, is_scheduled=False)
         self._deliver()
 
     def _deliver(self) -> None:
         """Hand the queued outputs to their requests' callbacks."""
         outputs, self._outputs = self._outputs, []
         for active, group in itertools.groupby(outputs, key=lambda pair: pair[0]):
-            active.deliver([output for _, output in group])
-
-
-def _has_logprobs(step: Step) -> bool:
-    return step.is_scored or any(part.sequence.request.logprobs is not None for part in step.slices)
-
-
-def _token_logprob(token: int, arrays: Sequence[np.ndarray], count: int) -> TokenLogprob:
-    """Of one token, from its own log probability, and the values and tokens of the likeliest."""
-    own, values, tokens = arrays
-    return TokenLogprob(token, float(own), tuple(zip(tokens[:count].tolist(), values[:count].tolist(), strict=True)))
+            try:
+                active.deliver([output for _, output in group])
+            except Exception:  # Nobody is there to be told.
+                log_fault("the delivery of a request's outputs")
+                self._end_request(active.request_id, "aborted")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.serving.programs import FROM_LAST, WORD, Columns, Shape
+from meshwright.serving.programs import FROM_LAST, Columns, Shape
 from meshwright.serving.scheduler import Step
 
 ALL_TOKENS = np.uint32(0xFFFFFFFF)
@@ -48,15 +48,15 @@ def mask_of(step: Step, shape: Shape, words: int) -> np.ndarray | None:
     """The tokens that rows may take: what constraints allow, and none that ends a sequence that is too short."""
     mask = None
     for part in step.slices:
-        request = part.sequence.request
-        ends = request.stop_tokens if part.drawn < request.min_tokens else ()
-        if part.sequence.mask is None and not ends:
+        sequence = part.sequence
+        num_short = min(shape.num_chosen, sequence.request.min_tokens - part.drawn)
+        not_ends = sequence.not_ends if num_short > 0 else None
+        if sequence.mask is None and not_ends is None:
             continue
         if mask is None:
             mask = np.full((shape.rows, shape.num_chosen, words), ALL_TOKENS, np.uint32)
-        if part.sequence.mask is not None:
-            mask[part.at] = part.sequence.mask
-        for place in range(min(shape.num_chosen, request.min_tokens - part.drawn)):
-            for token in ends:
-                mask[part.at, place, token // WORD] &= ALL_TOKENS ^ np.uint32(1 << token % WORD)
+        if sequence.mask is not None:
+            mask[part.at] = sequence.mask
+        if not_ends is not None:
+            mask[part.at, :num_short] &= not_ends
     return mask

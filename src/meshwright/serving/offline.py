@@ -23,6 +23,7 @@ from meshwright.data.records import FORMATS, kind_of, ranges, read_records
 from meshwright.errors import MeshwrightError
 from meshwright.files import append_line, check_output, write_error, write_file
 from meshwright.inference import LoadedModel, Prompt
+from meshwright.inference.loaded import Chat
 from meshwright.inference.prompts import as_message, prompt_of
 from meshwright.serving.engine import Engine
 from meshwright.serving.request import Output, Request
@@ -83,12 +84,12 @@ class PromptFile:
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         try:
-            json.dumps(prompt, ensure_ascii=False).encode()
+            json.dumps(asdict(prompt) if isinstance(prompt, Chat) else prompt, ensure_ascii=False).encode()
             return self.model.encode(as_message(prompt) if self.as_chat else prompt).tolist()
         except UnicodeEncodeError:
             raise BadRecordError("invalid_utf8", "a text has half a character (a surrogate)") from None
         except MeshwrightError as error:
-            is_tokens = not isinstance(prompt, str) and isinstance(prompt[0], int)
+            is_tokens = not isinstance(prompt, str | Chat) and isinstance(prompt[0], int)
             raise BadRecordError("over_vocab" if is_tokens else "chat", str(error)) from None
 
 

@@ -12,8 +12,12 @@ from meshwright.models import GREEDY, Sampling
 MOST_LOGPROBS = 20
 """The maximum number of alternatives per token with log probabilities; that of OpenAI's chat completions."""
 
-Ending = Literal["length", "token", "text", "aborted", "failed"]
-"""Why a completion ended: max_tokens, a stop token, a stop string, aborted by its client, a failure of the engine."""
+MOST_STOP_TOKENS = 1024
+"""The maximum number of stop tokens of a request, as many as logit biases."""
+
+Ending = Literal["length", "token", "text", "aborted", "failed", "refused"]
+"""Why a completion ended: max_tokens, a stop token, a stop string, aborted by its client, a failure of the engine, or a
+request that cannot be answered any further, as its constraint allows no token."""
 
 
 class OverloadedError(MeshwrightError):
@@ -55,6 +59,10 @@ class Request:
         constraint: a constraint on each completion.
         skip_special_tokens: whether texts leave out the tokenizer's special tokens.
         timeout_seconds: the time after `submit` at which the request is aborted.
+        owner: who asks. Rows are shared between owners first, and constraints of each are compiled in a queue of its
+            own.
+        group: requests of one group share rows as one request does; by default each is a group of its own.
+        cache_salt: only requests with the same one share prefixes in the cache.
     """
 
     prompt: Sequence[int]
@@ -71,6 +79,9 @@ class Request:
     constraint: Constraint | None = None
     skip_special_tokens: bool = True
     timeout_seconds: float | None = None
+    owner: str = ""
+    group: str = ""
+    cache_salt: str = ""
 
 
 class TokenLogprob(NamedTuple):
@@ -92,7 +103,7 @@ class Output:
         logprobs: of each new token, if requested; of the logits before penalties and temperature.
         done: why the completion ended here; None while more follows.
         stop: the stop string that ended it.
-        error: what failed, if done is "failed".
+        error: what failed, if done is "failed" or "refused".
         cached_tokens: prompt tokens from the prefix cache; in a completion's first output.
         prompt_logprobs: of the prompt's tokens from the second on; in the first output of completion 0.
         pooled: the mean hidden state of the prompt; in the first output of completion 0.

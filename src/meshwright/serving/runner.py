@@ -7,10 +7,9 @@ compiled. Programs with narrower tables save time, and are compiled while reques
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from meshwright.models.sampling import Written
 from meshwright.models.stationary import for_tpu_products
 from meshwright.runtime import DTYPES, ShardingContext
 from meshwright.serving.draft_programs import draft_prefill_program, draft_program
+from meshwright.serving.faults import on_devices
 from meshwright.serving.layout import stored_dtype
 from meshwright.serving.programs import (
     WORD,
@@ -153,12 +153,8 @@ class Runner:
         self.before_run: Callable[[Work], None] = lambda work: None
         self._free_masks = dict[tuple[int, int], Any]()
         self._compiled = dict[tuple[str, Shape], Any]()
-        self._abstract: _Arrays | None = None
-        self._new_program = threading.Condition()
-        self._failure: BaseException | None = None
-        """What ended `compile_rest`."""
-        self.can_score = False
-        """Whether the programs for scoring are compiled."""
+        self._compiler, self._narrow_compiler = (ThreadPoolExecutor(1, "compiler") for _ in range(2))
+        self._compiling = dict[tuple[str, Shape], Future[bool]]()
 
     def _empty_arrays(self, dtype: Any) -> Any:
         """Pages of the model and of its draft model, the newest tokens and the state of rows, all made by one program.
@@ -186,6 +182,11 @@ class Runner:
         return jax.jit(make)()
 
     @property
+    def has_draft(self) -> bool:
+        """Whether a model makes the drafts."""
+        return self._draft is not None
+
+    @property
     def words(self) -> int:
         """The words of a mask."""
         return -(-self._config.vocab // WORD)
@@ -197,7 +198,7 @@ class Runner:
 
     @cached_property
     def programs(self) -> tuple[tuple[str, Shape], ...]:
-        """Every kind and shape of step: those that a server begins with, then scoring, then those with narrow tables.
+        """Every kind and shape of step that generates text, those with the widest page tables first.
 
         Chunks of prompts are read by the sampling program, where greedy rows have a temperature of 0: beside a chunk
         the choice of a token takes no time, and a second program of each shape takes as long to compile as the first.
@@ -210,83 +211,86 @@ class Runner:
             found += [
                 ("sampling", self.shape_of(Step([], True, rows, width, length))) for rows, length in layout.chunks
             ]
-            if width == layout.widths[-1]:
-                rows, length = layout.chunks[0]
-                found.append(("scoring", self.shape_of(Step([], True, rows, width, length))))
         return tuple(dict.fromkeys(found))
 
-    @property
-    def num_first(self) -> int:
-        """The programs that a server begins with."""
-        return next(number for number, (kind, _) in enumerate(self.programs) if kind == "scoring")
-
-    @property
-    def num_uncompiled(self) -> int:
-        """The programs that are not compiled yet."""
-        return sum(key not in self._compiled for key in self.programs)
-
-    def is_compiled(self, kind: str, shape: Shape) -> bool:
-        """Whether a step of this kind and shape can run now."""
-        return (kind, shape) in self._compiled
+    @cached_property
+    def first_programs(self) -> tuple[tuple[str, Shape], ...]:
+        """The programs that are compiled before the first request; see `is_compiled` for scoring."""
+        layout = self._layout
+        if jax.process_count() == 1:
+            # All widths have as many, where windows do not make them one.
+            return self.programs[: 2 * len(layout.decoded) + len(layout.chunks)]
+        # While one process compiles the others would wait in a collective.
+        scored = [
+            ("scoring", self.shape_of(Step([], True, rows, width, length)))
+            for rows, length in layout.scored
+            for width in layout.widths
+        ]
+        return (*self.programs, *scored)
 
     def compile(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile the programs that a server begins with, several at once; `compile_rest` compiles the others.
+        """Compile the programs that a server begins with, several at once, and then, in a thread, the others.
 
-        on_program: called with how many are compiled, of how many.
+        on_program: called with how many of the first are compiled, of how many.
         """
         self._abstract = jax.tree.map(
             lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.format), self._arrays
         )
         with jax.set_mesh(self._mesh), ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
-            first = self.programs[: self.num_first]
-            lowered = {(name, shape): step for kind, shape in first for name, step in self._lowered(kind, shape)}
+            lowered = {
+                (name, shape): step for kind, shape in self.first_programs for name, step in self._lowered(kind, shape)
+            }
             compiling = {pool.submit(step.compile): key for key, step in lowered.items()}
             for number, done in enumerate(as_completed(compiling), start=1):
                 self._compiled[compiling[done]] = done.result()
                 on_program(number, len(compiling))
         # One change and one copy, after which all is as before.
-        self._change(RowChange(0, GREEDY, (), (), ()))
+        with jax.set_mesh(self._mesh):
+            self._state = row_program()(self._state, np.int32(0), self.row_state(RowChange(0, GREEDY, (), (), ())))
         self._copy([PageCopy(0, window, 0, count) for window, count in enumerate(self._layout.pages)])
         jax.block_until_ready((self._pages, self._state))
+        for key in self.programs:
+            if key not in self._compiled:
+                self._compiling[key] = self._narrow_compiler.submit(self._compile_later, *key)
 
-    def compile_rest(
-        self, is_closing: Callable[[], bool] = lambda: False, on_scoring: Callable[[], None] = lambda: None
-    ) -> None:
-        """Compile the other programs one after another, while steps run in another thread.
+    @property
+    def num_compiling(self) -> int:
+        """The programs that are still compiled while steps run."""
+        return sum(not future.done() for future in [*self._compiling.values()])
 
-        Args:
-            is_closing: ends it before the next program.
-            on_scoring: called once prompts can be scored.
+    def wait_compiled(self) -> None:
+        """Wait until every program is compiled, as a measurement of speed has to."""
+        for future in [*self._compiling.values()]:
+            future.result()
+
+    def with_program(self, kind: str, step: Step) -> Step:
+        """The same step, with the widest page tables while the program for its own is not compiled."""
+        if step.is_scored or (kind, self.shape_of(step)) in self._compiled:
+            return step
+        return replace(step, width=self._layout.widths[-1])
+
+    def is_compiled(self, step: Step) -> bool:
+        """Whether a scoring step can run. Its program is compiled from the first call on, in a thread.
+
+        Raises:
+            Exception: what the compiler has raised.
         """
-        try:
-            for kind, shape in self.programs[self.num_first :]:
-                if kind != "scoring" and not self.can_score:
-                    self.can_score = True
-                    on_scoring()
-                if is_closing():
-                    return
-                with jax.set_mesh(self._mesh):
-                    made = {name: step.compile() for name, step in self._lowered(kind, shape)}
-                with self._new_program:
-                    self._compiled |= {(name, shape): program for name, program in made.items()}
-                    self._new_program.notify_all()
-            if not self.can_score:
-                self.can_score = True
-                on_scoring()
-        except BaseException as error:
-            with self._new_program:
-                self._failure = error
-                self._new_program.notify_all()
-            raise
+        key = ("scoring", self.shape_of(step))
+        if key in self._compiled:
+            return True
+        if key not in self._compiling:
+            self._compiling[key] = self._compiler.submit(self._compile_later, *key)
+        return self._compiling[key].done() and self._compiling[key].result()
 
-    def _program(self, kind: str, shape: Shape) -> Any:
-        """A program. Process 0 asks for those that it has compiled; another process may have to compile it still."""
-        if (kind, shape) not in self._compiled:
-            with self._new_program:
-                self._new_program.wait_for(lambda: (kind, shape) in self._compiled or self._failure is not None)
-            if self._failure is not None:
-                raise self._failure
-        return self._compiled[kind, shape]
+    def _compile_later(self, kind: str, shape: Shape) -> bool:
+        with jax.set_mesh(self._mesh):
+            self._compiled |= {(name, shape): step.compile() for name, step in self._lowered(kind, shape)}
+        return True
+
+    def close(self) -> None:
+        """Wait for the compiler, under which Python cannot end."""
+        for compiler in (self._narrow_compiler, self._compiler):
+            compiler.shutdown(cancel_futures=True)
 
     @property
     def _arrays(self) -> _Arrays:
@@ -295,9 +299,10 @@ class Runner:
         return _Arrays(self._params, self._pages, self._last, self._state, *drafting)
 
     def _lowered(self, kind: str, shape: Shape) -> Iterator[tuple[str, jax.stages.Lowered]]:
-        """A step's program, and the draft model's for the same step, traced for arrays like those on the devices."""
-        arrays = self._abstract
-        assert arrays is not None
+        """A step's program, and the draft model's for the same step.
+
+        They are traced for the shapes of arrays, not for the arrays, which steps that run meanwhile donate.
+        """
         program = {"greedy": greedy_program, "sampling": sampling_program, "scoring": scoring_program}[kind]
         made = program(self._config, self._context.mesh, self._split, shape, self._dtype)
         numbers, whole = np.zeros((shape.rows, shape.columns.width), np.int32), NamedSharding(self._mesh, P())
@@ -311,12 +316,12 @@ class Runner:
             yield (
                 draft_kind,
                 (draft_prefill_program if draft_kind == "prefill" else draft_program)(*own).lower(
-                    *self._draft_arguments(work, arrays)
+                    *self._draft_arguments(work, self._abstract)
                 ),
             )
             if draft_kind != "prefill":
                 drafts = jax.ShapeDtypeStruct((shape.rows, shape.length - 1), jnp.int32, sharding=whole)
-        yield kind, made.lower(*self._arguments(work, drafts, arrays))
+        yield kind, made.lower(*self._arguments(work, drafts, self._abstract))
 
     @staticmethod
     def _draft_kind(work: Work) -> str:
@@ -339,19 +344,25 @@ class Runner:
         return (*first, drafts, own.written, own.samplers, own.seed, own.bias, mask)
 
     def run(self, work: Work) -> Result:
-        """Dispatch a step; its results are still to come."""
-        self.before_run(work)
-        with jax.set_mesh(self._mesh):
-            for change in work.changes:
-                self._change(change)
+        """Dispatch a step; its results are still to come.
+
+        Raises:
+            DeviceError: a program failed. After any other exception nothing was dispatched.
+        """
+        changes = [(change.row, self.row_state(change)) for change in work.changes]
+        program = self._compiled[work.kind, work.shape]
+        with on_devices(), jax.set_mesh(self._mesh):
+            self.before_run(work)
+            for row, own in changes:
+                self._state = row_program()(self._state, np.int32(row), own)
             if work.copies:
                 self._copy(work.copies)
             drafts = None
             if self._draft is not None:
                 draft_kind = self._draft_kind(work)
-                made = self._program(draft_kind, work.shape)(*self._draft_arguments(work, self._arrays))
+                made = self._compiled[draft_kind, work.shape](*self._draft_arguments(work, self._arrays))
                 self._draft.pages, drafts = (made, None) if draft_kind == "prefill" else made
-            made = self._program(work.kind, work.shape)(*self._arguments(work, drafts, self._arrays))
+            made = program(*self._arguments(work, drafts, self._arrays))
             if work.kind == "scoring":
                 self._pages, logprobs, hidden = made
                 return Result(None, logprobs, hidden)
@@ -371,7 +382,8 @@ class Runner:
             self._free_masks[size] = jax.make_array_from_callback(mask.shape, whole, lambda index: mask[index])
         return self._free_masks[size]
 
-    def _change(self, change: RowChange) -> None:
+    def row_state(self, change: RowChange) -> RowState:
+        """What the devices keep of a row, on the host."""
         vocab = self._config.vocab
         seen, made, bias = np.zeros(vocab, bool), np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
         seen[list(change.prompt)] = True
@@ -379,9 +391,7 @@ class Runner:
         np.add.at(made, list(change.made), 1)
         for token, value in change.bias:
             bias[token] = value
-        own = RowState(_limits(change.sampling), np.uint32(change.sampling.seed), Written(seen, made), bias)  # type: ignore
-        with jax.set_mesh(self._mesh):
-            self._state = row_program()(self._state, np.int32(change.row), own)
+        return RowState(_limits(change.sampling), np.uint32(change.sampling.seed), Written(seen, made), bias)  # type: ignore
 
     def _copy(self, copies: Sequence[PageCopy]) -> None:
         axes, pages = page_axes(self._context, self._config), list(self._pages)

@@ -1,16 +1,18 @@
 """The scheduler: continuous batching with chunked prefill (arXiv:2309.06180, 2308.16369), and allocation of pages.
 
-Oldest first. If pages run out, pages that only the prefix cache references are evicted; after these the youngest
-sequence is preempted: it loses its pages, and its prompt and tokens are computed again later. So the oldest sequence
-always makes progress, and no sequence starves.
+Rows are shared: the next sequence to get one is of the owner with the fewest rows, then of the group (the requests of
+one HTTP request) with the fewest, then the oldest. A group without a row takes one from a group that has several, or
+from an owner with more. If pages run out, pages that only the prefix cache references are evicted; after these the
+youngest sequence of the largest group is preempted: it loses its pages, and its prompt and tokens are computed again
+later. So each group makes progress, and of its sequences the oldest: no sequence starves.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from meshwright.serving.pages import PagePool, first_needed_page
 from meshwright.serving.prefix import PrefixCache
 from meshwright.serving.sequence import TokenSequence
 from meshwright.serving.settings import EngineLayout
+from meshwright.serving.shares import RowShares, in_turns
 
 
 class Slice(NamedTuple):
@@ -66,9 +69,14 @@ class Step:
     is_scored: bool = False
     copies: list[PageCopy] = field(default_factory=list)
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether a request in it wants log probabilities."""
+        return self.is_scored or any(part.sequence.request.logprobs is not None for part in self.slices)
+
 
 @dataclass
-class Counters:
+class Totals:
     """What happened so far."""
 
     preempted: int = 0
@@ -77,13 +85,22 @@ class Counters:
 
 
 class Scheduler:
-    """The queue, the rows and the pages of an engine; nothing here runs on a device."""
+    """The queue, the rows and the pages of an engine; nothing here runs on a device.
+
+    on_error: called with an exception that comes from one sequence, which it ends. can_score: whether the program of a
+    scoring step, given without its slices, is compiled.
+    """
 
     def __init__(
-        self, layout: EngineLayout, *, on_admitted: Callable[[TokenSequence], None] = lambda sequence: None
+        self,
+        layout: EngineLayout,
+        *,
+        on_admitted: Callable[[TokenSequence], None] = lambda sequence: None,
+        on_error: Callable[[TokenSequence, Exception], None] | None = None,
+        can_score: Callable[[Step], bool] = lambda step: True,
     ) -> None:
         self.layout = layout
-        self.counters = Counters()
+        self.counters = Totals()
         self.waiting: deque[TokenSequence] = deque()
         self.running: list[TokenSequence] = []
         self.pools = [[PagePool(count) for count in layout.pages] for _ in range(layout.shards)]
@@ -93,7 +110,12 @@ class Scheduler:
         ]
         self._tables = [np.zeros((layout.shards * layout.rows, layout.widths[-1]), np.int32) for _ in layout.windows]
         self._copies = list[PageCopy]()
-        self._on_admitted = on_admitted
+        self._on_admitted, self._on_error, self._can_score = on_admitted, on_error, can_score
+        self._was_scored = False
+        """Whether the last chunk was scored: where there are both, they take turns."""
+        self._shares = RowShares()
+        self._is_settled = False
+        """Whether no waiting sequence has a claim on a row that another one has."""
 
     @property
     def num_pages(self) -> int:
@@ -109,12 +131,15 @@ class Scheduler:
     def add(self, sequence: TokenSequence) -> None:
         """Queue a sequence."""
         self.waiting.append(sequence)
+        self._is_settled = False
 
     def end(self, sequence: TokenSequence) -> None:
         """Free the row and the pages of a sequence that is done; the prefix cache keeps its own references."""
         if sequence.row is None:
             if sequence in self.waiting:
                 self.waiting.remove(sequence)
+            if sequence.pages:
+                self._release_pages(sequence)
             return
         self._free_row(sequence)
 
@@ -128,6 +153,7 @@ class Scheduler:
     def append_tokens(self, sequence: TokenSequence, tokens: list[int]) -> None:
         """Add the tokens that a step chose, once they are on the host: several if drafts were accepted."""
         sequence.in_flight -= 1
+        self._is_settled &= sequence.row is not None
         sequence.tokens += tokens
         sequence.computed += len(tokens) - 1 if sequence.row is not None else 0
 
@@ -164,7 +190,11 @@ class Scheduler:
             if sequence.needs_last_tokens and sequence.in_flight:
                 continue
             room = min(limit - 1, self.layout.context - sequence.computed - 1, self.layout.num_drafts)
-            drafts = sequence.drafts.draft(room) if sequence.drafts is not None and room > 0 else []
+            try:
+                drafts = sequence.drafts.draft(room) if sequence.drafts is not None and room > 0 else []
+            except Exception as error:
+                self._blame(sequence, error)
+                continue
             if not self._allocate_pages(sequence, sequence.computed + 1 + len(drafts)):
                 continue
             known = [] if sequence.in_flight else [sequence.tokens[-1]]
@@ -187,26 +217,27 @@ class Scheduler:
             for place, part in enumerate(parts)
         ]
         length = 1 + self.layout.num_drafts
-        return Step(placed, False, rows, self._width(end), length, copies=self._pop_copies())
+        return Step(placed, False, rows, self._width(end), length, copies=self.pop_copies())
 
     def _chunk(self) -> Step | None:
         """A prefill step: the chunk shape with the most prompt tokens for its estimated time."""
         self._admit()
+        ready = [
+            sequence
+            for sequence in self.running
+            if not sequence.in_flight
+            and sequence.computed < len(sequence.tokens)
+            and (sequence.is_scored or not sequence.is_prefilled)
+        ]
+        kinds = sorted({sequence.is_scored for sequence in ready}, key=lambda kind: kind == self._was_scored)
+        found = (self._chunk_of([each for each in ready if each.is_scored == kind], is_scored=kind) for kind in kinds)
+        return next((step for step in found if step is not None), None)
+
+    def _chunk_of(self, ready: list[TokenSequence], *, is_scored: bool) -> Step | None:
+        """A chunk of prompts that are all scored or all not, given from the oldest; groups take turns."""
         by_shard: list[list[TokenSequence]] = [[] for _ in range(self.layout.shards)]
-        is_scored = None
-        for sequence in self.running:
-            if (
-                sequence.in_flight
-                or sequence.computed >= len(sequence.tokens)
-                or (sequence.is_prefilled and not sequence.is_scored)
-            ):
-                continue
-            if is_scored is None:
-                is_scored = sequence.is_scored
-            if sequence.is_scored == is_scored:
-                by_shard[sequence.shard].append(sequence)
-        if is_scored is None:
-            return None
+        for sequence in in_turns(ready):
+            by_shard[sequence.shard].append(sequence)
 
         def throughput(chunk: tuple[int, int]) -> float:
             """Prompt tokens in a chunk of this shape, over its cost in tokens, padding and weight reads included."""
@@ -218,9 +249,12 @@ class Scheduler:
             )
             return count / (self.layout.chunk_overhead + rows * length)
 
-        # There is one program for scoring.
-        chunks = self.layout.chunks[:1] if is_scored else self.layout.chunks
-        rows, length = max(chunks, key=throughput)
+        rows, length = max(self.layout.scored if is_scored else self.layout.chunks, key=throughput)
+        taken = [sequence for sequences in by_shard for sequence in sequences[:rows]]
+        end = max(min(sequence.computed + length, len(sequence.tokens)) for sequence in taken)
+        step = Step([], True, rows, self._width(end), length, is_scored)
+        if is_scored and not self._can_score(step):
+            return None
         slices = list[Slice]()
         for shard, sequences in enumerate(by_shard):
             for place, sequence in enumerate(sequences[:rows]):
@@ -236,6 +270,7 @@ class Scheduler:
                 slices.append(
                     Slice(sequence, at, sequence.row, sequence.computed, tokens, is_chosen, sequence.num_generated)
                 )
+        # A sequence that was placed may have lost its row to another one.
         slices = [part for part in slices if part.sequence.row is not None]
         if not slices:
             return None
@@ -248,18 +283,22 @@ class Scheduler:
                 part.sequence.is_scored, part.sequence.computed = False, part.sequence.computed - 1
             self._cache_prefix(part.sequence)
             self._free_out_of_window(part.sequence)
-        end = max(part.start + len(part.tokens) for part in slices)
-        width = self.layout.widths[-1] if is_scored else self._width(end)
-        return Step(slices, True, rows, width, length, bool(is_scored), self._pop_copies())
+        self._was_scored = is_scored
+        return replace(step, slices=slices, copies=self.pop_copies())
 
     def _width(self, end: int) -> int:
         """The entries of tables for sequences of `end` tokens."""
         pages = -(-end // self.layout.page_size)
         return next(width for width in self.layout.widths if width >= pages)
 
-    def _pop_copies(self) -> list[PageCopy]:
+    def pop_copies(self) -> list[PageCopy]:
+        """The pages to copy before the next step."""
         copies, self._copies = self._copies, []
         return copies
+
+    def put_back(self, copies: list[PageCopy]) -> None:
+        """Copy pages before the next step after all."""
+        self._copies = [*copies, *self._copies]
 
     def _restart_at_switch(self, sequence: TokenSequence) -> bool:
         """Whether a sequence is at the length where LongRoPE's frequencies change; if so it is computed anew."""
@@ -271,31 +310,48 @@ class Scheduler:
             self._release_pages(sequence)
         return True
 
+    def _blame(self, sequence: TokenSequence, error: Exception) -> None:
+        """End a sequence that an exception came from. To be called while it is handled."""
+        if self._on_error is None:
+            raise error
+        self._on_error(sequence, error)
+
     def _admit(self) -> None:
-        """Admit waiting sequences while there are free rows, and pages for all of their tokens."""
-        while self.waiting:
-            sequence = self.waiting[0]
-            if sequence.in_flight or (
-                sequence.first is not None
-                and sequence.first.row is not None
-                and not self._is_prompt_computed(sequence.first)
-            ):
+        """Admit waiting sequences while there are rows, and pages for all of their tokens."""
+        while self.waiting and (any(self._free_rows) or not self._is_settled):
+            found = [sequence for sequence in self.waiting if self._may_begin(sequence)]
+            if not found:
                 return
-            shards = [shard for shard, rows in enumerate(self._free_rows) if rows]
-            if not shards or not self._assign_row(sequence, shards):
-                return
-            self.waiting.popleft()
-            insort(self.running, sequence, key=lambda other: other.order)
-            self._on_admitted(sequence)
+            sequence = min(found, key=self._shares.of)
+            try:
+                while not self._assign_row(sequence):
+                    if (victim := self._shares.displaced_by(sequence, self.running)) is None:
+                        self._is_settled = True
+                        return
+                    self._preempt(victim)
+                self.waiting.remove(sequence)
+                insort(self.running, sequence, key=lambda other: other.order)
+                self._shares.count(sequence, 1)
+                self._on_admitted(sequence)
+            except Exception as error:
+                self._blame(sequence, error)
+
+    def _may_begin(self, sequence: TokenSequence) -> bool:
+        """Whether a waiting sequence's tokens are all known, and its prompt is not just being computed by another."""
+        first = sequence.first
+        return not sequence.in_flight and (first is None or first.row is None or self._is_prompt_computed(first))
 
     @staticmethod
     def _is_prompt_computed(sequence: TokenSequence) -> bool:
         """Whether the prefix cache has a sequence's prompt, for others of the same prompt."""
         return sequence.computed >= len(sequence.request.prompt) or sequence.done is not None
 
-    def _assign_row(self, sequence: TokenSequence, shards: list[int]) -> bool:
-        """Assign a row to a sequence, with the cached pages of its prefix; False if pages are missing."""
+    def _assign_row(self, sequence: TokenSequence) -> bool:
+        """Assign a row to a sequence, with the cached pages of its prefix; False if there is none, or too few pages."""
         layout, length = self.layout, len(sequence.tokens)
+        shards = [shard for shard, rows in enumerate(self._free_rows) if rows]
+        if not shards:
+            return False
         sequence.prefill_length = length if layout.switch is not None else len(sequence.request.prompt)
         limit = 0 if sequence.is_scored or not layout.prefix_cache else length - 1
         shard = max(shards, key=lambda number: self._shard_score(sequence, number, limit))
@@ -339,13 +395,14 @@ class Scheduler:
         known = self.prefixes[shard].longest(sequence.tokens, limit, self._prefix_salt(sequence)) if limit else 0
         return known / len(sequence.tokens) + len(self._free_rows[shard]) / self.layout.rows
 
-    def _prefix_salt(self, sequence: TokenSequence) -> object:
-        """A key beside the tokens, for models whose rotary frequencies depend on a sequence's length."""
+    def _prefix_salt(self, sequence: TokenSequence) -> Hashable:
+        """A key beside the tokens: the request's own, and one of models whose frequencies depend on a text's length."""
+        of_length = None
         if self.layout.switch is not None:
-            return sequence.prefill_length > self.layout.switch
-        if self.layout.stretched_from is not None:
-            return max(sequence.prefill_length, self.layout.stretched_from)
-        return None
+            of_length = sequence.prefill_length > self.layout.switch
+        elif self.layout.stretched_from is not None:
+            of_length = max(sequence.prefill_length, self.layout.stretched_from)
+        return sequence.request.cache_salt, of_length
 
     def _has_free_pages(self, shard: int, tokens: int) -> bool:
         """Whether pages for so many more tokens are free, after evictions from the prefix cache."""
@@ -364,7 +421,7 @@ class Scheduler:
         return max(length for _, length in self.layout.chunks)
 
     def _allocate_pages(self, sequence: TokenSequence, length: int) -> bool:
-        """Grow a sequence's pages to `length` tokens, preempting younger ones; False if it was preempted itself."""
+        """Grow a sequence's pages to `length` tokens, preempting others; False if it was preempted itself."""
         count = -(-length // self.layout.page_size)
         for window, pages in enumerate(sequence.pages):
             while (missing := count - len(pages)) > 0:
@@ -374,9 +431,9 @@ class Scheduler:
                     self._tables[window][sequence.row, len(pages) : len(pages) + len(new)] = new
                     pages += new
                     continue
-                youngest = next(other for other in reversed(self.running) if other.shard == sequence.shard)
-                self._preempt(youngest)
-                if youngest is sequence:
+                victim = max((o for o in self.running if o.shard == sequence.shard), key=self._shares.of)
+                self._preempt(victim)
+                if victim is sequence:
                     return False
         return True
 
@@ -403,7 +460,8 @@ class Scheduler:
         self._release_pages(sequence)
         self._free_rows[sequence.shard].append(sequence.row)
         self.running.remove(sequence)
-        sequence.row = None
+        self._shares.count(sequence, -1)
+        sequence.row, self._is_settled = None, False
 
     def _release_pages(self, sequence: TokenSequence) -> None:
         for pool, pages in zip(self.pools[sequence.shard], sequence.pages, strict=True):

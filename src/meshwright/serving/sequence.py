@@ -55,6 +55,13 @@ class TokenSequence:
     """The state of its constraint; None without one."""
     mask: np.ndarray | None = None
     """The bit mask of allowed next tokens under its constraint."""
+    not_ends: np.ndarray | None = None
+    """The bit mask of all tokens but those that end it; None if they may end it from the first token on."""
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Whose it is: its owner, and the group of requests that it shares rows with."""
+        return self.request.owner, self.request.group or self.request_id
 
     @property
     def num_generated(self) -> int:

@@ -65,7 +65,8 @@ class EngineLayout:
         windows: the windows of the model's layers, in the order of its caches.
         widths: the entries of page tables that programs are compiled for, ascending; the last has room for `context`.
         decoded: the rows of each shard that decoding is compiled for, ascending; the last has all.
-        chunks: the shapes that prompts are read in: rows of each shard, and tokens of each.
+        chunks: the shapes that prompts are read in: rows of each shard, and tokens of each. scored: those of them that
+            prompts are scored in.
         chunk_overhead: the tokens of a shard that take as long as reading the weights once.
         switch: the length from which all frequencies of a text are others (LongRoPE); None where there is none.
         stretched_from: the length of prompts from which frequencies depend on it (dynamic scaling); None likewise.
@@ -80,6 +81,7 @@ class EngineLayout:
     widths: tuple[int, ...]
     decoded: tuple[int, ...]
     chunks: tuple[tuple[int, int], ...]
+    scored: tuple[tuple[int, int], ...] = ()
     chunk_overhead: float = 0.0
     num_drafts: int = 0
     prefix_cache: bool = True

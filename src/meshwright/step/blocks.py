@@ -349,8 +349,13 @@ def _adding_scale(model: ModelConfig, fan_in: int) -> float:
 
 
 def _full_layers(model: ModelConfig, first_layer: int) -> tuple[bool, ...]:
-    """Whether a layer attends to all keys, of each layer from `first_layer` on in a cycle."""
+    """Whether a layer attends to all keys, of each layer of the stack from `first_layer` on in a cycle."""
     every = model.full_attention_every
+    if model.full_attention_layers:
+        num_dense = model.experts.num_dense_layers if model.experts else 0
+        stop = num_dense if first_layer < num_dense else model.num_layers
+        full = tuple(layer in model.full_attention_layers for layer in range(first_layer, stop))
+        return next(full[:size] for size in range(1, len(full) + 1) if full[size:] == full[:-size])
     if not every:
         return (model.sliding_window is None,)
     return tuple((first_layer + layer + 1) % every == 0 for layer in range(every))

@@ -100,9 +100,10 @@ class Linear:
 class Rotary:
     """Rotary position embedding (arXiv:2104.09864) of some values in place: queries and keys.
 
-    size: the dims of a head that are rotated, from `start`; the rest of a head is left as it is (GPT-NeoX rotates the
-    first quarter). by_layer: the frequencies of each layer of the stack in a cycle; one entry where all layers are
-    alike. is_interleaved: whether pairs of dims that are rotated together stand side by side, as DeepSeek's do, and not
+    size: the dims of a head that are rotated, from `start`; the rest of a head is left as it is (GPT-NeoX rotates
+    the first quarter). Of an odd size one dim more is rotated, by frequencies that are those of the odd size.
+    by_layer: the frequencies of each layer of the stack in a cycle; one entry where all layers are alike.
+    is_interleaved: whether pairs of dims that are rotated together stand side by side, as DeepSeek's do, and not
     half of the dims apart.
     """
 

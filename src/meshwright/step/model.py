@@ -155,6 +155,7 @@ class ModelConfig:
         max_positions: the rows of the table of learned positions.
         sliding_window: how many keys a query attends to, its own included; None for all before it.
         full_attention_every: 0 where the window holds in all layers; n where every n-th layer attends to all keys.
+        full_attention_layers: the numbers from 0 of the layers that attend to all keys, where no n says it.
         rope_theta_local: theta in the layers with a window, whose frequencies are not scaled; None where all layers
             have the same frequencies.
         rotary_dims: the first dims of a head that rotary embedding turns; 0 for all.
@@ -195,6 +196,7 @@ class ModelConfig:
     max_positions: int = 0
     sliding_window: int | None = None
     full_attention_every: int = 0
+    full_attention_layers: tuple[int, ...] = ()
     rope_theta: float = 10_000.0
     rope_theta_local: float | None = None
     rope_scaling: RopeScaling | None = None
@@ -321,11 +323,8 @@ def _check_whole(model: ModelConfig, field: str) -> None:
 
 def _check_positions(model: ModelConfig) -> None:
     """Raise where a model's positions or windows contradict themselves."""
-    if model.positions == "rotary" and (model.rotary_dims or model.head_dim) % 2:
-        name = "rotary_dims" if model.rotary_dims else "head_dim"
-        raise MeshwrightError(
-            f"model {model.name} has {name}={getattr(model, name)}; rotary embedding wants an even one"
-        )
+    if model.positions == "rotary":
+        _check_rotated_dims(model)
     if not 0 <= model.rotary_dims <= model.head_dim:
         raise MeshwrightError(
             f"model {model.name} has rotary_dims={model.rotary_dims}; it is from 0 to head_dim={model.head_dim}"
@@ -334,11 +333,31 @@ def _check_positions(model: ModelConfig) -> None:
         _check_whole(model, "max_positions")
     if model.sliding_window is not None:
         _check_whole(model, "sliding_window")
-    elif model.full_attention_every or model.rope_theta_local is not None:
+    elif model.full_attention_every or model.full_attention_layers or model.rope_theta_local is not None:
         raise MeshwrightError(
             f"model {model.name} has layers with a window, and no sliding_window; give one, or leave out"
-            f" full_attention_every and rope_theta_local"
+            f" full_attention_every, full_attention_layers and rope_theta_local"
         )
+    if model.full_attention_layers and (
+        model.full_attention_every or not all(0 <= layer < model.num_layers for layer in model.full_attention_layers)
+    ):
+        raise MeshwrightError(
+            f"model {model.name} has full_attention_layers={model.full_attention_layers}; they are layers from 0 to"
+            f" {model.num_layers - 1}, and full_attention_every is left out beside them"
+        )
+
+
+def _check_rotated_dims(model: ModelConfig) -> None:
+    """Raise where a head has not the dims that rotary embedding turns in pairs."""
+    if model.latent:
+        name, dims, most = "qk_rope_head_dim", model.latent.rope_head_dim, 0
+    else:
+        # Of an odd number one dim more is turned, with the frequencies of the odd one, as transformers has it.
+        name, dims, most = (
+            ("rotary_dims", model.rotary_dims, model.head_dim) if model.rotary_dims else ("head_dim", model.head_dim, 0)
+        )
+    if dims % 2 and (dims >= most or isinstance(model.rope_scaling, YarnRopeScaling | LongRopeScaling)):
+        raise MeshwrightError(f"model {model.name} has {name}={dims}; rotary embedding wants an even one")
 
 
 def _check_rope_scaling(model: ModelConfig) -> None:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 
 from meshwright.errors import MeshwrightError
-
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""What stands for a space in pieces."""
+from meshwright.text.tokenizer_config import SPACE
 
 UNIGRAM, BPE = 1, 2
-UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
-"""Values of `TrainerSpec.model_type`, and of `SentencePiece.type` other than a plain piece or a byte."""
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
+"""Values of `TrainerSpec.model_type`, and of `SentencePiece.type` other than a plain piece."""
+
+NEVER = -1e4
+"""The score of a piece that is never better than others."""
 
 
 class Piece(NamedTuple):
@@ -39,9 +40,27 @@ class SentencePiece(NamedTuple):
     byte_fallback: bool
     bos: int
     eos: int
+    rules: str
     charsmap: bytes
     has_prefix: bool
     squeezes_spaces: bool
+    keeps_spaces: bool
+    has_suffix: bool
+
+    @property
+    def unread(self) -> str:
+        """What it has that no `tokenizers.Tokenizer` does as the library does; empty where there is nothing."""
+        user_defined = [piece.text for piece in self.pieces if piece.kind == USER_DEFINED]
+        kinds = {
+            "of words or of characters": self.algorithm not in (UNIGRAM, BPE),
+            "with unused pieces": any(piece.kind == UNUSED for piece in self.pieces),
+            "that keeps spaces as they are (escape_whitespaces is false)": self.keeps_spaces,
+            "with spaces after words (treat_whitespace_as_suffix)": self.has_suffix,
+            f"with pieces defined by its user ({user_defined[:1]}) and a space before each text": bool(
+                user_defined and (self.has_prefix or self.squeezes_spaces)
+            ),
+        }
+        return next((kind for kind, holds in kinds.items() if holds), "")
 
 
 def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
@@ -65,25 +84,32 @@ def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
             f"{path} is no SentencePiece model, and there is no tokenizer.json; transformers writes one:"
             f" `AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
         ) from None
-    if model.algorithm not in (UNIGRAM, BPE) or any(piece.kind == UNUSED for piece in model.pieces):
+    if model.unread:
         raise MeshwrightError(
-            f"{path} is a SentencePiece model of words, of characters or with unused pieces; not read"
+            f"{path} is a SentencePiece model {model.unread}, which is not read; give a tokenizer.json of it"
         )
     tokenizer = Tokenizer(_unigram(model) if model.algorithm == UNIGRAM else _bpe(model))
-    steps: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
+    steps: list[Any] = []
+    if model.charsmap:
+        # The library looks up the longest run of characters, `Precompiled` a letter with its marks by the first alone:
+        # they are composed before.
+        steps += [normalizers.NFKC()] if "nfkc" in model.rules else []
+        steps.append(normalizers.Precompiled(model.charsmap))
     if model.squeezes_spaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        # Spaces alone: newlines and tabs are text. At the end also what spaces become.
+        steps += [normalizers.Replace(Regex(pattern), "") for pattern in (r"\A +", rf"[ {SPACE}]+\z")]
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     # As the tokenizer.json of Llama 2 has it: what follows a special token begins with a space too.
     steps += [normalizers.Prepend(SPACE)] if model.has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     joined = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*joined, *([decoders.Strip(" ", 1, 0)] if model.has_prefix else [])])
+    leading = 2**31 if model.squeezes_spaces else int(model.has_prefix)
+    tokenizer.decoder = decoders.Sequence([*joined, *([decoders.Strip(" ", leading, 0)] if leading else [])])
     for piece in model.pieces:
         if piece.kind in (UNKNOWN, CONTROL):
             tokenizer.add_special_tokens([AddedToken(piece.text, normalized=False, special=True)])
         elif piece.kind == USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(piece.text, normalized=False)])
-    _add_tokens(tokenizer, config, path)
+            tokenizer.add_tokens([AddedToken(piece.text, normalized=True)])
     before = [model.pieces[model.bos].text] if config.get("add_bos_token", True) and model.bos >= 0 else []
     after = [model.pieces[model.eos].text] if config.get("add_eos_token", False) and model.eos >= 0 else []
     if before or after:
@@ -97,7 +123,8 @@ def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
 def _unigram(model: SentencePiece) -> models.Unigram:
     """Pieces whose scores sum highest."""
     unknown = next((number for number, piece in enumerate(model.pieces) if piece.kind == UNKNOWN), None)
-    vocab = [(piece.text, piece.score) for piece in model.pieces]
+    # A byte stands for what is in no piece, and not for text that reads as its name.
+    vocab = [(piece.text, NEVER if piece.kind == BYTE else piece.score) for piece in model.pieces]
     return models.Unigram(vocab, unk_id=unknown, byte_fallback=model.byte_fallback)
 
 
@@ -113,21 +140,6 @@ def _bpe(model: SentencePiece) -> models.BPE:
     return models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback)
 
 
-def _add_tokens(tokenizer: Tokenizer, config: Mapping[str, Any], path: Path) -> None:
-    """Add the tokens that tokenizer_config.json has beyond the model's pieces, each with its own number."""
-    entries = config.get("added_tokens_decoder") or {}
-    for number, entry in sorted((int(number), entry) for number, entry in entries.items()):
-        if number < tokenizer.get_vocab_size():
-            continue
-        text, is_special = entry["content"], bool(entry.get("special"))
-        tokenizer.add_tokens([AddedToken(text, normalized=False, special=is_special)])
-        if tokenizer.token_to_id(text) != number:
-            raise MeshwrightError(
-                f"tokenizer_config.json gives {text!r} the token {number}; {path.name} has"
-                f" {tokenizer.get_vocab_size()} tokens before it"
-            )
-
-
 def _read(data: bytes) -> SentencePiece:
     """The model of a file; what it does not say has the format's defaults."""
     pieces: list[Piece] = []
@@ -139,9 +151,9 @@ def _read(data: bytes) -> SentencePiece:
             score = struct.unpack("<f", said.get(2, bytes(4)))[0]
             pieces.append(Piece(said[1].decode(), score, said.get(3, 1)))
         elif number == 2:
-            trainer = dict(_fields(value))
+            trainer |= dict(_fields(value))
         elif number == 3:
-            normalizer = dict(_fields(value))
+            normalizer |= dict(_fields(value))
     if not pieces or not trainer:
         raise ValueError
     numbers = {piece.text: number for number, piece in enumerate(pieces) if piece.kind == CONTROL}
@@ -151,9 +163,12 @@ def _read(data: bytes) -> SentencePiece:
         byte_fallback=bool(trainer.get(35, False)),
         bos=numbers.get(trainer.get(46, b"<s>").decode(), -1),
         eos=numbers.get(trainer.get(47, b"</s>").decode(), -1),
+        rules=normalizer.get(1, b"").decode(),
         charsmap=normalizer.get(2, b""),
         has_prefix=bool(normalizer.get(3, True)),
         squeezes_spaces=bool(normalizer.get(4, True)),
+        keeps_spaces=not normalizer.get(5, True),
+        has_suffix=bool(trainer.get(24, False)),
     )
 
 

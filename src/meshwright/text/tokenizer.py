@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from meshwright.errors import MeshwrightError
+from meshwright.text.characters import most_characters
 from meshwright.text.sentencepiece import read_sentencepiece
+from meshwright.text.tokenizer_config import apply_tokenizer_config
 
 PIECES = ("tokenizer.model", "spiece.model")
 """The names of a SentencePiece model, which is read where there is no tokenizer.json."""
@@ -39,6 +41,7 @@ class _Codec(Protocol):
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str: ...
     def vocabulary(self) -> dict[str, int]: ...
     def to_json(self) -> str | None: ...
+    def most_characters(self) -> int | None: ...
 
 
 class _Bytes:
@@ -59,6 +62,9 @@ class _Bytes:
     def to_json(self) -> str | None:
         return None
 
+    def most_characters(self) -> int | None:
+        return 1
+
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
         del skip_special_tokens
         return bytes(tokens).decode(errors="replace")
@@ -71,7 +77,8 @@ class _FromFile:
     of: HuggingFaceTokenizer
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self.of.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of one text too `encode_batch` lets other threads run meanwhile, and `encode` does not.
+        return self.of.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         encoding = self.of.encode(text, add_special_tokens=False)
@@ -82,6 +89,9 @@ class _FromFile:
 
     def to_json(self) -> str | None:
         return self.of.to_str()
+
+    def most_characters(self) -> int | None:
+        return most_characters(json.loads(self.of.to_str()))
 
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
         return self.of.decode(tokens, skip_special_tokens=skip_special_tokens)
@@ -117,6 +127,11 @@ class Tokenizer:
     def to_json(self) -> str | None:
         """The text of a tokenizer.json; None for bytes as tokens."""
         return self.codec.to_json()
+
+    @cached_property
+    def most_characters(self) -> int | None:
+        """The most characters of a text that one token stands for; None where there is no bound."""
+        return self.codec.most_characters()
 
     @property
     def fingerprint(self) -> str:
@@ -199,6 +214,8 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
         )
     else:
         return None
+    model_type = str(read_json(directory / "config.json").get("model_type"))
+    apply_tokenizer_config(of, config, model_type=model_type, has_file=path.is_file(), vocab=vocab)
     of.no_padding()
     of.no_truncation()
     num_tokens = max(of.get_vocab(with_added_tokens=True).values(), default=-1) + 1

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from meshwright.data.sources import FileSource
 from meshwright.errors import MeshwrightError
 from meshwright.planner import make_plan
 from meshwright.record import Record
@@ -28,6 +29,7 @@ from meshwright.step import (
 from meshwright.text import Tokenizer
 from meshwright.training.data import BYTES, RunData, check_templates, open_data
 from meshwright.training.data.pairs import RunPairs, open_pairs
+from meshwright.training.data.stores import run_sources
 from meshwright.training.inputs import text_inputs
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.preference.inputs import pair_inputs
@@ -143,7 +145,11 @@ def _check(config: RunConfig) -> None:
         load_wandb()
     if config.watching.profile is not None:
         parse_profile(config.watching.profile)
-    if workload.config.vocab < BYTES and config.tokenizer is None:
+    reads_bytes = config.tokenizer is None and any(
+        isinstance(source, FileSource) and source.kind == "text" for source in run_sources(config.data)
+    )
+    # Records are checked where they are opened: those of token ids take any vocabulary.
+    if workload.config.vocab < BYTES and reads_bytes:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
 

@@ -8,7 +8,6 @@ from html import escape
 from meshwright.compiler import read_optimized
 from meshwright.hardware import parse_system
 from meshwright.inspection import Finding, Inspection
-from meshwright.inspection.words import evidence, fix
 from meshwright.record import Record
 from meshwright.simulate import read_buffers
 from meshwright.units import show_degrees, show_flops, show_percent, show_seconds
@@ -91,5 +90,5 @@ def _finding(number: int, finding: Finding) -> str:
     place = f"<p><code>{escape(short_path(finding.source))}</code></p>" if finding.source else ""
     return (
         f'<div class="finding">\n<p><strong>{number}. {escape(finding.kind)}</strong> {escape(costs(finding))}</p>\n'
-        f"<p>{escape(evidence(finding))}</p>\n{place}\n<p>fix: {escape(fix(finding))}</p>\n</div>"
+        f"<p>{escape(finding.evidence)}</p>\n{place}\n<p>fix: {escape(finding.fix)}</p>\n</div>"
     )

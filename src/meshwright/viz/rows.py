@@ -20,7 +20,7 @@ _LONGEST_PATH = 40
 def answer(found: Inspection) -> str:
     """The findings in a line, and the step where it was simulated."""
     count = len(found.findings)
-    cost = found.findings[0].seconds if found.findings else None
+    cost = found.findings[0].cost_seconds if found.findings else None
     says = "no finding" if not count else f"{count} finding{'s' if count > 1 else ''}"
     if cost:
         says += f", the first of {show_seconds(cost)} a step"
@@ -69,7 +69,7 @@ def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
 
 def costs(finding: Finding) -> str:
     """What a finding costs, in a few words; empty where it is not known."""
-    found = [show_seconds(finding.seconds) + " a step"] if finding.seconds else []
+    found = [show_seconds(finding.cost_seconds) + " a step"] if finding.cost_seconds else []
     found += [show_bytes(finding.bytes)] if finding.bytes else []
     return f"costs {', '.join(found)}" if found else ""
 

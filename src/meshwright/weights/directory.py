@@ -23,6 +23,9 @@ from meshwright.errors import MeshwrightError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
+LFS_POINTER = b"version https://git-lfs.github.com/"
+"""How a file begins that git-lfs has left in place of a large one."""
+
 DTYPES: Mapping[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -143,6 +146,11 @@ def read_file(path: Path) -> Iterator[Tensor]:
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror or error}") from None
     except (SafetensorError, ValueError) as error:
+        with path.open("rb") as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise MeshwrightError(
+                    f"{path} is a pointer of git-lfs, not the file itself; `git lfs pull` in its directory fetches it"
+                ) from None
         raise MeshwrightError(f"{path} is cut short or no safetensors file: {error}") from None
     for name, entry in header.items():
         if name == "__metadata__":

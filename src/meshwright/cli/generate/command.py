@@ -128,6 +128,7 @@ def _write(
 ) -> tuple[list[dict[str, Any]], Speed]:
     """The text of each row as data, and how fast they came; streams: print the only one as it is made."""
     from meshwright.inference import collect
+    from meshwright.inference.loaded import Chat
 
     pieces: list[Piece] = []
     times = [perf_counter()]
@@ -144,7 +145,8 @@ def _write(
     # The first step has a piece of every row.
     later, seconds = len(pieces) - len(rows), times[-1] - times[len(rows)]
     speed = Speed(times[len(rows)] - times[0], later / seconds if later else None)
-    return [{"prompt": row} | asdict(text) for row, text in zip(rows, made, strict=True)], speed
+    prompts = [asdict(row) if isinstance(row, Chat) else row for row in rows]
+    return [{"prompt": row} | asdict(text) for row, text in zip(prompts, made, strict=True)], speed
 
 
 def _shown(prompt: Prompt, text: str) -> str:

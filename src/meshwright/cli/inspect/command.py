@@ -99,12 +99,9 @@ def _print_what_does_not_fit(error: DoesNotFitError) -> None:
 
 
 def _json(found: Inspection, *, memory: bool) -> dict[str, Any]:
-    """All of it as plain data, each finding with its sentences; with the buffers at the peak where they are wanted."""
-    from meshwright.inspection.words import evidence, fix
-
-    findings = [one.to_json() | {"evidence": evidence(one), "fix": fix(one)} for one in found.findings]
+    """All of it as plain data, with the buffers at the peak where they are wanted."""
     buffers = [vars(one) | {"shape": str(one.shape)} for one in found.buffers] if memory else None
-    return found.to_json() | {"findings": findings} | ({"buffers": buffers} if memory else {})
+    return found.to_json() | ({"buffers": buffers} if memory else {})
 
 
 def _inspection(args: Args) -> Inspection:

@@ -117,16 +117,15 @@ def _print_flops(found: Inspection) -> None:
 
 def _told(number: int, finding: Finding) -> str:
     """A finding in full."""
-    from meshwright.inspection.words import evidence, fix
     from meshwright.viz.rows import costs, short_path
 
     head, price, width = f" finding {number}  {finding.kind}", costs(finding), prose_width()
     is_beside = len(head) + 2 + len(price) <= width
     lines = [f"{head}{price:>{width - len(head)}}"] if is_beside else [head, f"{price:>{width}}"]
     for words in (
-        evidence(finding),
+        finding.evidence,
         f"from {short_path(finding.source)}" if finding.source else "",
-        f"fix: {fix(finding)}",
+        f"fix: {finding.fix}",
     ):
         lines += wrap(words, first=" " * 12, then=" " * 12)
     return "\n".join(lines) + "\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,7 +65,7 @@ class Args(ModelArgs):
     """A smaller model with the same vocabulary that proposes the draft tokens. Default: none."""
     max_queue: Annotated[int, option("N")] = 1024
     """The maximum number of queued requests; others get 429. Default: 1024."""
-    timeout: Annotated[float, option("SECONDS")] = 600.0
+    timeout: Annotated[float | None, option("SECONDS")] = None
     """The time limit of a request. Default: 600."""
     grace: Annotated[float, option("SECONDS")] = 30.0
     """The time that open requests have to finish after SIGTERM. Default: 30."""
@@ -96,7 +96,11 @@ def limits_and_keys(args: Args) -> tuple[Limits, tuple[ApiKey, ...]]:
         from meshwright.serving.http.api_keys import parse_api_keys, parse_limits
         from meshwright.serving.http.service import Limits
 
-    limits = parse_limits(args.limit, Limits(seconds=args.timeout), "--limit")
+    limits = parse_limits(args.limit, Limits(), "--limit")
+    if args.timeout is not None:
+        if any(word.startswith("seconds=") for word in args.limit):
+            raise MeshwrightError("--timeout and --limit seconds= both set the time limit of a request; give one")
+        limits = replace(limits, seconds=args.timeout)
     of_environment = [key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
     keys = parse_api_keys(of_environment, limits, KEYS_VARIABLE) if of_environment else ()
     if args.api_keys is not None:

@@ -39,8 +39,9 @@ def run(args: Args) -> int:
         if getattr(args, name) not in (None, "int8"):
             raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)!r}; it must be int8 or left out")
     for name in ("timeout", "grace"):
-        if not 0 < getattr(args, name) < float("inf"):
-            raise MeshwrightError(f"--{name} is {getattr(args, name)}; it must be a number of seconds above 0")
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise MeshwrightError(f"--{name} is {value}; it must be a number of seconds above 0")
     limits, api_keys = limits_and_keys(args)
     access = hosts_and_origins(args)
     if args.replicas != 1:
@@ -142,6 +143,11 @@ def _serve(
         engine.on_failure = member.crash
         member.is_idle = lambda: engine.is_idle
     _print_layout(engine)
+    if model.seq_len is not None and engine.layout.context > model.seq_len:
+        note(
+            f"a context of {engine.layout.context} tokens is longer than the {model.seq_len} that {model.config.name}"
+            " was trained with; what it makes beyond them is often wrong"
+        )
     service = Service(
         engine=engine,
         model=http.model_name,
@@ -170,7 +176,7 @@ def _serve(
 
     try:
         serve_http(service, host=http.host, port=http.port, grace_seconds=http.grace_seconds, start=start)
-        if engine.compiling.is_alive() and member is None:
+        if engine.runner.num_compiling and member is None:
             # Every request has its answer; a program that is compiled may take minutes more.
             _print_served(engine)
             leave_at_once(0)
@@ -203,16 +209,9 @@ def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSetti
     with connect() as connection, signals_passed_on(connection):
         runner = Runner(model, *engine_layout(model, settings), settings, draft)
         runner.compile()
-        is_over = threading.Event()
-        compiling = threading.Thread(target=runner.compile_rest, args=(is_over.is_set,), daemon=True)
-        compiling.start()
         if member:
             member.step = 0
-        try:
-            follow(connection, _counting_steps(runner.run, member))
-        finally:
-            is_over.set()
-            compiling.join()
+        follow(connection, _counting_steps(runner.run, member))
 
 
 def _counting_steps(run: Callable[[Work], object], member: Member | None) -> Callable[[Work], None]:

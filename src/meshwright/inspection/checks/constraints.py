@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.compiler import ShardingPair, read_shardings
+from meshwright.compiler import ShardingPair
 from meshwright.hlo import Shape, Spec
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
@@ -53,8 +53,8 @@ def constraints_without_effect(context: ProgramContext) -> Iterator[Finding]:
     for dtype, dims, source, device in context.program.unused_constraints:
         shape = Shape(dtype, dims)
         if context.module.num_devices > 1 or not device:
-            yield DroppedConstraint(shape=shape, device=device, bytes=shape.bytes, seconds=None, source=source)
-    for pair in read_shardings(context.program, context.mesh):
+            yield DroppedConstraint(shape=shape, device=device, bytes=shape.bytes, cost_seconds=None, source=source)
+    for pair in context.shardings:
         if pair.role == "intermediate" and pair.requested is not None:
             yield from _uneven(context, pair, pair.requested)
             if pair.actual is not None and not pair.is_satisfied:
@@ -63,7 +63,7 @@ def constraints_without_effect(context: ProgramContext) -> Iterator[Finding]:
                     requested=pair.requested,
                     actual=pair.actual,
                     bytes=pair.array.bytes,
-                    seconds=None,
+                    cost_seconds=None,
                     source=pair.source,
                 )
 
@@ -79,6 +79,6 @@ def _uneven(context: ProgramContext, pair: ShardingPair, requested: Spec) -> Ite
                 degree=degree,
                 padded=-(-size // degree) * degree,
                 bytes=pair.array.bytes,
-                seconds=None,
+                cost_seconds=None,
                 source=pair.source,
             )

@@ -63,6 +63,6 @@ def _finding(context: ProgramContext, source: Instruction, gathers: list[Compile
         num_gathers=len(gathers),
         iterations=times // runs,
         bytes=size * (times - runs),
-        seconds=context.collective_seconds("all-gather", size, first.axes, count=times - runs),
+        cost_seconds=context.collective_seconds("all-gather", size, first.axes, count=times - runs),
         source=gathers[-1].collective.source,
     )

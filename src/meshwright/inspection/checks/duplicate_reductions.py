@@ -32,6 +32,11 @@ class ReducedTwice(Finding):
     degree: int
     is_sum: bool
 
+    @property
+    def is_wrong(self) -> bool:
+        """A sum of what is summed already is."""
+        return self.is_sum
+
 
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
     """Reductions over an axis along which all devices hold the same value; combined ones array by array."""
@@ -91,6 +96,6 @@ def _finding(
         degree=context.degree(axes),
         is_sum=is_sum,
         bytes=times * operand.shape.bytes,
-        seconds=context.collective_seconds(first.kind, operand.shape.bytes, first.axes, count=times),
+        cost_seconds=context.collective_seconds(first.kind, operand.shape.bytes, first.axes, count=times),
         source=description.place,
     )

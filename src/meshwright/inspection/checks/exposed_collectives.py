@@ -25,7 +25,8 @@ class ExposedCollective(Finding):
     """Ops wait for a collective while independent ops could run."""
 
     kind = FindingKind.EXPOSED_COMMUNICATION
-    merged_by = ("collective",)
+    merged_by = ("collective", "axes")
+    is_one_everywhere = True
 
     collective: Kind
     array: str
@@ -64,7 +65,7 @@ def exposed_collectives(context: ProgramContext) -> Iterator[Finding]:
                 independent_seconds=free,
                 step_seconds=step,
                 bytes=largest.bytes,
-                seconds=min(exposed, free),
+                cost_seconds=min(exposed, free),
                 source=largest.source,
             )
 

@@ -38,6 +38,6 @@ def full_rematerializations(context: ProgramContext) -> Iterator[Finding]:
             after=value.after,
             op=value.op,
             bytes=size,
-            seconds=context.collective_seconds("all-gather", size, axes),
+            cost_seconds=context.collective_seconds("all-gather", size, axes),
             source=value.source,
         )

@@ -66,7 +66,7 @@ def mesh_order(context: ProgramContext) -> Iterator[Finding]:
         now=str(context.layout.placement(worst.axes)),
         then=str(best.placement(worst.axes)),
         bytes=worst.bytes,
-        seconds=now - seconds,
+        cost_seconds=now - seconds,
         source="",
     )
 

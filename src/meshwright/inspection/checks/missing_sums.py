@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.compiler import read_shardings
 from meshwright.hlo import VIEWS, Instruction, Shape, origin
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
@@ -23,6 +22,11 @@ class MissingSum(Finding):
     axes: tuple[str, ...]
     degree: int
 
+    @property
+    def is_wrong(self) -> bool:
+        """Each device goes on with a value of its own."""
+        return True
+
 
 def missing_sums(context: ProgramContext) -> Iterator[Finding]:
     """Results made in `shard_map` that differ along axes over which nothing sums or gathers them.
@@ -39,7 +43,7 @@ def missing_sums(context: ProgramContext) -> Iterator[Finding]:
         if entry.kind in ("collective-permute", "all-to-all")
         for axis in entry.axes
     }
-    outputs = [pair for pair in read_shardings(context.program, context.mesh) if pair.role == "output"]
+    outputs = [pair for pair in context.shardings if pair.role == "output"]
     for pair, value in zip(outputs, _results(context), strict=False):
         made = origin(context.module, value, frozenset(VIEWS | {"convert"}))
         if pair.actual is None or "shard_map" not in made.op_name:
@@ -53,7 +57,7 @@ def missing_sums(context: ProgramContext) -> Iterator[Finding]:
                 axes=axes,
                 degree=context.degree(axes),
                 bytes=value.shape.bytes,
-                seconds=0.0 if context.system else None,
+                cost_seconds=0.0 if context.system else None,
                 source=context.place(made),
             )
 

@@ -45,7 +45,7 @@ def padding(context: ProgramContext) -> Iterator[Finding]:
             count=count,
             stored_bytes=count * shape.padded_bytes,
             bytes=wasted[shape],
-            seconds=wasted[shape] / rate if rate else None,  # to read the padding once
+            cost_seconds=wasted[shape] / rate if rate else None,  # to read the padding once
             source=context.first_use(first) if first.opcode == "parameter" else context.place(first),
         )
 

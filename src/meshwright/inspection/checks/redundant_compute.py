@@ -43,6 +43,6 @@ def redundant_compute(context: ProgramContext) -> Iterator[Finding]:
             total_flops=total,
             wasted_flops=wasted,
             bytes=0,
-            seconds=context.flop_seconds(wasted),
+            cost_seconds=context.flop_seconds(wasted),
             source=context.place(largest.instruction),
         )

@@ -48,7 +48,7 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
                 axis=axis,
                 degree=degree,
                 bytes=size - size // degree,
-                seconds=0.0 if context.system else None,
+                cost_seconds=0.0 if context.system else None,
                 source=context.first_use(one.instruction),
             )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.hlo import Shape
+from meshwright.inspection.checks.replicated_states import replicated_names
 from meshwright.inspection.context import Argument, ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 
@@ -43,8 +44,13 @@ def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
         yield from _against_rules(context)
         return
     trees: dict[str, list[Argument]] = {}
+    states = replicated_names(context)
     for argument in context.arguments:
-        if argument.spec is not None and argument.instruction.shape.dtype[:1] in ("f", "b"):
+        if (
+            argument.name not in states
+            and argument.spec is not None
+            and argument.instruction.shape.dtype[:1] in ("f", "b")
+        ):
             trees.setdefault(argument.tree, []).append(argument)
     found: dict[object, ReplicatedParameter] = {}
     for name, tree in trees.items():
@@ -104,7 +110,7 @@ def _finding(
         tree=tree,
         sharded_share=sharded_share,
         bytes=shape.bytes - shape.bytes // degree,
-        seconds=0.0 if context.system else None,
+        cost_seconds=0.0 if context.system else None,
         source=context.first_use(argument.instruction),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ class ReplicatedStates(Finding):
 def replicated_states(context: ProgramContext) -> Iterator[Finding]:
     """The arrays of each tree that lack axes which split their parameters."""
     found: defaultdict[tuple[str, tuple[str, ...]], list[tuple[Argument, Argument]]] = defaultdict(list)
-    for state in context.arguments:
-        parameter = _parameter_of(context, state)
+    for number, state in enumerate(context.arguments):
+        parameter = _parameter_of(context, state) or _trained_with(context, number, state)
         if parameter is not None and (axes := _missing(context, state, parameter)):
             found[state.tree, axes].append((state, parameter))
     for (tree, axes), pairs in found.items():
@@ -48,9 +49,15 @@ def replicated_states(context: ProgramContext) -> Iterator[Finding]:
             axes=axes,
             degree=degree,
             bytes=held - held // degree,
-            seconds=0.0 if context.system else None,
+            cost_seconds=0.0 if context.system else None,
             source=context.first_use(largest.instruction),
         )
+
+
+def replicated_names(context: ProgramContext) -> frozenset[str]:
+    """The names of all arguments that are such states."""
+    pairs = ((state, _trained_with(context, number, state)) for number, state in enumerate(context.arguments))
+    return frozenset(state.name for state, parameter in pairs if parameter and _missing(context, state, parameter))
 
 
 def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
@@ -65,6 +72,32 @@ def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
         if path and state.name.endswith(path) and context.whole_shape(other).dims == context.whole_shape(state).dims:
             return other
     return None
+
+
+def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argument | None:
+    """The parameter that a train step has a state for, in one tree with it or in another.
+
+    A state is what the step updates and does not differentiate by. Its parameter has its whole shape and the end of its
+    path; or all that have its shape are split alike, where a library hides the paths (`nnx.jit`).
+    """
+    if number in context.differentiated or number not in context.updated:
+        return None
+    alike = [
+        other
+        for each in sorted(context.differentiated & context.updated)
+        if context.whole_shape(other := context.arguments[each]).dims == context.whole_shape(state).dims
+    ]
+    path = _parts(state.name)
+    named = [other for other in alike if (end := _parts(other.name)[2:]) and path[-len(end) :] == end]
+    if named:
+        return named[0]
+    is_hidden = ".states[" in state.name and len({other.spec for other in alike}) == 1
+    return alike[0] if is_hidden else None
+
+
+def _parts(name: str) -> list[str]:
+    """The parts of a path: state, params, w of `state.params['w']`."""
+    return re.findall(r"[^\[\].']+", name)
 
 
 def _missing(context: ProgramContext, state: Argument, parameter: Argument) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
                 reduced_bytes=one.bytes,
                 is_sliced_at_once=is_sliced_at_once,
                 bytes=one.bytes - one.bytes // context.degree(one.axes),
-                seconds=one.seconds / 2 if one.seconds is not None else None,
+                cost_seconds=one.seconds / 2 if one.seconds is not None else None,
                 source=one.source,
             )
 

@@ -1,13 +1,12 @@
-"""Arguments that come back changed and are not donated, so that a step holds both."""
+"""State that comes back updated and is not donated, so that a step holds both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from meshwright.compiler import read_shardings
-from meshwright.hlo import Shape, Spec
-from meshwright.inspection.context import Argument, ProgramContext
+from meshwright.hlo import Shape
+from meshwright.inspection.context import Argument, ProgramContext, Result
 from meshwright.inspection.finding import Finding, FindingKind
 
 _LEAST_BYTES = 1 << 20
@@ -16,7 +15,7 @@ _LEAST_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class NotDonated(Finding):
-    """Arguments of which a train step returns new values beside the old ones. name, shape: of the largest."""
+    """State of which a train step returns new values beside the old ones. name, shape: of the largest."""
 
     kind = FindingKind.NOT_DONATED
 
@@ -27,22 +26,22 @@ class NotDonated(Finding):
 
 
 def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
-    """Arguments of a train step whose path, shape and sharding equal those of a result that has a buffer of its own."""
+    """Arguments of a train step whose update is a result of their shape and sharding in a buffer of its own.
+
+    An update is told by what computes it (`hlo.Updates`), or by the caller, who names the arguments that are state.
+    """
     if context.program is None or not context.is_train_step:
         return
     aliased_results, aliased_arguments = context.aliases
-    results = [
-        (pair.name, str(replace(pair.array, layout="")), pair.actual)
-        for number, pair in enumerate(
-            pair for pair in read_shardings(context.program, context.mesh) if pair.role == "output"
-        )
-        if number not in aliased_results
-    ]
+    free = [result for number, result in enumerate(context.results) if number not in aliased_results]
     kept = []
     for number, argument in enumerate(context.arguments):
-        same = next((one for one in results if _is_of(context, argument, *one)), None)
-        if number not in aliased_arguments and same is not None:
-            results.remove(same)
+        if number in aliased_arguments:
+            continue
+        same = [result for result in free if _fits(context, argument, result)]
+        new = next((result for result in same if _is_update(context, number, argument, result)), None)
+        if new is not None:
+            free.remove(new)
             kept.append(argument)
     size = sum(argument.instruction.shape.bytes for argument in kept)
     if size < _LEAST_BYTES:
@@ -54,12 +53,38 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
         count=len(kept),
         trees=tuple(dict.fromkeys(argument.tree for argument in kept)),
         bytes=size,
-        seconds=0.0 if context.system else None,
+        cost_seconds=0.0 if context.system else None,
         source=context.first_use(largest.instruction),
     )
 
 
-def _is_of(context: ProgramContext, argument: Argument, name: str, shape: str, spec: Spec | None) -> bool:
-    """Whether a result is the new value of an argument: it has the path within the tree, the shape and the sharding."""
+def _fits(context: ProgramContext, argument: Argument, result: Result) -> bool:
+    """Whether a result could have the buffer of an argument."""
+    return result.spec == argument.spec and result.shape == context.whole_shape(argument)
+
+
+def _is_update(context: ProgramContext, number: int, argument: Argument, result: Result) -> bool:
+    """Whether a result is the new value of an argument."""
+    shares = context.updates(result)
+    if context.state is not None:
+        return argument.tree in context.state and (number in shares or _has_path_of(argument, result))
+    share = shares.get(number)
+    if share is None:
+        # Parameters in low precision are rounded from those that the optimizer keeps.
+        of_others = any(one.is_changed and one.factor == 1.0 for one in shares.values())
+        return of_others and _has_path_of(argument, result)
+    if argument.name == argument.tree and number in context.differentiated and _is_split_as_data(context, argument):
+        return False  # an adversarial example, say, whose batch the caller still has a use for
+    return share.is_changed or argument.tree in context.trained_trees
+
+
+def _has_path_of(argument: Argument, result: Result) -> bool:
+    """Whether a result has the path of an argument within its tree."""
     path = argument.name.removeprefix(argument.tree)
-    return bool(path) and name.endswith(path) and spec == argument.spec and shape == str(context.whole_shape(argument))
+    return bool(path) and result.name.endswith(path)
+
+
+def _is_split_as_data(context: ProgramContext, argument: Argument) -> bool:
+    """Whether the first dim of an argument is split as batches are, and it is not gathered as parameters are."""
+    split = argument.spec.dims[0] if argument.spec and argument.spec.dims else ()
+    return bool(context.batch_axes.intersection(split or ())) and argument.instruction.name not in context.gathered

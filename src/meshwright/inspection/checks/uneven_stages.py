@@ -40,7 +40,7 @@ def uneven_stages(context: ProgramContext) -> Iterator[Finding]:
             busiest_flops=float(flops.max()),
             mean_flops=float(flops.mean()),
             bytes=0,
-            seconds=context.flop_seconds(lost),
+            cost_seconds=context.flop_seconds(lost),
             source=context.place(instruction),
         )
 

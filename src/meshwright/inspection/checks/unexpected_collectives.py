@@ -112,7 +112,7 @@ def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
                 because=because,
                 primitive=_primitive(found.instruction),
                 bytes=one.bytes,
-                seconds=one.seconds,
+                cost_seconds=one.seconds,
                 source=one.source,
             )
 

@@ -24,8 +24,12 @@ def parse_limits(words: Iterable[str], limits: Limits, source: str) -> Limits:
         MeshwrightError: a word that sets no limit.
     """
     types = {field.name: float if "float" in str(field.type) else int for field in fields(Limits)}
+    found = set[str]()
     for word in words:
         name, _, value = word.partition("=")
+        if name in found:
+            raise MeshwrightError(f"{source} sets {name} twice, the second time by {word[:60]!r}; set it once")
+        found.add(name)
         if name not in types:
             raise MeshwrightError(f"{source} has {word[:60]!r}; write NAME=VALUE with one of {', '.join(types)}")
         try:

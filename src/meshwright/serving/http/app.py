@@ -20,9 +20,9 @@ from meshwright.serving.http.async_engine import AsyncEngine
 from meshwright.serving.http.easylm.generate import CHAT_TURN, GENERATE, GREEDY_UNTIL
 from meshwright.serving.http.easylm.loglikelihood import LOGLIKELIHOOD, LOGLIKELIHOOD_ROLLING
 from meshwright.serving.http.endpoint import AppState, Endpoint, EndpointApp
-from meshwright.serving.http.errors import CLOSE, ApiError, respond_to_error
+from meshwright.serving.http.errors import ApiError, internal_error, respond_to_error
 from meshwright.serving.http.metrics import CONTENT_TYPE, Metrics
-from meshwright.serving.http.middleware import add_middleware
+from meshwright.serving.http.middleware import REQUEST_ID, add_middleware
 from meshwright.serving.http.openai.chat import CHAT_COMPLETIONS
 from meshwright.serving.http.openai.completions import COMPLETIONS
 from meshwright.serving.http.openai.embeddings import EMBEDDINGS
@@ -171,8 +171,6 @@ def _routing_error(request: Request, error: Exception) -> Response:
     return ApiError(message, status=error.status_code).response()
 
 
-def _internal_error(_: Request, error: Exception) -> Response:
-    """The response to an unexpected exception, whose traceback is in the server's log."""
-    return ApiError(
-        f"internal server error: {type(error).__name__}", status=500, code="fault", headers=CLOSE
-    ).response()
+def _internal_error(request: Request, error: Exception) -> Response:
+    """The response to an unexpected exception."""
+    return internal_error(error, request.scope[REQUEST_ID]).response()

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import NamedTuple, Self
+from weakref import WeakValueDictionary
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.errors import ApiError, from_engine_error
 from meshwright.serving.http.metrics import Metrics
-from meshwright.serving.http.service import Limits
+from meshwright.serving.http.service import Service
 from meshwright.serving.request import ClosedError, EngineClient, Output, OutputCallback, OverloadedError, Request
+
+THREADS = 64
+"""The threads that wait for constraints to be compiled."""
 
 
 class PromptOutput(NamedTuple):
@@ -38,10 +45,20 @@ class AsyncEngine:
         self.engine = engine
         self.metrics = metrics
         self.on_closed = on_closed
+        self._threads = ThreadPoolExecutor(THREADS, "constraints")
+        self._compiling = WeakValueDictionary[str, asyncio.Semaphore]()
+        """By owner, those whose constraints are being compiled."""
         self._streams: set[OutputStream] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_notify: deque[OutputStream] = deque()
         self._is_notify_scheduled = False
+
+    async def submit_in_thread(self, request: Request, deliver: OutputCallback) -> str:
+        """Submit a request whose constraint takes long to compile; each owner has a few threads."""
+        turns = self._compiling.setdefault(request.owner, asyncio.Semaphore(THREADS // 4))
+        async with turns:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self.engine.submit, request, deliver)
 
     def add(self, stream: OutputStream) -> None:
         """Register a stream; called on the event loop."""
@@ -78,15 +95,31 @@ class OutputStream:
     Args:
         async_engine: the engine to submit to.
         requests: the engine's requests, one per prompt.
-        limits: how many of the prompts are in the engine at once, and how long all of them may take.
+        service: whose request it is, how many of the prompts are in the engine at once, and how long all may take.
         is_streamed: whether to wake the reader at every output, or only when a completion ends.
     """
 
     def __init__(
-        self, async_engine: AsyncEngine, requests: Sequence[Request], limits: Limits, *, is_streamed: bool
+        self, async_engine: AsyncEngine, requests: Sequence[Request], service: Service, *, is_streamed: bool
     ) -> None:
+        limits = service.limits
+        total = sum(request.num_completions * request.max_tokens for request in requests)
+        if total > limits.total_tokens:
+            raise ApiError(
+                f"prompts x n x max_tokens is {total:,} tokens; this server makes at most {limits.total_tokens:,}"
+            )
         self._async_engine = async_engine
-        self._requests = requests
+        group = secrets.token_hex(8)
+        self._requests = [
+            replace(
+                request,
+                owner=service.api_key or service.client,
+                group=group,
+                # Prefixes are shared by requests of one key, and of those by the ones with the same salt.
+                cache_salt=json.dumps([service.api_key, request.cache_salt]),
+            )
+            for request in requests
+        ]
         self._is_streamed = is_streamed
         self._limits = limits
         self._num_submitted = 0
@@ -157,7 +190,7 @@ class OutputStream:
 
     async def _submit_prompts(self) -> None:
         """Submit prompts up to the limit. If the queue is full, the first prompt is an error and later ones wait."""
-        while self._num_submitted < len(self._requests) and len(self._request_ids) < self._limits.prompts_at_once:
+        while self._num_submitted < len(self._requests) and self._has_room():
             prompt = self._num_submitted
             self._num_unfinished[prompt] = self._requests[prompt].num_completions
             submit_seconds = time.perf_counter()
@@ -178,11 +211,17 @@ class OutputStream:
             for completion in range(self._requests[prompt].num_completions):
                 self._timings[prompt, completion] = _Timing(submit_seconds)
 
+    def _has_room(self) -> bool:
+        """Whether the next prompt may be in the engine beside those that are."""
+        held = sum(self._num_unfinished[prompt] for prompt in self._request_ids)
+        wanted = held + self._requests[self._num_submitted].num_completions
+        return not held or wanted <= self._limits.prompts_at_once
+
     async def _submit(self, request: Request, deliver: OutputCallback) -> str:
         if request.constraint is None:
             return self._async_engine.engine.submit(request, deliver)
         # Compiling a grammar takes long: in a thread, so that the event loop goes on.
-        task = asyncio.ensure_future(asyncio.to_thread(self._async_engine.engine.submit, request, deliver))
+        task = asyncio.ensure_future(self._async_engine.submit_in_thread(request, deliver))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -215,6 +254,8 @@ class OutputStream:
             return
         if output.done == "failed":
             raise ApiError(f"the engine failed: {output.error or 'no reason given'}", status=500, code="failed")
+        if output.done == "refused":
+            raise ApiError(output.error)
         if output.done == "aborted":
             raise ApiError("the engine aborted this request before it was finished", status=503, code="aborted")
         first = timing.first_token_seconds

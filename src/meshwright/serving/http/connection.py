@@ -21,12 +21,20 @@ def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
     return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits})
 
 
+PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
+"""A status before the answer, which clients skip: one that is gone resets the connection when it is sent."""
+
+PROBE_SECONDS = 0.2
+"""Between two of them: the connection that a first one has had reset is found closed by the second."""
+
+
 class _LimitedProtocol(HttpToolsProtocol):
     limits: Limits
     _is_in_head = True
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
+    _probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -35,7 +43,29 @@ class _LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         self._stop_unread_timer()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:
+        """Answer a client that sends no more, but may still read; close the connection of one without a request."""
+        cycle = self.cycle
+        if (
+            self._is_in_head
+            and cycle is not None
+            and not cycle.response_complete
+            and cycle.scope["http_version"] == "1.1"
+        ):
+            cycle.keep_alive = False
+            self._probe()
+            return True
+        return False
+
+    def _probe(self) -> None:
+        """Find out whether a client that sends no more is there, until its answer begins, which does the same."""
+        if not self.transport.is_closing() and not self.cycle.response_started:
+            self.transport.write(PROCESSING)
+            self._probe_timer = self.loop.call_later(PROBE_SECONDS, self._probe)
 
     def pause_writing(self) -> None:
         # Unread data in the buffer would keep the connection open even after `close`.

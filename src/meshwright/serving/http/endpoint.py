@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
@@ -14,10 +15,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from meshwright.serving.http.async_engine import AsyncEngine, answer_timeout
-from meshwright.serving.http.errors import ApiError
-from meshwright.serving.http.middleware import LIMITS
+from meshwright.serving.http.errors import ApiError, internal_error
+from meshwright.serving.http.middleware import API_KEY, LIMITS, REQUEST_ID
 from meshwright.serving.http.openai.logprobs import TokenDecoder
-from meshwright.serving.http.request_body import read_json, validate_request
+from meshwright.serving.http.request_body import check_content_type, parse_request, read_body
 from meshwright.serving.http.service import Service
 
 B = TypeVar("B", bound=BaseModel)
@@ -83,14 +84,20 @@ class EndpointApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; stop the work on it when the client disconnects."""
         limits = scope[LIMITS]
-        # Handlers read limits and the model from the service, never its lifecycle: a copy can have this key's limits.
-        state = replace(self._state, service=replace(self._state.service, limits=limits))
+        request = Request(scope, receive)
+        check_content_type(request)
         try:
-            data = await read_json(Request(scope, receive), limits)
+            data = await read_body(request, limits)
         except ClientDisconnect:
             return
-        body = validate_request(self._endpoint.request, data)
-        response = _ResponseSender(send)
+        # Handlers read limits and the model from the service, never its lifecycle: a copy can have this key's limits.
+        service = replace(
+            self._state.service, limits=limits, api_key=scope[API_KEY], body_size=len(data),
+            client=request.client.host if request.client else "",
+        )  # fmt: skip
+        state = replace(self._state, service=service)
+        body = await service.run(partial(parse_request, self._endpoint.request, data, limits))
+        response = _ResponseSender(send, scope[REQUEST_ID])
         work = asyncio.ensure_future(self._answer(state, body, scope, receive, response))
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
@@ -129,9 +136,10 @@ async def wait_for_disconnect(receive: Receive) -> None:
 class _ResponseSender:
     """Sends a response, and knows whether it has started."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self.is_started = False
         self._send = send
+        self._request_id = request_id
 
     async def send(self, message: Message) -> None:
         self.is_started = True
@@ -151,6 +159,10 @@ class _ResponseSender:
                 if not self.is_started:
                     raise
                 last = _event(error.body)
+            except Exception as error:
+                if not self.is_started:
+                    raise
+                last = _event(internal_error(error, self._request_id).body)
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 from pydantic import BaseModel
@@ -10,6 +11,8 @@ from starlette.responses import Response
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.request import ClosedError, OverloadedError
+
+_LOG = logging.getLogger("meshwright.serving")
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 """The `type` of an error by HTTP status; any other is `server_error` from 500 on, and `invalid_request_error` below."""
@@ -79,6 +82,13 @@ def respond_to_error(_: Request, error: Exception) -> Response:
     """Starlette's exception handler for `ApiError`."""
     assert isinstance(error, ApiError)
     return error.response()
+
+
+def internal_error(error: Exception, request_id: str) -> ApiError:
+    """The error of a request that an unexpected exception ended, which is logged under the request's id."""
+    _LOG.error("error %s ended a request", request_id, exc_info=error)
+    message = f"internal server error {request_id}: {type(error).__name__}; the server's log has it under this id"
+    return ApiError(message, status=500, code="fault", headers=CLOSE)
 
 
 def from_engine_error(error: MeshwrightError) -> ApiError:

@@ -24,8 +24,8 @@ ALWAYS_AVAILABLE = {*PUBLIC_PATHS, "/metrics", "/openapi.json", "/v1/models"}
 """Paths that are answered before the server is ready and while it shuts down."""
 
 
-LIMITS = "meshwright.limits"
-"""The key of an ASGI scope for the limits of the request, those of its API key."""
+LIMITS, API_KEY, REQUEST_ID = "meshwright.limits", "meshwright.api_key", "meshwright.request_id"
+"""The keys of an ASGI scope for the limits of the request, those of its API key; for that key; for its id."""
 
 
 def add_middleware(app: ASGIApp, state: ServerState, requests: Counter, paths: frozenset[str]) -> ASGIApp:
@@ -77,7 +77,7 @@ class ServerMiddleware:
         if error is not None:
             await error.response()(scope, receive, send_counted)
             return
-        scope[LIMITS] = limits
+        scope.update({LIMITS: limits, API_KEY: key.key if key else "", REQUEST_ID: request_id.decode()})
         is_counted = path not in ALWAYS_AVAILABLE
         self._state.num_active += 1
         self._num_open[key] += is_counted
@@ -90,6 +90,12 @@ class ServerMiddleware:
     def _rejection(self, scope: Scope, path: str, key: ApiKey | None, limits: Limits) -> ApiError | None:
         """The error of a request that is not passed to the app; None for one that is."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
+        version, num_hosts = scope["http_version"], sum(name == b"host" for name, _ in headers)
+        if version not in ("1.0", "1.1") or num_hosts > 1 or (version == "1.1" and not num_hosts):
+            problem = f"has {num_hosts} Host headers" if version in ("1.0", "1.1") else f"is in HTTP/{version}"
+            return ApiError(
+                f"the request {problem}; send HTTP/1.1 with one Host header", code="invalid_http", headers=CLOSE
+            )
         size = sum(len(name) + len(value) + 4 for name, value in headers) + len(scope["raw_path"])
         if size > self._state.limits.head_bytes:
             return headers_too_large(self._state.limits.head_bytes)

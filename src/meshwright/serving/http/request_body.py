@@ -71,12 +71,8 @@ class IgnoredFields(RequestModel):
     prompt_cache_retention: str | None = Field(None, description="text; without effect")
 
 
-async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
-    """Read a request's body as a JSON object.
-
-    Raises:
-        ApiError: another content type, a body that is too large or too slow, or one that is not a JSON object.
-    """
+def check_content_type(request: Request) -> None:
+    """Raise for a body that says to be no JSON."""
     content_type = request.headers.get("content-type", "")
     if content_type.split(";")[0].strip().lower() != "application/json":
         # A page of another origin can send other content types without a CORS preflight.
@@ -84,13 +80,37 @@ async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
             f"content-type is {content_type[:60]!r}; it must be application/json",
             status=415, code="unsupported_media_type",
         )  # fmt: skip
+
+
+def parse_request(model: type[M], body: bytes, limits: Limits) -> M:
+    """Parse a body as JSON, and validate its fields.
+
+    Raises:
+        ApiError: no JSON object, more fields or values than the limits, or a field that is unknown, missing or invalid.
+    """
+    _check_structure(body, limits)
     try:
-        data = pydantic_core.from_json(await read_body(request, limits), allow_inf_nan=False)
+        data = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError(f"the body is {_abbreviated(data)}; it must be a JSON object")
-    return data
+    return validate_request(model, data)
+
+
+def _check_structure(body: bytes, limits: Limits) -> None:
+    """Raise for a body of more parts than the limits, which would take long to parse: by the marks between them."""
+    most = {"strings": 4 * limits.body_fields, "fields": limits.body_fields, "values": limits.body_values}
+    if all(body.count(mark) <= most[what] for what, mark in (("strings", b'"'), ("fields", b":"), ("values", b","))):
+        return
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    counts = {"strings": plain.count(b'"') // 2}
+    if counts["strings"] <= most["strings"]:
+        outside = b"".join(plain.split(b'"')[::2])
+        counts |= {"fields": outside.count(b":"), "values": outside.count(b",") + outside.count(b":")}
+    for what, count in counts.items():
+        if count > most[what]:
+            raise ApiError(f"the body has {count:,} {what}; this server reads at most {most[what]:,}", code="too_large")
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

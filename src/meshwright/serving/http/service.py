@@ -6,7 +6,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
@@ -16,8 +19,13 @@ from meshwright.serving.request import EngineClient
 from meshwright.serving.stats import Stats
 from meshwright.text import Tokenizer
 
-LONG_TEXT = 16_384
-"""Texts of more characters are tokenized in a thread, not on the event loop; shorter ones take a few milliseconds."""
+T = TypeVar("T")
+
+LONG_BODY = 4096
+"""Bodies of more bytes are read and tokenized in a thread, not on the event loop; shorter ones take a millisecond."""
+
+WORKERS = ThreadPoolExecutor(4, "tokenizing")
+"""The threads for long bodies: few, as most of what they do holds Python's lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +36,29 @@ class Limits:
         requests: requests to the model that are answered at once for one API key, or for all clients of a server
             without keys; None for no limit.
         body_bytes: size of the body.
+        body_fields: fields of all objects in the body.
+        body_values: items of all lists in the body, and fields.
         body_seconds: time until the body is complete.
         head_bytes: size of the request line and headers.
         head_seconds: time until the headers are complete.
         seconds: time until the answer is complete.
         unread_seconds: time during which the client reads nothing of its answer.
         prompts: prompts in one request.
-        prompts_at_once: prompts of one request that the engine holds at the same time.
+        prompts_at_once: prompts of one request that the engine holds at the same time, each counted for each of its
+            completions.
         prompt_tokens: tokens of each prompt; None for what the model's context allows.
         choices: completions per prompt (`n`).
         max_tokens: tokens of each completion; None for what the model's context leaves.
+        total_tokens: tokens of all completions: prompts x choices x max_tokens.
+        stop_tokens: stop tokens in one request.
         stop_strings: stop strings in one request.
         stop_characters: length of a stop string.
     """
 
     requests: int | None = None
     body_bytes: int = 4 << 20
+    body_fields: int = 20_000
+    body_values: int = 600_000
     body_seconds: float = 30.0
     head_bytes: int = 32 << 10
     head_seconds: float = 10.0
@@ -54,6 +69,8 @@ class Limits:
     prompt_tokens: int | None = None
     choices: int = 16
     max_tokens: int | None = None
+    total_tokens: int = 1 << 22
+    stop_tokens: int = 512
     stop_strings: int = 16
     stop_characters: int = 256
 
@@ -119,6 +136,8 @@ class Service(ServerState):
         stats: the engine's counters, for `/metrics`.
         means: measured and predicted means of the decode step, for `/metrics`.
         created: the time of the start, in seconds since 1970.
+        api_key, client, body_size: of the request that is being answered: its key, its address and the bytes of its
+            body.
     """
 
     engine: EngineClient
@@ -128,6 +147,9 @@ class Service(ServerState):
     stats: Callable[[], Stats] | None = None
     means: Callable[[], tuple[StepMeans, StepMeans] | None] | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    api_key: str = ""
+    client: str = ""
+    body_size: int = 0
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -157,9 +179,46 @@ class Service(ServerState):
                 f"{param} has {count} prompts; this server accepts at most {self.limits.prompts}", param=param
             )
 
-    async def tokens(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenize a text."""
+    def check_num_tokens(self, param: str, count: int) -> None:
+        """Raise if a text in the field `param` has more tokens than the limit."""
+        limit = self.limits.prompt_tokens
+        if limit is not None and count > limit:
+            raise ApiError(
+                f"the number of tokens of {param} is {count}; this server accepts at most {limit}", param=param
+            )
+
+    async def tokens(
+        self, text: str, param: str, *, most: int | None = None, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Tokenize a text of the field `param`.
+
+        Args:
+            text: the text.
+            param: the field, for errors.
+            most: tokens of which it may have no more; None where a longer text is cut or split.
+            add_special_tokens: whether to add those that begin a text.
+
+        Raises:
+            ApiError: so many characters that the text has more tokens, or no tokenizer.
+        """
         tokenizer = self.require_tokenizer("a prompt of text")
-        if len(text) <= LONG_TEXT:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        self.check_num_characters(param, text, most)
+        return await self.run(partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
+
+    def check_num_characters(self, param: str, text: str, most: int | None) -> None:
+        """Raise if a text must have more than `most` tokens, by its characters; None for any number."""
+        each = self.tokenizer.most_characters if self.tokenizer else None
+        limits = [limit for limit in (most, self.limits.prompt_tokens) if limit is not None]
+        # What is short is tokenized, so that the error has the number of its tokens.
+        if each is not None and limits and len(text) > max(LONG_BODY, each * min(limits)):
+            raise ApiError(
+                f"{param} has {len(text):,} characters, which are at least {-(-len(text) // each):,} tokens; it may"
+                f" have {min(limits):,}",
+                param=param, code="context_length_exceeded",
+            )  # fmt: skip
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Call a function whose time grows with the body: in a thread if the body is long."""
+        if self.body_size <= LONG_BODY:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(WORKERS, function)

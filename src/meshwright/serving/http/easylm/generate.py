@@ -88,7 +88,13 @@ async def generate(state: AppState, body: GenerateRequest) -> GenerateResponse:
     service = state.service
     service.check_num_prompts("prefix_text", len(body.prefix_text))
     requests = [
-        _text_request(service, await service.tokens(text), body.max_tokens, "prefix_text", body.temperature)
+        _text_request(
+            service,
+            await service.tokens(text, "prefix_text", most=service.context),
+            body.max_tokens,
+            "prefix_text",
+            body.temperature,
+        )
         for text in body.prefix_text
     ]
     return GenerateResponse(
@@ -103,7 +109,7 @@ async def greedy_until(state: AppState, body: GreedyUntilRequest) -> GreedyUntil
     check_same_length("until", body.until, "prefix_text", body.prefix_text)
     requests = [
         _text_request(
-            service, await service.tokens(text), body.max_length, "prefix_text", 0.0,
+            service, await _prefix_tokens(service, text), body.max_length, "prefix_text", 0.0,
             stop=check_stop(service, until, "until"),
         )
         for text, until in zip(body.prefix_text, body.until, strict=True)
@@ -123,7 +129,7 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
     tokenizer, most = service.require_tokenizer("a chat"), _most_prompt_tokens(service, body.max_tokens)
     if not chat_template(tokenizer):
         transcript = body.context + body.prompt
-        prompt = (await service.tokens(transcript))[-most:]
+        prompt = (await service.tokens(transcript, "prompt"))[-most:]
         (text,) = await _generate(state, [_text_request(service, prompt, body.max_tokens, "prompt", body.temperature)])
         return ChatTurn(response=text, context=transcript + text, temperature=body.temperature)
     messages = _messages(body.context)
@@ -145,16 +151,20 @@ def _most_prompt_tokens(service: Service, max_tokens: int | None) -> int:
 
 async def _end_of_chat(service: Service, messages: list[dict[str, str]], most: int) -> list[int]:
     """The prompt of the last turns of a chat, as many as fit `most` tokens; of a turn that does not fit, its end."""
-    prompt = await chat_prompt(service, messages, "context")
+    prompt = await chat_prompt(service, messages, "context", is_cut=True)
     if len(prompt) <= most:
         return prompt
     turns = [number for number, message in enumerate(messages) if message["role"] == "user"]
     low, high = 0, len(turns) - 1
     while low < high:  # The first turn from which the chat fits; the last one where none does.
         middle = (low + high) // 2
-        fits = len(await chat_prompt(service, messages[turns[middle] :], "context")) <= most
+        fits = len(await chat_prompt(service, messages[turns[middle] :], "context", is_cut=True)) <= most
         low, high = (low, middle) if fits else (middle + 1, high)
-    return (await chat_prompt(service, messages[turns[low] :], "context"))[-most:]
+    return (await chat_prompt(service, messages[turns[low] :], "context", is_cut=True))[-most:]
+
+
+async def _prefix_tokens(service: Service, text: str) -> list[int]:
+    return await service.tokens(text, "prefix_text", most=service.context)
 
 
 def _text_request(

@@ -55,8 +55,11 @@ async def loglikelihood(state: AppState, body: LoglikelihoodRequest) -> Loglikel
     check_same_length("prefix_text", prefixes, "text", body.text)
     texts = []
     for prefix, text in zip(prefixes, body.text, strict=True):
-        prefix_tokens = await service.tokens(prefix) or _start(service)
-        tokens = await service.tokens(text, add_special_tokens=False)
+        # A prefix that is too long loses its beginning.
+        prefix_tokens = await service.tokens(prefix, "prefix_text") or _start(service)
+        tokens = await service.tokens(text, "text", most=service.context, add_special_tokens=False)
+        service.check_num_tokens("text", len(tokens))
+        service.check_num_tokens("prefix_text", len(prefix_tokens))
         if not prefix_tokens:
             raise ApiError(
                 "a prefix_text is empty, and this tokenizer has no beginning-of-sequence token to predict the first"
@@ -84,7 +87,8 @@ async def loglikelihood_rolling(state: AppState, body: RollingRequest) -> Rollin
     service.check_num_prompts("text", len(body.text))
     texts = []
     for text in body.text:
-        tokens = await service.tokens(text, add_special_tokens=False)
+        tokens = await service.tokens(text, "text", add_special_tokens=False)
+        service.check_num_tokens("text", len(tokens))
         texts.append(windows([*_start(service), *tokens], service.context))
     scores = await _scores(state, texts)
     return RollingResponse(
@@ -133,7 +137,7 @@ async def _scores(state: AppState, texts: Sequence[Sequence[_Window]]) -> list[t
 
 async def run_requests(state: AppState, requests: Sequence[Request]) -> list[Output]:
     """Run requests of one completion each, count their tokens, and return their outputs in order."""
-    async with OutputStream(state.async_engine, requests, state.service.limits, is_streamed=False) as stream:
+    async with OutputStream(state.async_engine, requests, state.service, is_streamed=False) as stream:
         parts = await stream.collect()
     usage = UsageCounter(state.async_engine.metrics, requests)
     for part in parts:

@@ -172,6 +172,7 @@ async def chat_request(service: Service, body: ChatCompletionRequest) -> Request
         "messages",
         tools=tools,
         variables=_template_variables(service, body),
+        is_cut=body.truncate_prompt_tokens is not None,
         **prompt_end(body.add_generation_prompt, body.continue_final_message),
     )
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):

@@ -82,7 +82,8 @@ async def create_completion(state: AppState, body: CompletionRequest) -> BaseMod
             prompt_logprobs=logprobs if body.echo else None,
         )
         for prompt in await prompt_tokens(
-            service, body.prompt, "prompt", add_special_tokens=body.add_special_tokens
+            service, body.prompt, "prompt", add_special_tokens=body.add_special_tokens,
+            is_cut=body.truncate_prompt_tokens is not None,
         )
     ]  # fmt: skip
     return await _CompletionResponse(state, body, requests).respond()
@@ -102,7 +103,7 @@ def _check_supported(body: CompletionRequest) -> None:
 
 
 async def prompt_tokens(
-    service: Service, prompt: Any, param: str, *, add_special_tokens: bool = True
+    service: Service, prompt: Any, param: str, *, add_special_tokens: bool = True, is_cut: bool = False
 ) -> list[list[int]]:
     """The tokens of each prompt in a field of type `Prompts`.
 
@@ -111,10 +112,10 @@ async def prompt_tokens(
     """
     prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     service.check_num_prompts(param, len(prompts))
-    return [
-        await service.tokens(one, add_special_tokens=add_special_tokens) if isinstance(one, str) else one
-        for one in prompts
-    ]
+    options: dict[str, Any] = {
+        "most": None if is_cut else service.context, "add_special_tokens": add_special_tokens
+    }  # fmt: skip
+    return [await service.tokens(one, param, **options) if isinstance(one, str) else one for one in prompts]
 
 
 class _CompletionResponse(ResponseBuilder[CompletionRequest]):

@@ -72,13 +72,19 @@ async def create_embeddings(state: AppState, body: EmbeddingRequest) -> Embeddin
     service.check_model(body.model)
     prompts = [
         truncated(service, prompt, body.truncate_prompt_tokens, 0)
-        for prompt in await prompt_tokens(service, body.input, "input", add_special_tokens=body.add_special_tokens)
+        for prompt in await prompt_tokens(
+            service,
+            body.input,
+            "input",
+            add_special_tokens=body.add_special_tokens,
+            is_cut=body.truncate_prompt_tokens is not None,
+        )  # fmt: skip
     ]
     requests = [
         Request(prompt=prompt, max_tokens=resolve_max_tokens(service, len(prompt), 0, "input"), pooled=True)
         for prompt in prompts
     ]
-    async with OutputStream(state.async_engine, requests, service.limits, is_streamed=False) as stream:
+    async with OutputStream(state.async_engine, requests, service, is_streamed=False) as stream:
         outputs = await stream.collect()
     width = len(outputs[0].output.pooled)
     if body.dimensions is not None and body.dimensions > width:

@@ -68,6 +68,9 @@ class GenerationRequest(StructuredOutputFields):
         lt=2**31,
         description="a whole number from 1: keep only so many tokens at the end of the prompt; -1: as many as fit",
     )
+    cache_salt: str = Field(
+        "", max_length=1024, description="a text of at most 1024 characters: only requests with the same share prefixes"
+    )
     return_token_ids: bool = Field(False, description="true or false: whether to return token ids too")
 
     @property
@@ -109,13 +112,14 @@ def engine_request(
         sampling=_sampling(body),
         num_completions=_at_most("n", body.n, service.limits.choices),
         stop=check_stop(service, body.stop),
-        stop_tokens=(*body.stop_token_ids, *(() if body.ignore_eos else service.stop_tokens)),
+        stop_tokens=(*_stop_tokens(body, service), *(() if body.ignore_eos else service.stop_tokens)),
         min_tokens=body.min_tokens,
         logit_bias=_logit_bias(body),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         constraint=forced or constraint,
         skip_special_tokens=body.skip_special_tokens,
+        cache_salt=body.cache_salt,
     )
 
 
@@ -154,8 +158,7 @@ def resolve_max_tokens(
     limit = service.limits.max_tokens
     if not prompt_len:
         raise ApiError(f"a prompt in {param} has no tokens; it needs at least one", param=param)
-    if service.limits.prompt_tokens is not None:
-        _at_most(f"the number of tokens of {param}", prompt_len, service.limits.prompt_tokens, param=param)
+    service.check_num_tokens(param, prompt_len)
     if left < (max_tokens if max_tokens is not None else 1):
         raise ApiError(
             f"{param} has {prompt_len} tokens{'' if max_tokens is None else f' and max_tokens is {max_tokens}'}; the"
@@ -206,6 +209,12 @@ def _sampling(body: GenerationRequest) -> Sampling:
         )
     except MeshwrightError as error:
         raise ApiError(str(error)) from None
+
+
+def _stop_tokens(body: GenerationRequest, service: Service) -> list[int]:
+    count, limit = len(body.stop_token_ids), service.limits.stop_tokens
+    _at_most("the number of tokens in stop_token_ids", count, limit, param="stop_token_ids")
+    return body.stop_token_ids
 
 
 def _logit_bias(body: GenerationRequest) -> tuple[tuple[int, float], ...]:

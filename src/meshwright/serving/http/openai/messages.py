@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,7 +11,7 @@ from pydantic import Field
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.request_body import RequestModel
-from meshwright.serving.http.service import LONG_TEXT, Service
+from meshwright.serving.http.service import Service
 from meshwright.text import apply_chat_template
 
 
@@ -94,6 +94,7 @@ async def chat_prompt(
     *,
     tools: list[dict[str, Any]] | None = None,
     variables: dict[str, Any] | None = None,
+    is_cut: bool = False,
     **ends: bool,
 ) -> list[int]:
     """The prompt of a chat, up to the beginning of the assistant's answer.
@@ -104,6 +105,7 @@ async def chat_prompt(
         param: the field of the messages, for errors.
         tools: the tools, as the template reads them.
         variables: more variables of the template.
+        is_cut: whether a prompt over the context is cut to its end, so that it is no error.
         ends: `add_generation_prompt` and `continue_final_message` of `apply_chat_template`.
 
     Raises:
@@ -111,10 +113,12 @@ async def chat_prompt(
     """
     tokenizer = service.require_tokenizer("a chat")
     options: dict[str, Any] = {"tools": tools or (), "variables": variables, **ends}
+
+    def check(text: str) -> None:
+        service.check_num_characters(param, text, None if is_cut else service.context)
+
     try:
-        if sum(len(message["content"]) for message in messages) <= LONG_TEXT:
-            return apply_chat_template(tokenizer, messages, **options)
-        return await asyncio.to_thread(apply_chat_template, tokenizer, messages, **options)
+        return await service.run(partial(apply_chat_template, tokenizer, messages, check=check, **options))
     except MeshwrightError as error:
         raise ApiError(str(error), param=param) from None
 

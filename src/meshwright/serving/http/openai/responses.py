@@ -138,5 +138,5 @@ class ResponseBuilder(ABC, Generic[R]):
         return part._replace(output=replace(output, text=output.text + output.stop))
 
     def _stream(self) -> OutputStream:
-        limits = self.state.service.limits
-        return OutputStream(self.state.async_engine, self.requests, limits, is_streamed=self.body.stream)
+        service = self.state.service
+        return OutputStream(self.state.async_engine, self.requests, service, is_streamed=self.body.stream)

@@ -64,7 +64,7 @@ async def tokenize(state: AppState, body: TokenizeRequest) -> TokenizeResponse:
     if (body.prompt is None) == (not body.messages):
         raise ApiError("the request needs one of prompt and messages", param="prompt")
     if body.prompt is not None:
-        tokens = await service.tokens(body.prompt, add_special_tokens=body.add_special_tokens)
+        tokens = await service.tokens(body.prompt, "prompt", add_special_tokens=body.add_special_tokens)
     else:
         tokens = await chat_prompt(
             service,
@@ -72,8 +72,10 @@ async def tokenize(state: AppState, body: TokenizeRequest) -> TokenizeResponse:
             "messages",
             tools=[tool.model_dump(exclude_unset=True) for tool in body.tools],
             variables=body.chat_template_kwargs,
+            is_cut=True,
             **prompt_end(body.add_generation_prompt, body.continue_final_message),
         )
+    service.check_num_tokens("prompt" if body.prompt is not None else "messages", len(tokens))
     texts = {"token_strs": [state.token_decoder.decode(token) for token in tokens]} if body.return_token_strs else {}
     return TokenizeResponse(count=len(tokens), max_model_len=service.context, tokens=tokens, **texts)
 

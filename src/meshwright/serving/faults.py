@@ -1,0 +1,41 @@
+"""Unexpected exceptions: those of a request end that request, those of a device program end the engine."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_LOG = logging.getLogger("meshwright.serving")
+
+
+class DeviceError(Exception):
+    """A device program failed, after which the pages and the state of rows on the devices are lost."""
+
+
+@contextmanager
+def on_devices() -> Iterator[None]:
+    """Raise whatever fails inside as a `DeviceError`."""
+    try:
+        yield
+    except Exception as error:
+        raise DeviceError(f"a program on the devices failed: {first_line(error)}") from error
+
+
+def log_fault(what: str) -> str:
+    """Log the exception being handled under a new id. Returns what its client reads.
+
+    Args:
+        what: what it ended.
+    """
+    fault = secrets.token_hex(4)
+    _LOG.error("error %s ended %s", fault, what, exc_info=True)
+    return f"internal error {fault} ({type(sys.exception()).__name__}); the server's log has it under this id"
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in a line."""
+    lines = f"{type(error).__name__}: {error}".splitlines()
+    return lines[0]

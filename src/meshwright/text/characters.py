@@ -1,0 +1,49 @@
+"""How many characters of a text one token of a tokenizer stands for at most, so that long texts need no tokenizing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+KEEPING = {"Sequence", "Prepend", "Replace", "NFC", "ByteLevel"}
+"""Normalizers after which a text has as many characters as before, or more; NFC joins at most four to one."""
+
+SPLITTING = {"Sequence", "ByteLevel", "Split", "Metaspace", "Digits", "Punctuation", "UnicodeScripts"}
+"""Pre-tokenizers that leave out no character, unless they say `Removed`."""
+
+
+def most_characters(tokenizer: Mapping[str, Any]) -> int | None:
+    """The characters of the longest token of a tokenizer.json; None where a token may stand for any number of them."""
+    model = tokenizer["model"]
+    normalizers, splits = [*_parts(tokenizer["normalizer"])], [*_parts(tokenizer["pre_tokenizer"])]
+    kinds = {part["type"] for part in normalizers}
+    is_bytes = bool(model.get("byte_fallback")) or any(part["type"] == "ByteLevel" for part in (*normalizers, *splits))
+    if (
+        model["type"] not in ("BPE", "Unigram")
+        or not is_bytes  # Characters that are no token of their own may be left out, or many of them one token.
+        or kinds - KEEPING
+        or {part["type"] for part in splits} - SPLITTING
+        or any(part.get("behavior") == "Removed" for part in splits)
+        or any(_shortens(part) for part in normalizers)
+        or any(token["lstrip"] or token["rstrip"] for token in tokenizer["added_tokens"])
+    ):
+        return None
+    pieces = model["vocab"] if model["type"] == "BPE" else (piece for piece, _ in model["vocab"])
+    added = (len(token["content"]) for token in tokenizer["added_tokens"])
+    return max((*map(len, pieces), *added), default=0) * (4 if "NFC" in kinds else 1) or None
+
+
+def _parts(of: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """A normalizer or pre-tokenizer, and those it consists of."""
+    if of is not None:
+        yield of
+        for part in of.get("normalizers") or of.get("pretokenizers") or ():
+            yield from _parts(part)
+
+
+def _shortens(part: Mapping[str, Any]) -> bool:
+    """Whether a normalizer replaces characters by fewer."""
+    if part["type"] != "Replace":
+        return False
+    pattern = part["pattern"].get("String")
+    return pattern is None or len(part["content"]) < len(pattern)
