@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test matrix quick lint format hooks lock goldens exports clean
+.PHONY: demo test matrix quick lint format hooks lock docs goldens exports clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
@@ -41,6 +41,10 @@ lock:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
+
+# The outputs of all commands in README.md and docs/ anew, after a screen or a figure has changed.
+docs: .venv/installed
+	$(BIN)/python tests/test_documents.py --matrix README.md docs/*.md
 
 # What transformers computes on tiny models of every family; neither it nor torch is needed for anything else.
 goldens:

@@ -12,6 +12,13 @@ from the third on is printed:
 is the one on which the raw loop makes most tokens a second, which is with 64 rows. The server prefills up to 2,048
 tokens between two decode steps, those of 64 prompts, as the raw loop does, and its pages have 64 tokens.
 
+Two more rows are of the same server after its rounds:
+
+- scoring: the log probabilities of 16 prompts of 8 tokens (`echo`, `max_tokens` 0), beside one token after each of the
+  same prompts;
+- fairness: one token of a client alone, beside one while another client's request for 128 prompts x 16 completions of
+  30 tokens is answered: the longest of 20.
+
     python benchmarks/serving.py [--mesh dp=2,tp=4] [--rounds 7] [--chunk 2048] [--page-size 64]
 """
 
@@ -29,6 +36,7 @@ import tempfile
 import urllib.request
 from pathlib import Path
 from time import perf_counter, sleep
+from typing import Any
 
 PROMPT, MADE = 32, 32
 ENVIRONMENT = os.environ | {
@@ -51,7 +59,7 @@ def main() -> None:
         directory = f"{folder}/llama-40m"
         subprocess.run([sys.executable, "-c", MAKE, directory], env=ENVIRONMENT, check=True)
         options = ("--chunk", str(args.chunk), "--page-size", str(args.page_size))
-        rounds = asyncio.run(take_turns(directory, args.mesh, args.rounds, options))
+        rounds, scoring, fairness = asyncio.run(take_turns(directory, args.mesh, args.rounds, options))
     print(f"{'':24}{'tok/s':>10}{'of raw':>10}{'of 8':>10}{'CPU-s / 256 tokens':>22}")
     for name, each in rounds.items():
         way, count = name.split(", ")
@@ -59,6 +67,8 @@ def main() -> None:
         of_eight = median_ratio(each, rounds[f"{way}, 8 {count.split()[1]}"])
         rate, cpu = (statistics.median(column) for column in zip(*each, strict=True))
         print(f"{name:24}{rate:10.1f}{of_raw:9.2f}x{of_eight:9.2f}x{cpu:22.2f}")
+    for name, (seconds, beside) in {"scoring": scoring, "fairness": fairness}.items():
+        print(f"{name:24}{seconds * 1e3:7.0f} ms{seconds / beside:9.2f}x of {beside * 1e3:.0f} ms")
 
 
 def median_ratio(rounds: list[tuple[float, float]], others: list[tuple[float, float]]) -> float:
@@ -74,8 +84,11 @@ def wait_compiled(url: str) -> None:
 
 async def take_turns(
     directory: str, mesh: str, rounds: int, options: tuple[str, ...]
-) -> dict[str, list[tuple[float, float]]]:
-    """Of each way, the tokens a second and CPU-seconds for 256 tokens of each round but the first two."""
+) -> tuple[dict[str, list[tuple[float, float]]], tuple[float, float], tuple[float, float]]:
+    """Of each way, the tokens a second and CPU-seconds for 256 tokens of each round but the first two.
+
+    Then the seconds of scoring and those that it stands beside, and the same of fairness.
+    """
     words = [sys.executable, __file__, "--raw", directory, "--mesh", mesh]
     alone = subprocess.Popen(words, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     words = [sys.executable, "-m", "meshwright", "serve", directory, "--on", "cpu:8", "--mesh", mesh, "--port", "0"]
@@ -105,7 +118,7 @@ async def take_turns(
                 tokens = MADE * int(name.split()[1])
                 if number >= 2:
                     found.setdefault(name, []).append((tokens / taken, used[name] * 256 / tokens))
-        return found
+        return found, await scoring(client), await fairness(client)
     finally:
         if client is not None:
             client.close()
@@ -187,23 +200,28 @@ class Client:
     """
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._host, port = url.removeprefix("http://").split(":")
         self._port = int(port)
         self._connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def complete(self, prompts: list[list[int]]) -> float:
         """Send a request for each prompt at once; returns the seconds until all answers are here."""
-        while len(self._connections) < len(prompts):
-            self._connections.append(await asyncio.open_connection(self._host, self._port))
         body = {"max_tokens": MADE, "temperature": 0, "ignore_eos": True}
-        requests = [self._request(json.dumps(body | {"prompt": prompt}).encode()) for prompt in prompts]
+        return await self.ask([body | {"prompt": prompt} for prompt in prompts])
+
+    async def ask(self, bodies: list[dict[str, Any]]) -> float:
+        """Send a request for each body at once; returns the seconds until all answers are here."""
+        while len(self._connections) < len(bodies):
+            self._connections.append(await asyncio.open_connection(self._host, self._port))
+        requests = [self._request(json.dumps(body).encode()) for body in bodies]
         began = perf_counter()
         for (_, writer), request in zip(self._connections, requests, strict=False):
             writer.write(request)
-        answers = [await self._answer(reader) for reader, _ in self._connections[: len(prompts)]]
+        answers = [await self._answer(reader) for reader, _ in self._connections[: len(bodies)]]
         seconds = perf_counter() - began
-        for answer in answers:
-            assert json.loads(answer)["usage"]["completion_tokens"] == MADE, answer
+        for body, answer in zip(bodies, answers, strict=True):
+            assert json.loads(answer)["usage"]["completion_tokens"] == body["max_tokens"], answer
         return seconds
 
     def _request(self, body: bytes) -> bytes:
@@ -223,6 +241,30 @@ class Client:
         """Close all connections."""
         for _, writer in self._connections:
             writer.close()
+
+
+async def scoring(client: Client) -> tuple[float, float]:
+    """The seconds of 16 prompts that are scored, and of one token after each; the shortest of 5, after two."""
+    short = [prompt[:8] for prompt in prompts(16)]
+    score = [{"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0} for prompt in short]
+    token = [{"prompt": prompt, "max_tokens": 1, "temperature": 0} for prompt in short]
+    taken = [(await client.ask(score), await client.ask(token)) for _ in range(7)][2:]
+    return min(seconds for seconds, _ in taken), min(seconds for _, seconds in taken)
+
+
+async def fairness(client: Client) -> tuple[float, float]:
+    """The longest of 20 single tokens beside a request for very many, and the longest of 20 alone."""
+    token = {"prompt": prompts(1)[0][:8], "max_tokens": 1, "temperature": 0}
+    alone = max([await client.ask([token]) for _ in range(20)])
+    many = {"prompt": [prompt[:8] for prompt in prompts(128)], "n": 16, "max_tokens": 30, "ignore_eos": True}
+    other = Client(client.url)
+    task = asyncio.create_task(other.ask([many]))
+    await asyncio.sleep(1.0)
+    beside = max([await client.ask([token]) for _ in range(20)])
+    assert not task.done(), "the large request was over too soon"
+    task.cancel()
+    other.close()
+    return beside, alone
 
 
 def cpu_seconds(pid: int) -> float:

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Level 0 spares LLVM's optimization, two thirds of a small program's compile time, and the plain loop emitters most of
@@ -44,6 +45,22 @@ if not IS_WORKER:
 def pytest_unconfigure() -> None:
     if not IS_WORKER:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+MATRIX = {
+    f"tests/{line}"
+    for line in (Path(__file__).parent / "matrix.txt").read_text().splitlines()
+    if not line.startswith("#")
+}
+"""The tests, and the cases of tests, that are too slow for `make test`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark them before `-m` chooses."""
+    for item in items:
+        if item.nodeid in MATRIX or item.nodeid.split("[")[0] in MATRIX:
+            item.add_marker(pytest.mark.matrix)
 
 
 FOREIGN = ("hlo", "inspection")

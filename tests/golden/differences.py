@@ -1,4 +1,4 @@
-"""How one record differs from another: integers exactly, other numbers to a relative 1e-9."""
+"""How one record differs from another: integers exactly, other numbers to a relative 1e-3."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-RELATIVE = 1e-9
+RELATIVE = 1e-3
 
 
 class Difference(NamedTuple):

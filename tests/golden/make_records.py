@@ -1,4 +1,4 @@
-"""Write the golden records: today's predictions of every case in `cases.py` and of every row of the correctness kit.
+"""Write the golden records: today's predictions of every case in `cases.py`.
 
     python tests/golden/make_records.py [--only WORD ...]
 
@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cases import CASES
 from compute import compute
-from kit_cases import kit_cases
 from records import PLANS, write
 
 
@@ -27,13 +26,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[])
     only = parser.parse_args().only
-    cases = CASES | kit_cases()
     if only:
-        for name in (name for name in cases if any(word in name for word in only)):
-            print(name, json.dumps(compute(cases[name]), indent=2))
+        for name in (name for name in CASES if any(word in name for word in only)):
+            print(name, json.dumps(compute(CASES[name]), indent=2))
         return
     found = {}
-    for name, case in cases.items():
+    for name, case in CASES.items():
         began = time.perf_counter()
         found[name] = {"case": case, "record": compute(case)}
         print(f"{time.perf_counter() - began:6.2f} s  {name}", flush=True)

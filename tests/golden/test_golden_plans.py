@@ -45,7 +45,13 @@ def is_named(difference: Difference, pattern: tuple[str, str]) -> bool:
     return fnmatchcase(difference.case, pattern[0]) and fnmatchcase(difference.quantity, pattern[1])
 
 
-@pytest.mark.parametrize("name", RECORDS)
+SEARCHES = ("deepseek-v3 search of h100", "gpt3 megatron on a100", "decode deepseek-v3 fp8 on h100")
+"""Their searches take over a second; `make test` has others of dense models, of experts and of servers."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.matrix if name in SEARCHES else ()) for name in RECORDS]
+)
 def test_a_prediction_is_as_recorded(name):
     unnamed = [each for each in found(name) if not any(is_named(each, pattern) for pattern in NAMED_DIFFERENCES)]
     assert not unnamed, "\n" + "\n".join(map(str, unnamed))
@@ -81,12 +87,12 @@ def test_the_cases_have_every_preset_and_every_way_to_run_one():
 @pytest.mark.parametrize(
     ("path", "changed"),
     [
-        (("step seconds",), lambda value: value * (1 + 1e-8)),
+        (("step seconds",), lambda value: value * 1.002),
         (("argument bytes",), lambda value: value + 1),
         (("memory", "peak"), lambda value: value - 1),
         (("useful collectives", 3, 4), lambda value: value + 1),
         (("executed collectives", 0, 3), lambda value: value + 1),
-        (("predicted collectives", 0, 7), lambda value: value + 1e-9),
+        (("predicted collectives", 0, 7), lambda value: value * 1.002 + 1e-9),
         (("bound",), lambda value: value + "s"),
         (("search", "best", 1, "mesh"), lambda value: value + " "),
     ],

@@ -64,12 +64,17 @@ def main() -> None:
         "unigram": {"normalization_rule_tsv": str(rules)},
         "plain": {"model_type": "bpe", "normalization_rule_name": "identity", "byte_fallback": True},
         "composed": {
-            "model_type": "unigram", "normalization_rule_name": "nfkc", "byte_fallback": True,
+            "model_type": "unigram",
+            "normalization_rule_name": "nfkc",
+            "byte_fallback": True,
             "character_coverage": 1.0,
         },
         "defined": {
-            "model_type": "bpe", "normalization_rule_name": "identity", "byte_fallback": True,
-            "remove_extra_whitespaces": False, "add_dummy_prefix": False,
+            "model_type": "bpe",
+            "normalization_rule_name": "identity",
+            "byte_fallback": True,
+            "remove_extra_whitespaces": False,
+            "add_dummy_prefix": False,
             "user_defined_symbols": ["<sym>", "\n\n", "▁▁", "▁▁▁"],
         },
     }

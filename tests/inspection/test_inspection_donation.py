@@ -261,7 +261,9 @@ def test_a_state_that_is_whole_beside_split_parameters_is_found_in_any_tree(kind
     shardings = jax.tree.map(lambda one: one.sharding, (split, whole))
     if kind == "of nnx":
         with jax.set_mesh(MESH):
-            model = nnx.Linear(512, 4096, rngs=nnx.Rngs(0), kernel_init=nnx.with_partitioning(nnx.initializers.ones, (None, "fsdp")))
+            model = nnx.Linear(
+                512, 4096, rngs=nnx.Rngs(0), kernel_init=nnx.with_partitioning(nnx.initializers.ones, (None, "fsdp"))
+            )
         state = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
         state.opt_state = jax.tree.map(lambda one: jax.device_put(one, NamedSharding(MESH, P())), state.opt_state)
 

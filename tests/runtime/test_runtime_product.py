@@ -147,8 +147,17 @@ def ways(draw):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(ways())
 def test_any_way_of_a_random_expression_is_carried_out_with_the_collectives_inferred(mode, drawn):
+    inference, way = drawn
+    assert_is_exact_and_as_inferred(inference, mode, way)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(ways())
+def test_60_ways_are_carried_out(mode, drawn):
     inference, way = drawn
     assert_is_exact_and_as_inferred(inference, mode, way)

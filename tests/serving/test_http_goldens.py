@@ -14,15 +14,15 @@ from meshwright.serving.http.service import Service
 from meshwright.serving.settings import EngineSettings
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-FAMILIES = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
-CORE = {"llama", "gemma3_text", "deepseek_v3"}
-"""What `make test` has of them: plain attention, windows, and latents with experts."""
+FAMILIES = ("llama", "gemma3_text", "deepseek_v3", "gpt2", "gpt_neox", "phi3_longrope", "qwen2_moe", "olmo2", "gemma2")
+"""Of `make test` the first; of `make matrix` others that differ: windows, latents with experts, learned positions,
+parallel blocks, long sequences, a shared expert, norms elsewhere, capped logits."""
 
 
 def cases():
-    """Every family, each on another axis than the one before it."""
+    """Families, each on another axis than the one before it; `test_engine.py` and `tests/inference/` have every one."""
     for family, axis in zip(FAMILIES, cycle(("tp", "fsdp", "dp", "sp")), strict=False):
-        marks = () if family in CORE else (pytest.mark.matrix,)
+        marks = () if family == "llama" else (pytest.mark.matrix,)
         yield pytest.param(family, f"{axis}=2", marks=marks, id=f"{family}-{axis}")
     yield pytest.param("gpt_oss", "ep=2", marks=pytest.mark.matrix, id="gpt_oss-ep")
 

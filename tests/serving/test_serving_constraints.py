@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import meshwright.text
 from meshwright.errors import MeshwrightError
+from meshwright.serving import constraints
 from meshwright.serving.constraints import MOST_SOURCE, ConstraintCompiler
 from meshwright.serving.request import Constraint
 from meshwright.text import byte_tokenizer, read_tokenizer
@@ -256,3 +258,43 @@ def test_a_text_that_the_vocabulary_cannot_continue_is_an_error(tmp_path):
     with pytest.raises(MeshwrightError, match="no token of the vocabulary continues it"):
         matcher.mask(mask)
     compiler.close()
+
+
+def test_constraints_of_one_owner_leave_a_process_to_others(monkeypatch):
+    gate, tried = threading.Event(), []
+
+    def exchange(process, line, seconds):
+        tried.append(line[1])
+        if line[1].startswith("slow"):
+            gate.wait(20)
+
+    monkeypatch.setattr(constraints._Process, "begin", lambda process: None)
+    monkeypatch.setattr(constraints._Process, "exchange", exchange)
+    compiler = ConstraintCompiler(byte_tokenizer(), processes=2)
+    sources = ["slow1", "slow2", "slow3", "slow1"]
+    waiting = [
+        threading.Thread(target=compiler.matcher, args=(Constraint("regex", source), (), "many")) for source in sources
+    ]
+    for thread in waiting:
+        thread.start()
+    compiler.matcher(Constraint("regex", "b"), (), "other")
+    assert all(thread.is_alive() for thread in waiting)
+    gate.set()
+    for thread in waiting:
+        thread.join(20)
+    compiler.matcher(Constraint("regex", "slow1"))
+    # Each was tried once, however many had asked.
+    assert sorted(tried) == ["b", "slow1", "slow2", "slow3"]
+
+
+def test_a_compiler_without_a_reason_is_told_so():
+    assert constraints._first_line("<non-verbose/>") == "llguidance gives no reason"
+
+
+def test_stop_tokens_behind_the_tokenizers_vocabulary_end_a_text():
+    compiler = ConstraintCompiler(byte_tokenizer())
+    matcher = compiler.matcher(Constraint("regex", "a*"), (290,))
+    mask = np.zeros(10, np.uint32)
+    assert matcher.mask(mask)
+    compiler.close()
+    assert mask[290 // 32] == 1 << 290 % 32

@@ -50,9 +50,8 @@ WORKLOAD_FIELDS = ("remat", "param_dtype")
 class Fix:
     """Changes that make a step fit, and what they cost.
 
-    workload, mesh, strategy: the step with
-    them. peak_bytes: per device. step_seconds: as predicted; extra_seconds: beyond the step as it was, which would
-    need more memory than there is; negative where the change is faster too.
+    workload, mesh, strategy: the step with them. peak_bytes: per device. step_seconds: as predicted; extra_seconds:
+    beyond the step as it was, which would need more memory than there is; negative where the change is faster too.
     """
 
     changes: tuple[Change, ...]

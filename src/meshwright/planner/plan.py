@@ -44,8 +44,7 @@ class Plan:
 
     `plan.mesh` is the shape and `plan.mesh()` the `jax.sharding.Mesh`; `plan.shardings(tree)` and `plan.rules` say how
     arrays lie on it. hardware_file: the TOML file of a chip that is not one of the project's. memory_headroom: see
-    `System`. alternatives: the meshes
-    ranked after this one, where a search found it; they are not written to a file.
+    `System`. alternatives: the meshes ranked after this one, where a search found it; they are not written to a file.
     """
 
     workload: Workload

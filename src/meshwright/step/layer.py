@@ -2,7 +2,7 @@
 
 An op reads values by name and writes one. `STREAM` is the residual stream [batch, sequence, embed]; it is where a layer
 starts and what it returns. Shapes are of one layer; a `Stack` repeats its ops over layers and stacks their parameters.
-The same ops give parameters, forward pass, flops, communication and memory (`step.build`, `models`).
+The same ops give parameters, forward pass, flops, communication and memory (`step.passes`, `models`).
 """
 
 from __future__ import annotations

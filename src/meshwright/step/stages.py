@@ -23,7 +23,7 @@ from meshwright.step.workload import FOREIGN_REMATS, Remat
 STAGE_REMATS: Mapping[str, tuple[Remat, ...]] = {"1f1b": ("block",), "gpipe": ("none", "attention", "matmuls", "block")}
 """The policies that each schedule runs: 1F1B keeps the inputs of layers itself, GPipe what JAX keeps of a scan.
 
-1F1B's stages keep for each other (`runtime.pipeline_kept`): what else were kept would travel between them too.
+1F1B's stages keep for each other (`runtime.pipeline.bpipe`): what else were kept would travel between them too.
 """
 
 

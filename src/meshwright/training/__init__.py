@@ -1,6 +1,6 @@
 """Training: the step, its data and state, and the loop that takes steps and keeps what it measured."""
 
-from meshwright.training.checks import DoesNotFitError, check_start
+from meshwright.training.checks import PlanDoesNotFitError, check_start
 from meshwright.training.data import read_texts
 from meshwright.training.library import allowed_differences, new_run, run_to_resume, train
 from meshwright.training.loop import Outcome, run_steps
@@ -16,10 +16,10 @@ from meshwright.training.update.optimizer import Optimizer
 __all__ = [
     "MODEL_FILES",
     "Checkpoints",
-    "DoesNotFitError",
     "Note",
     "Optimizer",
     "Outcome",
+    "PlanDoesNotFitError",
     "RunConfig",
     "RunStoppedError",
     "abstract_state",

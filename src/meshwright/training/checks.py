@@ -12,7 +12,7 @@ from meshwright.units import show_bytes, show_percent
 ANYWAY = "--anyway (anyway=True) trains it all the same"
 
 
-class DoesNotFitError(MeshwrightError):
+class PlanDoesNotFitError(MeshwrightError):
     """A check that failed, not a mistake: the plan does not fit the memory of its devices."""
 
 
@@ -32,7 +32,7 @@ def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
     predicted = make_plan(config.workload, config.mesh, system, config.strategy).predicted
     if not predicted.fits and not anyway:
         kept = f" and {show_percent(system.memory_headroom)} headroom" if system.memory_headroom else ""
-        raise DoesNotFitError(
+        raise PlanDoesNotFitError(
             f"{config.workload.model.name} on mesh {config.mesh} does not fit: a device needs"
             f" {show_bytes(predicted.memory_bytes['peak'])}{kept} of the {show_bytes(system.usable_bytes)} it has;"
             f" `meshwright plan` says what would fit, {ANYWAY}"

@@ -28,14 +28,13 @@ class Place:
     """Where a parameter is: in one tensor for each layer and expert that it is stacked over.
 
     Args:
-        parameter: the declaration, whose shape is [layers, experts, *inputs, *outputs], without what it is not stacked
-        over.
+        parameter: the declaration, whose shape is [layers, experts, *inputs, *outputs], without what it is not
+            stacked over.
         published: the name of the tensor with {layer} and {expert}, and how the tensor holds the parameter.
         num_inputs: the dims that its product sums; 0 for a vector.
         first_layer: the number of the first layer of its stack.
         before, width: how many outputs of a tensor are other parameters' before it, and how many there are in all; of
-        one
-            head each where parameters alternate head by head.
+            one head each where parameters alternate head by head.
     """
 
     parameter: Parameter

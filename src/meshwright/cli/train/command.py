@@ -35,14 +35,14 @@ def run(args: Args) -> int:
     The exit code: 0 done or stopped by SIGTERM, 1 does not fit or could not go on, 130 interrupted.
     """
     config, directory = _resumed(args) if args.run.resume else _begun(args)
-    from meshwright.training import DoesNotFitError, RunStoppedError, check_start
+    from meshwright.training import PlanDoesNotFitError, RunStoppedError, check_start
 
     try:
         planned = check_start(config, anyway=args.run.anyway)
         if args.run.dry_run:
             return 0 if dry_run(args, config, planned) else FAILED
         return train_on_devices(args, config, directory, planned)
-    except (DoesNotFitError, RunStoppedError) as error:
+    except (PlanDoesNotFitError, RunStoppedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
 

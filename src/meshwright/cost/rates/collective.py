@@ -33,8 +33,8 @@ class CollectiveTime:
     """The time of a collective: the parts of the fabric work at the same time, so the slowest is what it takes.
 
     spread: the devices of a group in one node of GPUs, and over how many nodes it goes. latency_seconds: what the hops
-    take however small the array. A permute adds it to the transfer; the others overlap
-    their hops, so there it is a floor (scaling book, sharding: a note on ICI latency).
+    take however small the array. A permute adds it to the transfer; the others overlap their hops, so there it is a
+    floor (scaling book, sharding: a note on ICI latency).
     """
 
     kind: Kind

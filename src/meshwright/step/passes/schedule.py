@@ -103,7 +103,7 @@ class Schedule:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether stages keep for each other, so that each keeps as much (`runtime.pipeline_kept`)."""
+        """Whether stages keep for each other, so that each keeps as much (`runtime.pipeline.bpipe`)."""
         return self.kind == "1f1b" and self.virtual_stages == 1
 
     @property
