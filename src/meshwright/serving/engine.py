@@ -340,6 +340,7 @@ class Engine:
                 self.runner.row_state(change)
             except Exception as error:
                 self._changes.remove(change)
+                self._sampling_rows.add(change.row)  # The devices keep what an earlier request had.
                 for sequence in [each for each in self.scheduler.running if each.row == change.row]:
                     self._fail(sequence.request_id, error)
         for part in step.slices:
