@@ -185,7 +185,7 @@ def test_a_foreign_tree_has_shardings_by_regular_expressions():
         ({r".*bias": (None,), r".*kernel": ("embd", "mlp")}, "logical axis 'embd'; did you mean embed?"),
         ({r".*bias": (None,), r".*kernel": ("mlp", "heads")}, "wants axis tp=4 on dims mlp and heads"),
         ({r".*bias": (None,), r".*kernel": ("embed", "mlp"), "gate": ()}, "'gate' matches no leaf"),
-        ({r"*": ()}, "'*' is no regular expression"),
+        ({r"+": ()}, "'+' is no regular expression"),
     ],
 )
 def test_a_tree_that_the_rules_do_not_fit_is_refused(axes, said):
@@ -246,3 +246,52 @@ def test_train_takes_text_and_its_run_is_verified(tmp_path):
         mw.train(tmp_path / "run", resume=True, learning_rate=0.1)
     found = mw.verify(tmp_path / "run")
     assert any(row.measured is not None for row in found.rows)
+
+
+def test_shardings_are_on_the_mesh_that_is_given_and_all_else_is_whole():
+    plan = tiny(mesh="fsdp=2,tp=4")
+    mesh = plan.mesh(types="auto")
+    tree = {"layer": {"kernel": {"value": jnp.zeros((8, 16))}, "count": jnp.zeros(()), "scale": jnp.zeros(8)}}
+    found = plan.shardings(tree, {r".*kernel": ("embed", "mlp"), "*": "replicated"}, mesh)["layer"]
+    assert found["kernel"]["value"] == jax.NamedSharding(mesh, jax.P("fsdp", "tp"))
+    assert found["scale"].is_fully_replicated
+    assert plan.shardings({"count": jnp.zeros(())}, {})["count"].spec == jax.P()
+    with pytest.raises(mw.MeshwrightError, match=r"or \{'\*': 'replicated'\} for all that none matches"):
+        plan.shardings(tree, {r".*kernel": ("embed", "mlp")}, mesh)
+    with pytest.raises(mw.MeshwrightError, match=r"it is what plan.mesh\(\) or plan.mesh\(types='auto'\) returns"):
+        plan.shardings(tree, {"*": "replicated"}, jax.make_mesh((8,), ("fsdp",)))
+    with pytest.raises(mw.MeshwrightError, match="for the logical axis of each dim, or 'replicated'"):
+        plan.shardings(tree, {"*": "whole"}, mesh)
+
+
+def test_of_flaxs_rules_the_batch_has_its_axes_first():
+    rules = tiny(mesh="fsdp=2,tp=4").rules
+    assert nn.logical_to_mesh_axes(("batch", "sequence", "embed"), rules) == jax.P("fsdp", None, None)
+    assert nn.logical_to_mesh_axes(("embed", "mlp"), rules) == jax.P("fsdp", "tp")
+
+
+WRONG = {
+    "a function to plan": (lambda: mw.plan(lambda x: x, 1, 2), "model is a function.*mw.inspect"),
+    "a module to plan": (lambda: mw.plan(Mlp(), on="cpu:1"), "model is a Mlp; it is a preset's name"),
+    "no hardware": (lambda: mw.plan("tiny", batch=4), r"plan needs the hardware, as mw.plan\('llama3-8b'"),
+    "more by place": (lambda: mw.plan("tiny", "cpu:2", 4), "plan takes model and on by their places"),
+    "no plan's path": (lambda: mw.Plan.read(None), "path is None; it is the path of a file"),
+    "no path to write": (lambda: tiny(mesh="tp=8").write(None), "path is None; it is the path of a file"),
+    "a plan to show": (lambda: mw.show(tiny(mesh="tp=8")), "a plan holds no arrays"),
+    "a sharding to show": (
+        lambda: mw.show(jax.NamedSharding(tiny(mesh="tp=8").mesh(), jax.P())),
+        "a sharding has no shape to show; give mw.show",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "said"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_is_one_line(call, said):
+    with pytest.raises(mw.MeshwrightError, match=said) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+def test_the_hardware_may_be_given_by_its_place():
+    assert mw.plan("tiny", "cpu:2", batch=4, seq_len=64).system.num_devices == 2

@@ -15,6 +15,10 @@ class DoesNotFitError(MeshwrightError):
         self.hlo = hlo
 
 
+class TemporaryError(MeshwrightError):
+    """What may be otherwise later: the same command, started again, can succeed. Commands end with 1, not with 2."""
+
+
 class NotationError(MeshwrightError):
     """A mistake in a text written in the notation; `position` is the character it stands at, from 0."""
 

@@ -36,6 +36,13 @@ _REASONS = {
 _OPEN_DESCRIPTOR = re.compile(r"/dev/std(?:out|err)|/(?:dev|proc/self)/fd/\d+")
 
 
+def as_path(path: object) -> Path:
+    """The path that a caller gave. Raises where it is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise MeshwrightError(f"path is {path!r}; it is the path of a file, as text or a pathlib.Path")
+    return Path(path)
+
+
 def write_error(path: str | Path, error: OSError | ValueError) -> MeshwrightError:
     """The one line about a path that could not be written; anything but an OSError is a path that no file can have."""
     if not isinstance(error, OSError):

@@ -75,8 +75,9 @@ class Collective:
 
     def to_json(self) -> dict[str, Any]:
         """This collective as plain data, without empty texts and lowerings."""
-        data = asdict(self) | {"axes": list(self.axes), "lowerings": [one.to_json() for one in self.lowerings]}
-        return {key: value for key, value in data.items() if value not in ("", [])}
+        data = asdict(self) | {"lowerings": [one.to_json() for one in self.lowerings]}
+        # Axes stay where there are none: a collective of devices that no axes make has no others.
+        return {key: value for key, value in data.items() if value not in ("", [])} | {"axes": list(self.axes)}
 
 
 @dataclass(frozen=True, kw_only=True)

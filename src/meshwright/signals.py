@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 
@@ -43,3 +44,22 @@ def handled_signals(
 def not_ignored(numbers: Iterable[int]) -> list[int]:
     """Those of some signals that are not ignored: what is ignored should stay so, as nohup wants it."""
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def has_default(number: int) -> bool:
+    """Whether a signal does what Python has it do: nobody in this process has set a handler."""
+    return signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+
+
+def find_terminals() -> list[int]:
+    """The standard streams that are a terminal, by their descriptors; of a closed terminal that is not known later."""
+    return [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
+
+
+def drop_terminals(descriptors: Iterable[int]) -> None:
+    """Send what is printed to a terminal nowhere: it was closed (SIGHUP), and every write to it fails."""
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in descriptors:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)

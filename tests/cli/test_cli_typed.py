@@ -102,7 +102,7 @@ VALUES = {
     "--num-processes": "2", "--num-samples": "2", "--num-tokens": "8", "--process-id": "1", "--start-seconds": "60",
     "--prompt": "x", "--beta": "0.2", "--label-smoothing": "0.1", "--preference-loss": "ipo",
     "--allow": "dtype", "--grace-seconds": "9", "--keep": "3", "--keep-every": "4",
-    "--save-minutes": "5", "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0",
+    "--save-every": "2", "--seed": "3", "--steps": "9", "--temperature": "0",
     "--trace": "t.json", "--prompts": "none.jsonl", "--top-k": "5", "--top-p": "0.9", "--min-p": "0.1",
     "--repetition-penalty": "1.2", "--wandb": "curves", "--profile": "3:5", "--eval-every": "2",
     "--eval-batches": "2", "--eval-data": "none.txt", "--eval-tasks": "none.jsonl",

@@ -2,8 +2,8 @@
 
 `bpe.model` prepares text as Llama's does (spaces kept, bytes for what is in no piece), `unigram.model` as T5's (spaces
 squeezed, characters replaced), `plain.model` as the trainer does where nothing is said but "identity", `composed.model`
-by Unicode's NFKC, `defined.model` as Gemma's with pieces of its user. `texts.json` has the tokens of each text, and what
-they are decoded as.
+by Unicode's NFKC, `defined.model` as Gemma's with pieces of its user. `texts.json` has the tokens of each text, and
+what they are decoded as.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Small tokenizers, and what transformers makes of texts with each tokenizer_config.json: `tests/goldens/tokenizers/`.
 
-`spaces.json` prepares text as Llama 2's file does, `bytes.json` as GPT-2's. `cases.json` has the configs, and the tokens
-of each text with what they are decoded as. Run where transformers 5.23 is installed: `make goldens`.
+`spaces.json` prepares text as Llama 2's file does, `bytes.json` as GPT-2's. `cases.json` has the configs, and the
+tokens of each text with what they are decoded as. Run where transformers 5.23 is installed: `make goldens`.
 """
 
 import json

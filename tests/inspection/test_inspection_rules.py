@@ -120,3 +120,33 @@ def test_of_sums_that_xla_combines_with_others_only_those_that_are_reduced_alrea
 
     found = summed(mesh_of(tp=8), body, (64, 64), (128, 64))
     assert sum(finding.bytes for finding in found) == (8 + 16) * 64 * 4
+
+
+def unsplit_layers(mesh, *, constrained):
+    """Two layers of weights split over fsdp and tp, whose activations only a constraint keeps split over fsdp."""
+    d, f = 256, 1024
+
+    def split(x):
+        return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, P("fsdp", None, None))) if constrained else x
+
+    def loss(params, x):
+        for w_in, w_out in params:
+            x = split(x + jax.nn.silu(split(x) @ w_in) @ w_out)
+        return (x**2).mean()
+
+    def step(params, x):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x))
+
+    layer = planted.array(mesh, (d, f), "fsdp", "tp"), planted.array(mesh, (f, d), "tp", "fsdp")
+    shardings = jax.tree.map(lambda one: one.sharding, [layer, layer])
+    x = planted.array(mesh, (16, 128, d), "fsdp", None, None)
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings), ([layer, layer], x)
+
+
+def test_what_one_missing_constraint_gathers_is_one_finding():
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
+    function, args = unsplit_layers(mesh, constrained=False)
+    found = [one for one in meshwright.inspect(function, *args).findings if one.kind == "unplanned collective"]
+    assert len(found) <= 1
+    function, args = unsplit_layers(mesh, constrained=True)
+    assert not meshwright.inspect(function, *args).findings

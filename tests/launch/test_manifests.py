@@ -28,6 +28,7 @@ GCLOUD = {
         "zone", "runtime-version", "accelerator-type", "topology", "type", "node-id", "node-count", "node-prefix",
     },
     "queued-resources describe": {"zone", "format"},
+    "queued-resources delete": {"zone", "force", "quiet"},
     "tpu-vm ssh": {"zone", "worker", "command"},
     "queued-resources ssh": {"zone", "node", "worker", "command"},
 }  # fmt: skip
@@ -72,7 +73,24 @@ def test_an_sbatch_script(on, nodes, gpus, capsys):
     words = shlex.split(next(line for line in text.splitlines() if line.startswith("    srun ")))
     at = words.index("meshwright")
     assert {word[2:].partition("=")[0] for word in words[1:at]} <= SRUN
-    assert words[at:] == ["meshwright", *TRAIN, on, "--resume", "--coordinator", "auto", "&"]
+    assert words[at:] == ["meshwright", *TRAIN, on, "--resume", "--grace-seconds", "100", "--coordinator", "auto", "&"]
+
+
+SRUN_OF_A_RUN = """
+trap 'echo "forcing job termination"; kill -KILL $task' TERM HUP QUIT
+trap 'kill -USR1 $task' USR1
+(trap 'echo saved; exit 0' TERM; sleep 20 >/dev/null 2>&1 & wait) &
+task=$!
+echo $task > task
+sleep 0.3
+{then}
+until wait $task; status=$?; ! kill -0 $task 2>/dev/null; do :; done
+exit $status
+"""
+"""srun as Slurm's src/srun/srun_job.c has it: on SIGTERM its process is killed, and other signals are passed on."""
+
+SCANCEL = '[ "$*" = "--signal=TERM 7" ] && kill -TERM "$(cat task)"'
+"""scancel of a job with a signal reaches the processes of its steps, and not srun or the script."""
 
 
 @pytest.mark.parametrize(
@@ -83,13 +101,15 @@ def test_an_sbatch_script(on, nodes, gpus, capsys):
         ("exit 1", 4, False, 1),
         ("[ -e started ] && exit 0; touch started; exit 137", 2, False, 0),
         # The time limit is near: Slurm signals the script, which stops the run; this one saves and ends with 0.
-        ("trap 'echo saved; exit 0' TERM; kill -USR1 $PPID; sleep 20 >/dev/null 2>&1 & wait", 1, True, 0),
+        ("kill -USR1 $PPID", 1, True, 0),
     ],
     ids=["finished", "wrong input", "always lost", "lost once", "time limit"],
 )
 def test_what_an_sbatch_script_does(srun, starts, requeued, code, capsys, tmp_path):
     text = manifest(capsys, "h100:64", "--slurm")
-    printed, ended_with = run_script(text, tmp_path, srun=srun, scontrol='echo "scontrol $*"')
+    if requeued:
+        srun = SRUN_OF_A_RUN.format(then=srun)
+    printed, ended_with = run_script(text, tmp_path, srun=srun, scontrol='echo "scontrol $*"', scancel=SCANCEL)
     assert [line for line in printed if line.startswith("start")] == [f"start {number}" for number in range(starts)]
     assert printed[starts:] == (["saved", "scontrol requeue 7"] if requeued else [])
     assert ended_with == code
@@ -176,7 +196,7 @@ def test_a_script_for_cloud_tpu(on, kind, capsys, tmp_path):
     check_shell(text)
     assert kind in text
     # The queued resource cannot be had: the script says so and ends, where it waited for ever.
-    zone = {"ZONE": "z", "INSTALL": "i", "DIRECTORY": "/d"}
+    zone = {"ZONE": "z", "INSTALL": "i", "DIRECTORY": "/d", "POLL_SECONDS": "0"}
     refused = 'case "$*" in *describe*) [ -e made ] && echo FAILED;; *create*) echo create; touch made;; esac'
     assert run_script(text, tmp_path, zone, gcloud=refused) == (["create"], 1)
     ready = """case "$*" in
@@ -185,14 +205,26 @@ def test_a_script_for_cloud_tpu(on, kind, capsys, tmp_path):
         *) [ -e lost ] || { touch lost; exit 1; };;
     esac"""
     assert run_script(text, tmp_path, zone, gcloud=ready) == (["install", "start 0", "start 1"], 0)
+    # Machines that are preempted twice are asked for again, and the restarts are for what else is lost.
+    preempted = """case "$*" in
+        *describe*) cat state 2>/dev/null;;
+        *create*) echo create; echo ACTIVE > state;;
+        *delete*) echo delete; rm state;;
+        *--command=i) echo install;;
+        *) echo x >> runs; [ "$(wc -l < runs)" -gt 2 ] || { echo SUSPENDED > state; exit 1; };;
+    esac"""
+    once = ["create", "install", "start 0"]
+    found = run_script(text.replace("-le 3", "-le 0"), tmp_path, zone, gcloud=preempted)
+    assert found == ([*once, "delete", *once, "delete", *once], 0)
     calls = re.findall(r"gcloud (?:alpha )?compute tpus (\S+ \S+) ((?:[^\n]|\\\n)*)", text)
     assert {name for name, _ in calls} == {
         "queued-resources create",
         "queued-resources describe",
+        "queued-resources delete",
         "queued-resources ssh" if "*" in on else "tpu-vm ssh",
     }
     for name, rest in calls:
-        assert set(re.findall(r"(?<= )--([\w-]+)=", rest.partition("; }")[0])) <= GCLOUD[name], name
+        assert set(re.findall(r"(?<= )--([\w-]+)=", rest.partition(" 2> ")[0])) <= GCLOUD[name], name
 
 
 @pytest.mark.parametrize(
@@ -203,6 +235,18 @@ def test_a_script_for_cloud_tpu(on, kind, capsys, tmp_path):
         ("tpu7x:4x4x4", ["--tpu-vm"], "and this is tpu7x:4x4x4; --jobset"),
         ("v5p:4x4x4", ["--jobset"], "--jobset wants --image"),
         ("v5p:4x4x4", ["--jobset", "--image", "i", "--name", "Long_Name"], "a JobSet's name has at most 37 letters"),
+        (
+            "h100:64",
+            ["--slurm", "--name", "bad;rm -rf"],
+            "a Slurm job's name has letters, digits, -, _ and ., as my-run",
+        ),
+        ("v5p:4x4x4", ["--tpu-vm", "--name", "a;b"], "a Cloud TPU's name has at most 63 small letters"),
+        ("v5p:4x4x4", ["--jobset", "--image", "a b"], "'a b' is no container image, as us-docker.pkg.dev/me/run:1"),
+        (
+            "v5p:4x4x4",
+            ["--jobset", "--image", "i", "--claim", "A B"],
+            "'A B' is no persistent volume claim, as my-runs",
+        ),
         ("v5p:4x4x4", ["--jobset", "--tpu-vm"], "are a file each; give one of them"),
         ("cpu:8", ["--slurm"], "is simulated on one machine"),
         ("h100:64", ["--slurm", "--image", "i"], "--image changes nothing"),

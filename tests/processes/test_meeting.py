@@ -18,7 +18,7 @@ from meshwright.processes.compare import find_difference, flatten
 
 MEMBER = """
 import json, sys, time
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.processes import Processes, host, join, member
 said = json.loads(sys.argv[1])
 for module in (host, member):
@@ -28,7 +28,7 @@ try:
     one = join(Processes(said["at"], said["of"], said["number"], said.get("wait", 5.0)), said.get("facts", {}))
 except MeshwrightError as error:
     print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(1 if isinstance(error, TemporaryError) else 2)
 print("met", flush=True)
 one.step = said.get("step")
 if "idle" in said:
@@ -110,14 +110,14 @@ def test_two_processes_of_one_number_are_named():
 def test_a_process_that_does_not_come_is_named():
     port = free_port()
     (code, line), other = results(start(port, 0, of=3, wait=1.5), start(port, 2, of=3, wait=1.5))
-    assert (code, other) == (2, (2, ""))
+    assert (code, other) == (1, (1, ""))  # Not 2, on which Slurm and Kubernetes give up.
     assert line == "error: process 1 of 3 did not come within 1.5 s; start all, with the same --coordinator"
 
 
 def test_a_coordinator_that_is_not_there_is_one_line():
     port = free_port()
     [(code, line)] = results(start(port, 1, wait=1.0))
-    assert code == 2
+    assert code == 1
     assert line.startswith(
         f"error: process 1 did not reach process 0 at localhost:{port} within 1 s (connection refused)"
     )

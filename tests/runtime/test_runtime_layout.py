@@ -33,8 +33,10 @@ def test_a_mesh_has_every_axis_explicit_outermost_first_and_neighbours_differ_in
 
 
 def test_a_mesh_for_other_devices_than_there_are_is_told():
-    with pytest.raises(MeshwrightError, match="mesh tp=4 wants 4 devices; 8 are there"):
-        build_mesh(MeshShape(tp=4))
+    with pytest.raises(MeshwrightError, match="mesh tp=16 wants 16 devices; 8 are there"):
+        build_mesh(MeshShape(tp=16))
+    with pytest.warns(UserWarning, match="mesh tp=4 takes the first 4 of 8 devices"):
+        assert [*build_mesh(MeshShape(tp=4)).devices.flat] == jax.devices()[:4]
 
 
 def test_an_abstract_mesh_types_values_without_devices():

@@ -18,6 +18,7 @@ from meshwright.training import (
     Checkpoints,
     Optimizer,
     RunConfig,
+    RunStoppedError,
     abstract_state,
     read_config,
     read_metrics,
@@ -88,7 +89,11 @@ def test_an_interrupted_run_finishes_its_step_saves_and_goes_on(unbroken, tmp_pa
         if row["step"] == 1:
             signal.raise_signal(signal.SIGTERM)
 
-    with pytest.warns(UserWarning, match="stopping after this step"):
+    line = "stopped by SIGTERM after 2 of 6 steps; the last checkpoint is .*checkpoints/2; .* --resume. goes on from it"
+    with (
+        pytest.warns(UserWarning, match="stopping after this step"),
+        pytest.raises(RunStoppedError, match=line),
+    ):
         train(CONFIG, tmp_path, on_step=interrupt)
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest == 2
@@ -137,7 +142,17 @@ def test_a_half_written_last_line_of_metrics_is_left_out(tmp_path):
     assert read_metrics(tmp_path) == [row]
 
 
-@pytest.mark.parametrize("line", ['{"step": 1}', "[1]", "\0\0", ""])
+ROW = '"mesh": "fsdp=8", "hardware": "cpu:8", "memory_peak_bytes": null'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1}', "[1]", "\0\0", "", f'{{"step": -5, "step_seconds": 1, {ROW}}}',
+        f'{{"step": [1], "step_seconds": 1, {ROW}}}', f'{{"step": 1, "step_seconds": 0, {ROW}}}',
+        f'{{"step": 1, "step_seconds": 1, "loss": "5.5", {ROW}}}',
+    ],
+)  # fmt: skip
 def test_a_line_that_is_none_of_metrics_is_named(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(line + "\n")
     with pytest.raises(MeshwrightError, match=r"metrics\.jsonl, line 1: this is no line of metrics"):

@@ -120,3 +120,30 @@ def test_a_grace_period_that_is_over_ends_the_process_and_one_that_is_kept_does_
         signal.raise_signal(signal.SIGINT)
         assert not timers[1].ident
     assert len(left) == 1
+
+
+def test_a_program_keeps_the_handlers_that_it_has():
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        with interruptions(pytest.fail, None, grace_seconds=7.0) as state:
+            signal.raise_signal(signal.SIGTERM)
+        assert (received, state.signal) == ([signal.SIGTERM], None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_terminal_that_closes_stops_a_run_however_often_it_is_said():
+    before, notes = signal.signal(signal.SIGHUP, signal.SIG_DFL), []
+    try:
+        with interruptions(notes.append, None, grace_seconds=7.0) as state:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+            assert state.signal == signal.SIGTERM
+        assert len(notes) == 1
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+        with interruptions(notes.append, None, grace_seconds=7.0) as state:
+            signal.raise_signal(signal.SIGHUP)
+            assert state.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import MISSING, fields, replace
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 import tiny_run
 
 import meshwright as mw
-from meshwright.errors import MeshwrightError
+from meshwright.cli.main import main
+from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.hardware.load import DATA
 from meshwright.planner import PlanOptions
 from meshwright.step import Strategy
@@ -226,15 +228,47 @@ def test_the_lock_of_a_process_that_died_is_taken_over_with_a_word(tmp_path):
     ]
 
 
-def test_the_lock_of_another_machine_is_believed_while_its_run_writes(tmp_path):
-    lock = tmp_path / "lock"
+def test_the_lock_of_another_machine_is_believed_while_its_process_touches_it(tmp_path, monkeypatch):
+    """A node that was lost left its lock a moment ago, with fresh metrics: the job goes on elsewhere at once."""
+    lock, notes = tmp_path / "lock", []
     lock.write_text(json.dumps({"process": 1, "machine": "elsewhere"}))
-    with pytest.raises(MeshwrightError, match="process 1 on elsewhere trains in it"):
-        RunLock(tmp_path, pytest.fail)
-    os.utime(lock, (0, 0))
-    notes = []
+    (tmp_path / "metrics.jsonl").write_text("")
+    monkeypatch.setattr("meshwright.training.run_directory.lock.WATCH_SECONDS", 0.2)
+    touching = threading.Timer(0.1, os.utime, (lock,))
+    touching.start()
+    with pytest.raises(TemporaryError, match="process 1 on elsewhere trains in it"):
+        RunLock(tmp_path, notes.append)
+    touching.join()
     RunLock(tmp_path, notes.append).release()
-    assert "process 1 on elsewhere, which has ended" in notes[0]
+    assert [line for line in notes if "waiting 0.2 s for a sign of it" in line] == notes[:2]
+    assert "process 1 on elsewhere, which has ended" in notes[2]
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_disk_without_locks_has_the_holder_show_that_it_lives(lives, tmp_path, monkeypatch):
+    """Processes of two containers may have one host name and one id."""
+    module = "meshwright.training.run_directory.lock"
+    monkeypatch.setattr(f"{module}.WATCH_SECONDS", 0.3)
+    monkeypatch.setattr(f"{module}.BEAT_SECONDS", 0.05 if lives else 60.0)
+
+    def fail(*_):
+        raise OSError("no locks")
+
+    monkeypatch.setattr(f"{module}.fcntl.flock", fail)
+    first = RunLock(tmp_path / "run", pytest.fail)
+    if lives:
+        with pytest.raises(TemporaryError, match="is in use"):
+            RunLock(tmp_path / "run", lambda _: None)
+    else:
+        RunLock(tmp_path / "run", lambda _: None).release()
+    first.release()
+
+
+def test_a_directory_in_use_ends_a_command_with_1_as_another_start_may_find_it_free(begun, capsys):
+    lock = RunLock(begun, pytest.fail)
+    assert main(["train", str(begun), "--resume"]) == 1
+    assert "is in use: process" in capsys.readouterr().err
+    lock.release()
 
 
 def test_two_parts_of_checksums_cover_all_files(tmp_path):

@@ -89,8 +89,10 @@ def run(args: Args) -> int:
         return _write_manifest(args, words, said)
     here = args.processes
     number, least = here.num_processes, here.num_processes if here.elastic is None else here.elastic
+    if number < 1:
+        raise MeshwrightError(f"-n is {number}; it is the number of processes, from 1")
     if not 1 <= least <= number:
-        raise MeshwrightError(f"--elastic {least} of {number} processes (-n); both are from 1, and -n is not less")
+        raise MeshwrightError(f"--elastic {least} of {number} processes (-n); it is from 1, and -n is not less")
     if here.restarts < 0 or here.stuck_seconds <= 0:
         raise MeshwrightError("--restarts is a number from 0, and --stuck-seconds one above 0")
     system, directory = _run_of(said)
@@ -157,7 +159,7 @@ def _supervise(
 def _write_manifest(args: Args, words: Sequence[str], said: train.Args) -> int:
     """Write the job of a cluster that runs a command, and goes on with it where a machine is lost."""
     from meshwright.files import write_file
-    from meshwright.launch import jobset, machines_of, slurm, tpu_vm
+    from meshwright.launch import SAVE_SECONDS, jobset, machines_of, slurm, tpu_vm
 
     here, restarts = args.manifest, args.processes.restarts
     if here.slurm + here.jobset + here.tpu_vm > 1:
@@ -165,6 +167,8 @@ def _write_manifest(args: Args, words: Sequence[str], said: train.Args) -> int:
     system, directory = _run_of(said)
     name = here.name or re.sub("[^a-z0-9]+", "-", directory.name.lower()).strip("-") or "run"
     words, machines = _again(words, said, directory), machines_of(system)
+    if not here.tpu_vm and said.saving.grace_seconds is None:
+        words += ["--grace-seconds", str(SAVE_SECONDS)]
     if here.slurm:
         text = slurm(name, words, machines, restarts=restarts)
     elif here.tpu_vm:

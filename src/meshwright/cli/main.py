@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any, TextIO
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.signals import handled_signals, not_ignored
 
 COMMANDS = {
@@ -52,7 +52,8 @@ SEVERAL_KINDS = ("plan", "verify")
 
 EXIT_CODES = {
     0: "done",
-    1: "a check failed: a plan does not fit or is too late, --tolerance, findings with --check, a loss is NaN",
+    1: "a check failed (a plan does not fit or is too late, --tolerance, findings with --check, a loss is NaN), or"
+    " something is not there now: another process trains in the directory, or did not come",
     2: "wrong input: one line on stderr says what is wrong, and what would be right",
     130: "interrupted with Ctrl-C",
     143: "ended by SIGTERM; a training saves within its grace period and ends with 0",
@@ -111,7 +112,7 @@ def _guarded(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code
     except MeshwrightError as error:
-        return _fail(f"error: {error}", 2)
+        return _fail(f"error: {error}", 1 if isinstance(error, TemporaryError) else 2)
     except KeyboardInterrupt as interrupt:
         _, code, line = next(end for end in (*_ENDS.values(), _STOP) if end[0] is type(interrupt))
         return _fail(line, code)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from meshwright.cli.arguments import option
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.hardware import System
 from meshwright.processes import FAILED, REFUSED, Member, Processes
 
@@ -30,6 +30,8 @@ class ProcessArgs:
     @property
     def processes(self) -> Processes:
         """The options as `Processes`."""
+        if self.start_seconds is not None and self.coordinator is None:
+            raise MeshwrightError("--start-seconds goes with --coordinator: a process alone waits for no other")
         return Processes(**{name: value for name, value in vars(self).items() if value is not None})
 
 
@@ -47,7 +49,7 @@ def report_end_to_others(member: Member | None, *failures: type[MeshwrightError]
     try:
         yield
     except MeshwrightError as error:
-        member.fail(str(error), FAILED if isinstance(error, failures) else REFUSED)
+        member.fail(str(error), FAILED if isinstance(error, (TemporaryError, *failures)) else REFUSED)
     except Exception:  # Report it before its traceback is printed.
         member.crash()
     member.leave()

@@ -22,8 +22,8 @@ class MeshMethod(StrEnum):
 class UnusedConstraint(NamedTuple):
     """A sharding constraint that JAX drops when it lowers. source: file:line.
 
-    device: of a `device_put` to it, which does nothing inside of `jit`; '' for a `with_sharding_constraint` whose
-    result nothing uses.
+    device: of a `device_put` to it, which does nothing inside of `jit`, or the spec of one to a sharding; '' for a
+    `with_sharding_constraint` whose result nothing uses.
     """
 
     dtype: str

@@ -6,7 +6,7 @@ A product takes what `product_seconds` says of its sizes; what is between produc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from meshwright.cost.comm_volume import is_of_weights, weight_collectives
@@ -28,7 +28,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, sent_tokens, token_axes
 from meshwright.step.blocks import program
-from meshwright.step.ir import Array, AttentionOp, Communicate, Elementwise, Extents, Matmul, Op, Step
+from meshwright.step.ir import Array, AttentionOp, ComputingOp, Elementwise, Extents, Matmul, Step
 from meshwright.step.layer import DotProduct
 from meshwright.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
 from meshwright.step.passes.pipeline import (
@@ -191,12 +191,21 @@ def _time(
     if experts := workload.model.experts:
         sent = routed_tokens(workload, mesh) / sent_tokens(workload, mesh)
         sizes["R"] = tokens * mesh.ep * sent / experts.count
-    timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy)
+    known = _known_seconds(replace(workload, remat="none"), mesh, system, strategy, tokens, rows)
+    timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy, known)
     shares = dict(layer_shares(system))
     if strategy.attention != "scores":
         shares["attention"] = 1.0
     names = [stack.name for stack in program(workload.model).stacks]
     return _Timed({name: timer.layer(name) for name in names}, timer.passes(timer.ops("logits")), shares)
+
+
+@lru_cache(maxsize=1 << 14)
+def _known_seconds(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, tokens: float, rows: float | None
+) -> dict[int, float]:
+    """The time of each op that `_time` met, by its work: under every policy that recomputes ops they are the same."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -208,36 +217,29 @@ class OpTimer:
     dtype: str
     system: System
     strategy: Strategy
+    known: dict[int, float] = field(default_factory=dict[int, float])
 
-    def ops(self, region: str) -> list[Matmul | AttentionOp | Elementwise]:
+    def ops(self, region: str) -> tuple[ComputingOp, ...]:
         """The ops of a region that compute."""
-        ops = self.step.ops
-        return [op for op in (*ops.matmuls, *ops.attention, *ops.elementwise) if op.region.name == region]
+        found = self.step.ops.computing.get(region)
+        return (*found.attention, *found.rest) if found else ()
 
     def layer(self, name: str) -> LayerSeconds:
         """One layer of a stack."""
-        ops = self.ops(name)
-        attention = [op for op in ops if isinstance(op, AttentionOp)]
-        rest = [op for op in ops if not isinstance(op, AttentionOp)]
-        queries = {op.query.name for op in attention}
-        of_queries = [op for op in rest if isinstance(op, Matmul) and op.target in queries and op.phase == "backward"]
-        accumulated = [
-            op for op in rest
-            if isinstance(op, Elementwise) and op.kind == "accumulate"
-            and any(array.name == product.name.rpartition(".")[2] for array in op.arrays for product in of_queries)
-        ]  # fmt: skip
-        return LayerSeconds(
-            self.passes(attention), self.passes(rest), self.passes([*of_queries, *accumulated]).backward
-        )
+        ops = self.step.ops.computing[name]
+        return LayerSeconds(self.passes(ops.attention), self.passes(ops.rest), self.passes(ops.of_queries).backward)
 
-    def passes(self, ops: Iterable[Op]) -> PassSeconds:
+    def passes(self, ops: Iterable[ComputingOp]) -> PassSeconds:
         """The time of some ops by pass."""
-        sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
+        known, sums = self.known, {"forward": 0.0, "recompute": 0.0, "backward": 0.0}
         for op in ops:
-            sums[op.phase] += self.seconds(op)
+            seconds = known.get(op.work)
+            if seconds is None:
+                seconds = known[op.work] = self.seconds(op)
+            sums[op.phase] += seconds
         return PassSeconds(**sums)
 
-    def seconds(self, op: Op) -> float:
+    def seconds(self, op: ComputingOp) -> float:
         """The time of one op."""
         match op:
             case Matmul():
@@ -246,8 +248,6 @@ class OpTimer:
                 return self._attention(op)
             case Elementwise():
                 return self._elementwise(op)
-            case Communicate():
-                return 0.0
 
     def _matmul(self, op: Matmul) -> float:
         """A product, or one of its gradients; rows in several steps where it overlaps with its collective."""

@@ -178,7 +178,8 @@ class Encoder:
             if role not in ROLES and not re.search(f"['\"]{re.escape(role)}['\"]", written):
                 raise BadRecordError(
                     "chat",
-                    f"a message has the role {role!r}, which the chat template does not name; roles are {', '.join(ROLES)}",
+                    f"a message has the role {role!r}, which the chat template does not name;"
+                    f" roles are {', '.join(ROLES)}",
                 )
         try:
             examples = chat_examples(self._codec, messages, tools=tools, first=first)

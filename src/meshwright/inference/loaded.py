@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import not_a_choice
+from meshwright.files import as_path
 from meshwright.hardware import System
 from meshwright.inference.save import StoredDtype, model_files, write_model
 from meshwright.inference.scoring import Score, batches, text_losses
@@ -123,6 +124,8 @@ class LoadedModel:
         Texts may differ in length; each has two tokens at least.
         """
         rows = [self.encode(text) for text in texts]
+        if not rows:
+            raise MeshwrightError("there is no text; give at least one")
         _check_predicted(rows)
         check_positions(self.config, max(map(len, rows)) - 1, "texts of at most {} tokens and one")
         found = [np.empty(0)] * len(rows)
@@ -177,6 +180,8 @@ class LoadedModel:
             MeshwrightError: a continuation without tokens, or with more than are scored at once.
         """
         rows, counts = [], []
+        if isinstance(pairs, str) or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
+            raise MeshwrightError(f"pairs are {_short(pairs)}; they are (context, continuation) each, both text")
         for context, continuation in pairs:
             whole = self.encode(context + continuation)
             before = self.encode(context.rstrip()) if context.strip() else whole[:0]
@@ -197,7 +202,8 @@ class LoadedModel:
     def encode(self, prompt: Prompt) -> np.ndarray:
         """The tokens of a prompt."""
         found: Any = prompt.messages if isinstance(prompt, Chat) else prompt
-        if isinstance(found, str) or (len(found) and isinstance(found[0], Mapping)):
+        is_messages = isinstance(found, Sequence) and len(found) and isinstance(found[0], Mapping)
+        if isinstance(found, str) or is_messages:
             if self.tokenizer is None:
                 raise MeshwrightError(f"{self.config.name} has no tokenizer; give the tokens of the prompt")
             if isinstance(found, str):
@@ -238,7 +244,13 @@ class LoadedModel:
         stored = dtype or self.stored_dtype
         files = model_files(self.config, self.source, self.tokenizer, self.seq_len, stored)
         write_model(
-            Path(directory), self.config, self.params, files, stored, max_file_bytes=max_file_bytes, on_bytes=on_bytes
+            as_path(directory),
+            self.config,
+            self.params,
+            files,
+            stored,
+            max_file_bytes=max_file_bytes,
+            on_bytes=on_bytes,
         )
 
     @cached_property
@@ -267,10 +279,15 @@ class LoadedModel:
         several: Any = prompts
         if isinstance(prompts, Chat):
             return [self.encode(prompts)]
+        if not isinstance(several, str | Sequence | np.ndarray):
+            raise MeshwrightError(
+                f"prompts are {_short(several)}; they are text, tokens or messages, or a list of them"
+            )
         if not len(several):
             raise MeshwrightError("there is no prompt; give at least one")
         is_one = isinstance(prompts, str) or isinstance(several[0], int | np.integer | Mapping)
-        return [self.encode(prompt) for prompt in ([several] if is_one else several)]
+        every: Any = [prompts] if is_one else prompts
+        return [self.encode(prompt) for prompt in every]
 
     def _read(
         self, prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]
@@ -283,7 +300,7 @@ class LoadedModel:
             max_tokens=said.get("max_tokens", 200),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             stop_tokens=tuple(said.get("stop_tokens", self.tokenizer.stop_tokens if self.tokenizer else ())),
-            sampling=(sampling,) * len(rows) if isinstance(sampling, Sampling) else tuple(sampling),
+            sampling=(sampling,) * len(rows) if isinstance(sampling, Sampling) else _samplings(sampling),
             sp_method=said.get("sp_method", self.sp_method if self.mesh_shape.sp > 1 else "gather"),
         )
         if "sp_method" in said and self.mesh_shape.sp == 1:
@@ -332,6 +349,15 @@ def _check_messages(messages: Sequence[Any]) -> None:
         has_content = isinstance(message, Mapping) and ("content" in message or "tool_calls" in message)
         if not has_content or not isinstance(message.get("role"), str):
             raise MeshwrightError(f"a message is {_short(message)}; it has a role and a content")
+
+
+def _samplings(values: Any) -> tuple[Sampling, ...]:
+    """The sampling of each prompt. Raises for anything else."""
+    if not isinstance(values, Sequence) or not all(isinstance(one, Sampling) for one in values):
+        raise MeshwrightError(
+            f"sampling is {_short(values)}; it is a Sampling, as Sampling(temperature=0.5), or one each"
+        )
+    return tuple(values)
 
 
 def _whole_numbers(values: Any) -> np.ndarray | None:

@@ -45,6 +45,9 @@ class Finding:
     is_one_everywhere: ClassVar[bool] = False
     """Whether findings with equal `merged_by` are one mistake wherever they stand."""
 
+    is_share_of_work: ClassVar[bool] = False
+    """Whether it is told by the share of the flops that it wastes, however little they take in a small program."""
+
     bytes: int
     cost_seconds: float | None
     source: str

@@ -41,12 +41,14 @@ from meshwright.inspection.context import Rules
 from meshwright.inspection.inspection import Inspection, read_inspection
 from meshwright.inspection.lower import LOWER_NAMED, first_that_lowers, lower_call, source_hash, stage_of
 from meshwright.inspection.meshes import (
+    NOT_COPIED,
     Call,
     MeshLike,
     current_mesh,
     degrees_of,
     for_target,
     function_name,
+    held_meshes,
     meshes_in,
     on_mesh,
     only_mesh,
@@ -91,7 +93,8 @@ def inspect(
             process compiles, and every mesh in the function and its arguments stands for the one of the target. By
             default the devices here.
         types: of the axes where only their degrees are given; by default explicit, or auto where that does not lower.
-        effort: `fast` compiles for a TPU in a fraction of the time, but not the schedule that will run.
+        effort: `fast` compiles for a TPU in a fraction of the time, but not the schedule that will run; where the
+            default effort moves or fuses more, bytes differ too.
         state: the names of the arguments of which a step returns new values, so that they could be donated; by default
             those of which the program computes an update. Gradients are none.
         rules, expected: see `ProgramContext`.
@@ -196,7 +199,9 @@ def _inspect_in_process(
             program = compile_lowered(lowered, options={}, compiler=compiler, mesh_method=MeshMethod.OWN)
         except CompileError as error:
             raise compile_error(name, failure_of(error)) from error.__cause__
-    found = _mesh_of(call, mesh) or _mesh_of_module(lowered)
+    count = _PARTITIONS.search(program.hlo)
+    held = _mesh_held(call, int(count[1])) if count and int(count[1]) > 1 else None
+    found = _mesh_of(call, mesh) or _mesh_of_module(lowered) or held
     return _read_here(name, replace(program, messages=said()), found, given)
 
 
@@ -289,7 +294,8 @@ def _inspect_for_target(
         lowered = _check_platform(lower_call(call), system)
         found = mesh or _mesh_of_module(lowered) or {"dp": 1}
     else:
-        found = _mesh_of(call, mesh) or {"dp": 1}
+        chips = system.num_devices
+        found = _mesh_of(call, mesh) or (_mesh_held(call, chips) if chips > 1 else None) or {"dp": 1}
         lowered = first_that_lowers(function_name(call.function), _ways_there(call, mesh, found, system, types))
     request = CompileRequest(
         function=LOAD_MODULE,
@@ -340,6 +346,15 @@ def _lower_under(target: AbstractMesh, call: Call, platform: str) -> LoweredProg
 def _mesh_of(call: Call, mesh: MeshLike | None) -> MeshLike | None:
     """The mesh that is given, else that of the arguments, else the one in use."""
     return mesh if mesh is not None else next(meshes_in(call), current_mesh())
+
+
+def _mesh_held(call: Call, count: int) -> MeshLike | None:
+    """The mesh of so many devices that a function holds, which nothing else tells; None where it holds none or more."""
+    try:
+        held = {mesh for mesh in held_meshes(call.function) if math.prod(mesh.shape.values()) == count}
+    except NOT_COPIED:
+        return None
+    return next(iter(held)) if len(held) == 1 else None
 
 
 def _mesh_of_module(program: LoweredProgram) -> dict[str, int] | None:

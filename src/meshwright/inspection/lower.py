@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax._src import dispatch
 from jax.interpreters import mlir
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 
 import meshwright
@@ -24,6 +25,7 @@ from meshwright.compiler.load import load_function
 from meshwright.compiler.worker import error_text
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import canonical_dtype
+from meshwright.inspection.advice import advice
 from meshwright.inspection.meshes import Call, function_name, with_types
 
 LOWER_NAMED = "meshwright.inspection.lower:lower_named"
@@ -73,7 +75,7 @@ def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredP
         except MeshwrightError:
             raise
         except Exception as error:  # A user's function may raise anything; another way may lower.
-            failed.append((words, _first_line(error_text(error)), error))
+            failed.append((words, _in_a_line(error_text(error)), error))
             continue
         note = tuple(f"lowered {words}; {before}: {said}" for before, said, _ in failed)
         return program._replace(notes=(*program.notes, *note))
@@ -154,7 +156,8 @@ def _lowering_for(platform: str | None) -> Iterator[None]:
 
     Two methods of JAX are replaced meanwhile, for which it has no public way. Objects with `.lower` and no `.trace`
     call `Traced.lower` themselves, and pass no `lowering_platforms` on (Equinox). `jax.debug.print` and other callbacks
-    ask for the client of the platform, which they do not use, whatever `lowering_platforms` says.
+    ask for the client of the platform, which they do not use, whatever `lowering_platforms` says. Nor do
+    `pure_callback` and `io_callback` use the devices without which JAX refuses them.
     """
     if platform is None:
         yield
@@ -181,18 +184,26 @@ def _lowering_for(platform: str | None) -> Iterator[None]:
             found = None
         return found or (None if optional else _NoClient())
 
+    refused = getattr(dispatch, "prim_requires_devices_during_lowering", set())
+    callbacks = {one for one in refused if one.name in ("pure_callback", "io_callback")}
     Traced.lower, mlir.ModuleContext.get_backend = lower_for_platform, get_backend_if_any  # type: ignore[method-assign]
+    refused -= callbacks
     try:
         yield
     finally:
+        refused |= callbacks
         Traced.lower, mlir.ModuleContext.get_backend = lower, get_backend  # type: ignore[method-assign]
 
 
-def _first_line(text: str) -> str:
-    """The first line of an error and the place that stands after the last."""
+def _in_a_line(text: str) -> str:
+    """The first line of an error, with two more where it ends in a colon; the place after the last; and what to do."""
     first, *rest = text.strip().split("\n")
     place = rest[-1].rpartition(" (")[2] if rest and rest[-1].endswith(")") else ""
-    return f"{first} ({place}" if place else first
+    if first.endswith(":"):
+        rest[-1:] = [rest[-1].removesuffix(f" ({place}")] if rest else []
+        first = " ".join([first, *(line.strip() for line in rest if line.strip())][:3])
+    told = f"{first} ({place}" if place else first
+    return f"{told}; {what_to_do}" if (what_to_do := advice(text)) else told
 
 
 def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
@@ -203,13 +214,25 @@ def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
             aval = eqn.outvars[0].aval
             yield UnusedConstraint(canonical_dtype(aval.dtype.name), tuple(aval.shape), _place(eqn))
         if eqn.primitive.name == "device_put":
-            for var, device in zip(eqn.outvars, eqn.params["devices"], strict=True):
-                if isinstance(device, jax.Device):
+            for old, var, device in zip(eqn.invars, eqn.outvars, eqn.params["devices"], strict=True):
+                if isinstance(device, jax.Device) or _is_dropped(old.aval, device):
                     dtype, shape = canonical_dtype(var.aval.dtype.name), tuple(var.aval.shape)
-                    yield UnusedConstraint(dtype, shape, _place(eqn), str(device))
+                    where = str(getattr(device, "spec", device))
+                    yield UnusedConstraint(dtype, shape, _place(eqn), where.replace("PartitionSpec", "P"))
         for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
             if hasattr(inner, "eqns"):
                 yield from _unused(getattr(inner, "jaxpr", inner))
+
+
+def _is_dropped(aval: Any, target: Any) -> bool:
+    """Whether a `device_put` inside of `jit` would only split an array in another way, which JAX does not do there.
+
+    Between memories it moves arrays.
+    """
+    if not isinstance(target, NamedSharding) or target.is_fully_replicated:
+        return False
+    is_device = target.memory_kind in (None, "device", "unpinned_host")
+    return is_device and "host" not in str(getattr(aval, "memory_space", "")).lower()
 
 
 def _place(eqn: Any) -> str:

@@ -88,21 +88,40 @@ def for_target(call: Call, target: AbstractMesh) -> Call:
             mesh of other degrees.
     """
     args, kwargs = jax.tree.map(lambda leaf: _abstract_leaf(leaf, target), (tuple(call.args), dict(call.kwargs)))
-    out = io.BytesIO()
-    pickler = _Pickler(out)
     try:
-        pickler.dump(call.function)
-        if not pickler.meshes:
+        if not held_meshes(call.function):
             return Call(call.function, args, kwargs)
-        return Call(_Unpickler(out.getvalue(), target, pickler.kept).load(), args, kwargs)
-    except (TypeError, pickle.PicklingError, AttributeError, RecursionError) as error:
-        others = [mesh for mesh in (*pickler.meshes, *meshes_in(call)) if degrees_of(mesh) != degrees_of(target)]
+    except NOT_COPIED as error:
+        others = [mesh for mesh in meshes_in(call) if degrees_of(mesh) != degrees_of(target)]
         if others:
             raise MeshwrightError(
                 f"{function_name(call.function)} is for a mesh of {_shown(others[0])} and cannot be copied for one of"
                 f" {_shown(target)}: {error}"
             ) from None
         return Call(call.function, args, kwargs)
+    try:  # What both hold must stay one object: jit compares the optimizer in a train state with that of its shardings.
+        return Call(*_copied((call.function, args, kwargs), target))
+    except (*NOT_COPIED, ValueError):
+        return Call(_copied(call.function, target), args, kwargs)
+
+
+def held_meshes(function: Any) -> list[Mesh | AbstractMesh]:
+    """The meshes that a function holds. Raises one of `NOT_COPIED` where it holds what cannot be copied."""
+    pickler = _Pickler(io.BytesIO())
+    pickler.dump(function)
+    return pickler.meshes
+
+
+NOT_COPIED = (TypeError, pickle.PicklingError, AttributeError, RecursionError)
+"""What cloudpickle raises for an object that it cannot copy."""
+
+
+def _copied(held: Any, target: AbstractMesh) -> Any:
+    """A copy in which the target stands for every mesh of its axes; one of other axes stays, for it may be unused."""
+    out = io.BytesIO()
+    pickler = _Pickler(out)
+    pickler.dump(held)
+    return _Unpickler(out.getvalue(), target, pickler.kept).load()
 
 
 def function_name(function: Any) -> str:
@@ -111,7 +130,7 @@ def function_name(function: Any) -> str:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Leaves out meshes, and whatever stays the object that it is: `kept`."""
+    """Leaves out meshes, and whatever stays the object that it is: both are `kept`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -119,14 +138,13 @@ class _Pickler(cloudpickle.Pickler):
         self.meshes: list[Mesh | AbstractMesh] = []
 
     def persistent_id(self, obj: Any) -> Any:
-        """Names and types of a mesh's axes, or the number of an object that stays; None for anything else."""
+        """The number of a mesh or of an object that stays; None for anything else."""
         if isinstance(obj, (Mesh, AbstractMesh)):
             self.meshes.append(obj)
-            return type(obj).__name__, tuple(obj.axis_names), tuple(obj.axis_types)
         is_here = isinstance(obj, jax.Array) and len(obj.sharding.device_set) == 1
-        if is_here or isinstance(obj, (type, jax.Device)) or _is_named(obj):
+        if is_here or isinstance(obj, (Mesh, AbstractMesh, type, jax.Device)) or _is_named(obj):
             self.kept.append(obj)
-            return "kept", len(self.kept) - 1
+            return len(self.kept) - 1
         return None
 
     def reducer_override(self, obj: Any) -> Any:
@@ -147,11 +165,10 @@ class _Unpickler(pickle.Unpickler):
         self.target, self.kept = target, kept
 
     def persistent_load(self, pid: Any) -> Any:
-        """The target's mesh for the names and types of some axes, or what was kept."""
-        if pid[0] == "kept":
-            return self.kept[pid[1]]
-        _, names, types = pid
-        return _like(self.target, names, types)
+        """The target's mesh for one of its axes, or what was kept."""
+        kept = self.kept[pid]
+        is_for_it = isinstance(kept, (Mesh, AbstractMesh)) and set(kept.axis_names) <= set(self.target.axis_names)
+        return _like(self.target, kept.axis_names, kept.axis_types) if is_for_it else kept
 
 
 def _like(target: AbstractMesh, names: Sequence[str], types: Sequence[AxisType]) -> AbstractMesh:

@@ -72,7 +72,11 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
     told.sort(key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
     step = context.schedule.step_seconds if context.schedule else 0.0
     least = max(_LEAST_SECONDS, _LEAST_SHARE * step)
-    small = [found for found in told if 0 < (found.cost_seconds or 0.0) < least and not found.is_wrong]
+    small = [
+        found
+        for found in told
+        if 0 < (found.cost_seconds or 0.0) < least and not (found.is_wrong or found.is_share_of_work)
+    ]
     return tuple(found for found in told if found not in small), tuple(_notes(small, least))
 
 

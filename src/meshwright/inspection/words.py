@@ -48,6 +48,12 @@ def _axes(axes: tuple[str, ...]) -> str:
 
 @_sentences.register
 def _(found: DroppedConstraint) -> tuple[str, str]:
+    if found.device.startswith("P("):
+        return (
+            f"device_put of {found.shape} to {found.device} is inside of jit, where JAX drops it: the value stays as it"
+            " was",
+            "use jax.lax.with_sharding_constraint in its place, or jax.reshard where the axes are explicit",
+        )
     if found.device:
         return (
             f"device_put of {found.shape} to {found.device} is inside of jit, which runs on all of its devices: it does"

@@ -14,7 +14,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.launch.machines import Machines
 
 GRACE_SECONDS = 120
-"""How long before the end a job is told of it (SIGTERM): `train` saves within its --grace-seconds."""
+"""How long before the end a job is told of it (SIGTERM)."""
+
+SAVE_SECONDS = GRACE_SECONDS - 20
+"""The --grace-seconds of a run in a job: the rest is for the signal to arrive and for the processes to end."""
 
 PORT = 8476
 """Where processes meet in a JobSet; JAX's service has the next one. Each pod has an address of its own."""
@@ -27,6 +30,9 @@ GKE_ACCELERATORS = {
     "tpu7x": "tpu7x",
 }
 """The node label cloud.google.com/gke-tpu-accelerator (cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus)."""
+
+_IMAGE = r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w.+-]+:[0-9a-f]+)?"
+_CLAIM = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 
 RUNTIMES = {
     "v3": "tpu-ubuntu2204-base",
@@ -41,9 +47,16 @@ RUNTIMES = {
 def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int) -> str:
     """An sbatch script, which starts the command again in its machines where a process is lost.
 
-    Where a machine is lost Slurm itself queues the job again (--requeue). Options: the manual pages sbatch(1) and
-    srun(1) of Slurm 22.05, slurm.schedmd.com/sbatch.html and srun.html.
+    Where a machine is lost Slurm itself queues the job again (--requeue). Before the time limit Slurm signals the
+    script (B:), which has scancel send SIGTERM to the processes of its step. srun must not get it: on SIGTERM, SIGHUP
+    and SIGQUIT it kills them with SIGKILL (`_srun_signal_mgr` in Slurm's src/srun/srun_job.c), and nothing is saved.
+
+    Options: the manual pages sbatch(1), srun(1) and scancel(1) of Slurm 22.05, slurm.schedmd.com/sbatch.html.
     """
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise MeshwrightError(
+            f"a Slurm job's name has letters, digits, -, _ and ., as my-run, and not {name!r}: --name"
+        )
     if machines.system.chip.kind != "gpu":
         raise MeshwrightError(f"--slurm is for GPUs, and this is {machines.system}; --jobset or --tpu-vm")
     command = shlex.join(["meshwright", *words, "--coordinator", "auto"])
@@ -58,9 +71,10 @@ def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int)
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@{GRACE_SECONDS}
 
-# Before the time limit: the run saves and ends, and the job is queued again.
+# Before the time limit: the run saves and ends, and the job is queued again. scancel signals the processes, and not
+# this script; srun itself would kill them on SIGTERM.
 requeue=
-trap 'requeue=yes; kill -TERM "$!"' USR1
+trap 'requeue=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
 for attempt in $(seq 0 {restarts}); do
     echo "start $attempt"
     srun --kill-on-bad-exit=1 --label {command} &
@@ -68,7 +82,7 @@ for attempt in $(seq 0 {restarts}); do
     wait "$run"
     status=$?
     if [ -n "$requeue" ]; then
-        wait "$run"
+        wait "$run" # The wait before ended with the signal.
         exec scontrol requeue "$SLURM_JOB_ID"
     fi
     # Exit code 2 is wrong input, which another start does not change.
@@ -105,6 +119,10 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     import yaml
 
     chip, count = machines.system.chip, machines.per_slice
+    if not re.fullmatch(_IMAGE, image):
+        raise MeshwrightError(f"{image!r} is no container image, as us-docker.pkg.dev/me/run:1: --image")
+    if claim is not None and not re.fullmatch(_CLAIM, claim):
+        raise MeshwrightError(f"{claim!r} is no persistent volume claim, as my-runs: --claim")
     if chip.kind == "tpu" and chip.name not in GKE_ACCELERATORS:
         raise MeshwrightError(f"GKE has no {chip.name}; it has {', '.join(GKE_ACCELERATORS)}")
     # A pod's name is of at most 63 characters, and ends in -workers-JOB-POD-xxxxx.
@@ -177,6 +195,10 @@ def tpu_vm(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     Flags: cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources and /tpu-vm/ssh.
     """
     system, chip = machines.system, machines.system.chip
+    if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
+        raise MeshwrightError(
+            f"a Cloud TPU's name has at most 63 small letters, digits and -, as my-run, and not {name!r}: --name"
+        )
     if chip.name not in RUNTIMES:
         raise MeshwrightError(f"--tpu-vm is for {', '.join(RUNTIMES)}, and this is {system}; --jobset or --slurm")
     if chip.torus is not None and len(system.shape) == 3:
@@ -199,24 +221,47 @@ install=${{INSTALL:?the command that installs meshwright on a machine}}
 directory=${{DIRECTORY:?a directory on a disk that all machines share}}
 name={name}
 
-state() {{ gcloud compute tpus queued-resources describe "$name" --zone="$zone" --format='value(state.state)'; }}
-if ! state > /dev/null 2>&1; then
-    gcloud compute tpus queued-resources create "$name" --zone="$zone" {nodes} \\
-        {kind} --runtime-version={RUNTIMES[chip.name]}
-fi
-until [ "$(state)" = ACTIVE ]; do
-    case "$(state)" in FAILED | SUSPENDING | SUSPENDED)
-        echo "error: the queued resource $name is $(state); delete it and start this script again" >&2
-        exit 1
-    esac
-    sleep "${{POLL_SECONDS:-30}}"
-done
-{ssh} --zone="$zone" --worker=all --command="$install"
+# A preempted resource is SUSPENDED for good: it is deleted and asked for again.
+state() {{
+    gcloud compute tpus queued-resources describe "$name" --zone="$zone" \\
+        --format='value(state.state)' 2> /dev/null || true
+}}
+get_machines() {{
+    until [ "$(state)" = ACTIVE ]; do
+        installed=
+        case "$(state)" in
+        "")
+            gcloud compute tpus queued-resources create "$name" --zone="$zone" {nodes} \\
+                {kind} --runtime-version={RUNTIMES[chip.name]}
+            ;;
+        SUSPENDED)
+            gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet
+            ;;
+        FAILED)
+            echo "error: the queued resource $name is FAILED; delete it and start this script again" >&2
+            exit 1
+            ;;
+        esac
+        sleep "${{POLL_SECONDS:-30}}"
+    done
+    if [ -z "$installed" ]; then
+        {ssh} --zone="$zone" --worker=all --command="$install"
+        installed=yes
+    fi
+}}
 run={shlex.quote(command)}
-for attempt in $(seq 0 {restarts}); do
+installed=
+attempt=0
+while [ "$attempt" -le {restarts} ]; do
+    get_machines
     echo "start $attempt"
     if {ssh} --zone="$zone" --worker=all --command="cd $directory && $run"; then
         exit 0
+    fi
+    sleep "${{POLL_SECONDS:-30}}"
+    # Machines that were taken away are no failure of the run.
+    if [ "$(state)" = ACTIVE ]; then
+        attempt=$((attempt + 1))
     fi
 done
 exit 1

@@ -20,7 +20,7 @@ from pathlib import Path
 from meshwright.errors import MeshwrightError
 from meshwright.launch.children import Children, Exit, meshwright_command, state_of
 from meshwright.processes import FAILED, End, Host, listen
-from meshwright.signals import handled_signals, not_ignored
+from meshwright.signals import drop_terminals, find_terminals, handled_signals, not_ignored
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 """The wait before the first restart, which doubles with each one that brings no checkpoint, and the longest."""
@@ -28,7 +28,7 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 STEADY_SECONDS = 600.0
 """A job without checkpoints that has run for so long has its restarts counted anew."""
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 INTERRUPTED = 130
 
@@ -60,15 +60,22 @@ class Job:
 def supervise(job: Job, say: Callable[[str], None]) -> int:
     """Run a job to its end; the exit code is process 0's, or that of what ended it.
 
-    SIGINT and SIGTERM are passed on to all processes, which finish their step, save and end.
+    SIGINT, SIGTERM and SIGHUP are passed on to all processes, which finish their step, save and end.
 
     say: called, from threads too, with a line that a user should read.
     """
     number, used, before = job.num_processes, 0, checkpoints_in(job.directory)
     words = job.words(number, False)
     received: list[int] = []
+    terminals = find_terminals()
+
+    def receive(signal_number: int, _: object) -> None:
+        if signal_number == signal.SIGHUP:
+            drop_terminals(terminals)
+        received.append(signal_number)
+
     # A terminal's stop (Ctrl-Z) is left to the processes' own host.
-    with handled_signals(not_ignored(FORWARDED), lambda number, _: received.append(number)):
+    with handled_signals(not_ignored(FORWARDED), receive):
         while True:
             began = time.monotonic()
             end, code = _attempt(job, number, words, received, say)
@@ -98,7 +105,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
             while time.monotonic() < until:
                 if received:
                     say("launch: stopped" + ("; the same command with --resume goes on" if job.directory else ""))
-                    return 0 if signal.SIGTERM in received else INTERRUPTED
+                    return INTERRUPTED if set(received) == {signal.SIGINT} else 0
                 time.sleep(0.05)
 
 

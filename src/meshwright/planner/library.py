@@ -19,6 +19,7 @@ from meshwright.planner.options import (
     MoreOptions,
     PlanOptions,
     SystemLike,
+    check_model,
     given,
     is_image_model,
     read_count,
@@ -57,8 +58,8 @@ MOST_TIED = 8
 
 def plan(
     model: ModelLike,
-    *,
-    on: SystemLike,
+    on: SystemLike | None = None,
+    *rest: object,
     batch: Count | None = None,
     batch_tokens: Count | None = None,
     seq_len: Count | None = None,
@@ -93,6 +94,10 @@ def plan(
     """
     if is_image_model(model):
         raise MeshwrightError(f"{model} is a model of images; meshwright.planner.plan_images plans it")
+    check_model(model)
+    if on is None or rest:
+        wrong = "takes model and on by their places, and the rest by name" if rest else "needs the hardware"
+        raise MeshwrightError(f"plan {wrong}, as mw.plan('llama3-8b', on='v5p:4x4x4', batch=512)")
     given(options, (*MoreOptions.__annotations__, "on", "batch", "batch_tokens", "seq_len", "mesh", "remat", "dtype"))
     asked = {"on": on, "batch": batch, "batch_tokens": batch_tokens, "seq_len": seq_len, "remat": remat, "dtype": dtype}
     workload, system = read_workload(model, asked | _only(options, WORKLOAD_OPTIONS))

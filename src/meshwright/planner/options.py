@@ -246,18 +246,23 @@ def read_price(value: float | str) -> float:
     return price
 
 
+def check_model(model: object) -> None:
+    """Raise where this is no model that can be planned, as a function or a library's module."""
+    if isinstance(model, str | Path | ModelConfig | Workload):
+        return
+    shown, hint = (repr(model) if isinstance(model, int | float | None) else f"a {type(model).__name__}"), ""
+    if callable(model):
+        hint = "; of a function of your own mw.inspect(function, *arguments) tells what it does on a mesh"
+    raise MeshwrightError(
+        f"model is {shown}; it is a preset's name, the path of a Hugging Face config.json, a ModelConfig or a"
+        f" Workload{hint}"
+    )
+
+
 def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None) -> ModelConfig:
     """The model of a name or a path, cut to `num_layers`."""
-    match model:
-        case str() | Path():
-            found = load_model(str(model))
-        case ModelConfig():
-            found = model
-        case _:
-            raise MeshwrightError(
-                f"model is {model!r}; it is a preset's name, the path of a Hugging Face config.json, a ModelConfig or a"
-                f" Workload"
-            )
+    check_model(model)
+    found = model if isinstance(model, ModelConfig) else load_model(str(model))
     return found if num_layers is None else replace(found, num_layers=read_count("num_layers", num_layers))
 
 

@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.families import workload_from_data
 from meshwright.field_types import from_data
+from meshwright.files import as_path
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notebook import card
@@ -37,6 +38,9 @@ from meshwright.step import (
 FORMAT = 1
 """The version of the file; another is refused."""
 
+_OF_DATA = ("batch", "sequence", "residual_sequence", "activation")
+"""The logical axes of what a model computes with its parameters."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -59,11 +63,11 @@ class Plan:
     @classmethod
     def read(cls, path: str | Path) -> Plan:
         """The plan in a YAML or JSON file."""
-        return read_plan(Path(path))
+        return read_plan(as_path(path))
 
     def write(self, path: str | Path) -> None:
         """Write the plan, whole or not at all: as JSON to a `.json`, else as YAML."""
-        write_plan(self, Path(path))
+        write_plan(self, as_path(path))
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, as its file has it."""
@@ -73,24 +77,37 @@ class Plan:
     def rules(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
         """The mesh axes of each logical axis, as `flax.linen.logical_axis_rules` takes them."""
         shown: dict[str, str | tuple[str, ...] | None] = {}
-        for name, axes in logical_rules(self.strategy).items():
+        rules = logical_rules(self.strategy)
+        # Flax gives an axis to the first rule that wants it: the batch has fsdp before the width of what it holds has.
+        for name in (*_OF_DATA, *(name for name in rules if name not in _OF_DATA)):
+            axes = rules[name]
             live = tuple(axis for axis in axes if self.mesh.degree(axis) > 1)
             shown[name] = live if len(live) > 1 else live[0] if live else None
         return tuple(shown.items())
 
-    def shardings(self, tree: Any, axes: Mapping[str, Sequence[str | None]] | None = None) -> Any:
-        """A `NamedSharding` for every leaf of a tree of arrays (or of anything with a shape), on `plan.mesh()`.
+    def shardings(
+        self,
+        tree: Any,
+        axes: Mapping[str, Sequence[str | None] | Literal["replicated"]] | None = None,
+        mesh: Any = None,
+    ) -> Any:
+        """A `NamedSharding` for every leaf of a tree of arrays (or of anything with a shape).
 
         Without `axes` the tree holds the parameters of the plan's own model, and each leaf is found by its path
         (`layers.query`). With `axes` it is anybody's: regular expressions over paths (`.*attention.*kernel`) to the
-        logical axis of each dim, the first that matches the whole path; None is a dim that nothing splits.
+        logical axis of each dim, the first that matches the whole path; None is a dim that nothing splits, and
+        "replicated" in the place of the dims an array that nothing does. `"*": "replicated"` is for all that no
+        expression matches. Paths of NNX are taken with `.value` at their end and without. Scalars need no rule.
+
+        mesh: what `plan.mesh(types="auto")` returned, for programs that leave shardings to the compiler; by default
+        `plan.mesh()`, whose axes are explicit.
 
         Raises:
             MeshwrightError: where a leaf has no rule, an expression matches no leaf, or a degree does not divide a dim.
         """
         from meshwright.runtime.carry import plan_shardings
 
-        return plan_shardings(self, tree, axes)
+        return plan_shardings(self, tree, axes, mesh)
 
     def __str__(self) -> str:
         """What is planned, the mesh, and the answer, in two lines."""

@@ -89,6 +89,11 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     if system.chip.kind == "gpu" and experts and experts.capacity_factor is None:
         size = device_blocks(workload, mesh, strategy).size
         notes += (f"priced with grouped products; XLA has none for GPUs: train multiplies {size} rows at a time",)
+    if experts and experts.balance_weight and strategy.num_microbatches > 1:
+        notes += (
+            f"the loss of experts' balance is of each of {strategy.num_microbatches} microbatches, not of the batch:"
+            " losses differ a little from those with another number of them",
+        )
     if waiting := host_bytes(workload, mesh, strategy):
         notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
     return notes

@@ -206,7 +206,7 @@ class Host:
             missing = [number for number in range(self.count) if number not in self._peers]
             which = f"process{'es' if missing[1:] else ''} {_list(missing)} of {self.count}"
             line = f"{which} did not come within {self.start_seconds:g} s; start all, with the same --coordinator"
-            self._end(End(line, REFUSED, "refused", tuple(missing)))
+            self._end(End(line, FAILED, "refused", tuple(missing)))  # Slurm and JobSet give up on 2.
         else:
             self._check_failures(now)
 
@@ -279,8 +279,8 @@ class Host:
         """End as a process is gone."""
         peer = self._peers[number]
         step = "" if peer.step is None else f" after step {peer.step}"
-        code, kind = (FAILED, "lost") if self._has_met else (REFUSED, "refused")
-        self._end(End(f"process {number} ({peer.where}) {how}{step}", code, kind, (number,)))
+        kind = "lost" if self._has_met else "refused"
+        self._end(End(f"process {number} ({peer.where}) {how}{step}", FAILED, kind, (number,)))
 
     def _end(self, end: End) -> None:
         """Tell all processes to end, and the one who says why."""

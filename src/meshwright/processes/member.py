@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.processes.compare import flatten
 from meshwright.processes.host import FAILED, End, Host, listen
 from meshwright.processes.messages import BEAT_SECONDS, PAUSE_SECONDS, SILENT_SECONDS, Inbox, send
@@ -64,7 +64,7 @@ class Member:
                 return
             heard = time.monotonic() if messages else heard
             if time.monotonic() - heard > SILENT_SECONDS:
-                raise MeshwrightError(f"process 0 at {self._address} has not answered for {SILENT_SECONDS:.0f} s")
+                raise TemporaryError(f"process 0 at {self._address} has not answered for {SILENT_SECONDS:.0f} s")
 
     def leave(self) -> None:
         """Say that this process has done its part."""
@@ -103,7 +103,7 @@ class Member:
             received = b""
         if not received:
             host = "meshwright launch" if self._is_hosted else f"process 0 at {self._address}"
-            raise MeshwrightError(f"{host} is gone; process {self.number} ends")
+            raise TemporaryError(f"{host} is gone; process {self.number} ends")
         return list(self._inbox.add(received))
 
     def _listen(self) -> None:
@@ -163,8 +163,8 @@ def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
         facts: what must be the same everywhere, as the config of a run; the versions are added here.
 
     Raises:
-        MeshwrightError: where the others cannot be met. What the host finds wrong ends this process with exit code 2,
-            after process 0, or `launch`, said what it is.
+        TemporaryError: where the others cannot be met. What the host finds wrong ends this process, with exit code 2
+            where it is their arguments, after process 0, or `launch`, said what it is.
     """
     assert processes.coordinator is not None
     assert processes.num_processes is not None
@@ -204,7 +204,7 @@ def _connect(host: str, port: int, processes: Processes) -> socket.socket:
             connection = socket.create_connection((host, port), timeout=min(5.0, processes.start_seconds))
         except OSError as error:
             if time.monotonic() > until:
-                raise MeshwrightError(
+                raise TemporaryError(
                     f"process {processes.process_id} did not reach process 0 at {processes.coordinator} within"
                     f" {processes.start_seconds:g} s ({(error.strerror or str(error)).lower()}); it must run, listen"
                     f" there, and be let through by firewalls"

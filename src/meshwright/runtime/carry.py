@@ -31,13 +31,23 @@ def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["exp
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
-def plan_shardings(plan: Plan, tree: Any, axes: Mapping[str, Sequence[str | None]] | None) -> Any:
+Axes = Mapping[str, Sequence[str | None] | Literal["replicated"]]
+"""Regular expressions over paths, and the logical axis of each dim."""
+
+_ELSE = "*"
+"""Stands for all paths that no expression matches."""
+
+
+def plan_shardings(plan: Plan, tree: Any, axes: Axes | None, mesh: Mesh | None) -> Any:
     """The sharding of every leaf of a tree (`Plan.shardings`)."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
     shapes = [tuple(getattr(leaf, "shape", ())) for _, leaf in found]
     specs = _declared(plan, paths, shapes) if axes is None else _matched(plan, paths, shapes, axes)
-    mesh = plan.mesh()
+    mesh = plan.mesh() if mesh is None else mesh
+    if not isinstance(mesh, Mesh) or dict(mesh.shape) != plan.mesh.layout:
+        shown = dict(mesh.shape) if isinstance(mesh, Mesh) else repr(mesh)
+        raise MeshwrightError(f"mesh is {shown}; it is what plan.mesh() or plan.mesh(types='auto') returns")
     return jax.tree_util.tree_unflatten(structure, [NamedSharding(mesh, found) for found in specs])
 
 
@@ -66,31 +76,42 @@ def _matched(
     plan: Plan,
     paths: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
-    axes: Mapping[str, Sequence[str | None]],
+    axes: Axes,
 ) -> list[PartitionSpec]:
     """The specs by regular expressions over paths."""
     rules = {**logical_rules(plan.strategy), "": ()}
     specs, used = [], set()
     for path, shape in zip(paths, shapes, strict=True):
-        match = next((pattern for pattern in axes if _full_match(pattern, path)), None)
-        if match is None:
-            raise MeshwrightError(f"no expression matches {path!r} {shape}; add one, as {{{path!r}: (…)}}")
+        expressions = (pattern for pattern in axes if pattern != _ELSE)
+        match = next((pattern for pattern in expressions if _matches(pattern, path)), _ELSE)
+        if match not in axes and not shape:
+            specs.append(PartitionSpec())
+            continue
+        if match not in axes:
+            raise MeshwrightError(
+                f"no expression matches {path!r} {shape}; add one, as {{{path!r}: (…)}}, or {{'*': 'replicated'}} for"
+                f" all that none matches"
+            )
         used.add(match)
-        names = tuple(name or "" for name in axes[match])
+        dims = axes[match]
+        if isinstance(dims, str) and dims != "replicated":
+            raise MeshwrightError(f"{match!r} is for {dims!r}; it is for the logical axis of each dim, or 'replicated'")
+        names = ("",) * len(shape) if isinstance(dims, str) else tuple(name or "" for name in dims)
         if len(names) != len(shape):
             raise MeshwrightError(
                 f"{match!r} gives {len(names)} logical axes, {', '.join(map(str, axes[match]))}, to {path},"
                 f" which has {len(shape)} dims: {shape}"
             )
         specs.append(_spec(path, shape, names, plan.mesh, rules))
-    if unused := [pattern for pattern in axes if pattern not in used]:
+    if unused := [pattern for pattern in axes if pattern not in used and pattern != _ELSE]:
         raise MeshwrightError(f"{unused[0]!r} matches no leaf; leaves are {', '.join(paths[:8])}")
     return specs
 
 
-def _full_match(pattern: str, path: str) -> bool:
+def _matches(pattern: str, path: str) -> bool:
+    """Whether an expression matches a whole path, also without the attribute in which NNX has an array."""
     try:
-        return re.fullmatch(pattern, path) is not None
+        return any(re.fullmatch(pattern, one) for one in (path, path.removesuffix(".value")))
     except re.error as error:
         raise MeshwrightError(f"{pattern!r} is no regular expression: {error}") from None
 

@@ -42,6 +42,7 @@ def claim_devices(
         facts: what must be the same in all of them, as the config of a run.
     """
     processes = processes.found()
+    users_flags = os.environ.get("XLA_FLAGS", "")
     here, several = _devices_here(system, processes), None
     if processes.num_processes is not None:
         several = join(processes, {"--on": str(system)} | dict(facts or {}))
@@ -63,10 +64,12 @@ def claim_devices(
     # Otherwise another platform's plugin, installed for compiling, looks for its devices and fails.
     jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
     logging.getLogger("jax").setLevel(logging.CRITICAL)
-    # Runtimes write pages to stderr where they find no accelerator, of which one line is told.
+    # Runtimes write pages to stderr where they find no accelerator, of which one line is told. For a flag that it does
+    # not know XLA writes a line there and ends the process: nothing could pass it on.
     with tempfile.TemporaryFile() as said:
         saved = os.dup(2)
-        os.dup2(said.fileno(), 2)
+        if system.chip.kind != "cpu" and not users_flags:
+            os.dup2(said.fileno(), 2)
         try:
             _start_distributed(processes, several)
             count, why = sum(device.platform == system.chip.kind for device in jax.devices()), ""
@@ -83,6 +86,11 @@ def claim_devices(
             f"{system} wants {system.num_devices} {system.chip.kind} devices; this machine has {count}{why};"
             f" cpu:{system.num_devices} simulates as many"
         )
+        if count and system.chip.kind == "cpu":
+            wrong = (
+                f"{system} wants {system.num_devices} devices, and this process has started JAX with {count}, which it"
+                f" keeps: use {system} first, or in another process"
+            )
         if several is not None:
             several.fail(wrong, REFUSED)
         raise MeshwrightError(wrong)
@@ -122,7 +130,13 @@ def _start_distributed(processes: Processes, several: Member | None) -> None:
         return
     seconds = int(processes.start_seconds)
     if several is None:  # A cluster that only JAX knows.
-        jax.distributed.initialize(initialization_timeout=seconds)
+        try:
+            jax.distributed.initialize(initialization_timeout=seconds)
+        except ValueError:
+            raise MeshwrightError(
+                "--coordinator auto: this is no job step of Slurm and no Cloud TPU, nor another cluster that JAX knows;"
+                " give --coordinator HOST:PORT with --num-processes and --process-id"
+            ) from None
         return
     host, port = split_address(processes.coordinator)
     service = f"{'127.0.0.1' if several.number == 0 else host}:{port + 1}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,15 @@ from meshwright.mesh import MeshShape
 
 
 def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of `shape` over `devices` (default: all devices), every axis explicit.
+    """The mesh of `shape` over `devices`, every axis explicit; by default over all, or over the first with a warning.
 
     `jax.make_mesh` orders devices by their topology. Axes are outermost first, so that those that communicate most are
     on neighbours.
     """
     found = jax.devices() if devices is None else list(devices)
+    if devices is None and len(found) > shape.num_devices and jax.process_count() == 1:
+        warnings.warn(f"mesh {shape} takes the first {shape.num_devices} of {len(found)} devices", stacklevel=2)
+        found = found[: shape.num_devices]
     if len(found) != shape.num_devices:
         raise MeshwrightError(f"mesh {shape} wants {shape.num_devices} devices; {len(found)} are there")
     slices = {device.slice_index for device in found if device.platform == "tpu"}

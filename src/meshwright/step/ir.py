@@ -125,6 +125,15 @@ class Repeat:
     once: int = 1
 
 
+_NUMBERS: dict[tuple[object, ...], int] = {}
+"""The number of each kind of work that was met."""
+
+
+def _number(work: tuple[object, ...]) -> int:
+    """The number of a kind of work: the ops of a step are hashed once, not each time they are priced."""
+    return _NUMBERS.setdefault(work, len(_NUMBERS))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Matmul:
     """A product on one device: [rows, inner] @ [inner, columns], `experts` times.
@@ -154,6 +163,12 @@ class Matmul:
     stored: tuple[Dim, ...] = ()
     pending: tuple[str, ...] = ()
     image: Array | None = None
+
+    @cached_property
+    def work(self) -> int:
+        """A number that products which take the same time share, in whatever pass (`_number`)."""
+        sizes = (self.rows, self.inner, self.columns, self.experts, self.image)
+        return _number((self.role, sizes, self.is_summed, self.is_rounded, self.is_ring))
 
 
 Operand = Literal["query", "key", "value"]
@@ -187,6 +202,12 @@ class AttentionOp:
     cache: tuple[Array, ...] = ()
     gradients: frozenset[Operand] = OPERANDS
 
+    @cached_property
+    def work(self) -> int:
+        """A number that attention ops which take the same time share."""
+        sizes = (self.query, self.qk_dim, self.value_dim, self.windows, len(self.gradient_products))
+        return _number((self.phase == "backward", sizes, self.is_scores_alone, self.is_of_chunks))
+
     @property
     def gradient_products(self) -> tuple[tuple[Literal["scores", "values"], Literal["left", "right"]], ...]:
         """The products of backward through memory: the gradients of both operands of each of attention's products.
@@ -219,6 +240,11 @@ class Elementwise:
     block: Block
     arrays: tuple[Array, ...]
 
+    @cached_property
+    def work(self) -> int:
+        """A number that passes which take the same time share."""
+        return _number((self.kind, self.phase == "backward", self.arrays))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Communicate:
@@ -245,7 +271,10 @@ class Communicate:
     beside: tuple[Array, ...] = ()
 
 
-Op = Matmul | AttentionOp | Elementwise | Communicate
+ComputingOp = Matmul | AttentionOp | Elementwise
+"""An op that takes time of the chip's own."""
+
+Op = ComputingOp | Communicate
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,6 +302,14 @@ class Ops:
         return tuple(op for op in self.ops if isinstance(op, Elementwise))
 
     @cached_property
+    def computing(self) -> Mapping[str, ComputingOps]:
+        """The ops of each region that compute, in all passes."""
+        regions: dict[str, list[ComputingOp]] = {}
+        for op in (*self.matmuls, *self.attention, *self.elementwise):
+            regions.setdefault(op.region.name, []).append(op)
+        return {name: _computing(ops) for name, ops in regions.items()}
+
+    @cached_property
     def communication(self) -> tuple[Communicate, ...]:
         """The collectives."""
         return tuple(op for op in self.ops if isinstance(op, Communicate))
@@ -289,6 +326,32 @@ class Ops:
             )
             for name in names
         }
+
+
+class ComputingOps(NamedTuple):
+    """What a region computes in all passes.
+
+    attention, rest: attention, and all else. of_queries: of the rest, the products with the gradient of attention's
+    queries and of their weight, and the sum of that weight's gradient over microbatches.
+    """
+
+    attention: tuple[AttentionOp, ...]
+    rest: tuple[Matmul | Elementwise, ...]
+    of_queries: tuple[Matmul | Elementwise, ...]
+
+
+def _computing(ops: list[ComputingOp]) -> ComputingOps:
+    """The ops of one region by kind."""
+    attention = tuple(op for op in ops if isinstance(op, AttentionOp))
+    rest = tuple(op for op in ops if not isinstance(op, AttentionOp))
+    queries = {op.query.name for op in attention}
+    products = [op for op in rest if isinstance(op, Matmul) and op.target in queries and op.phase == "backward"]
+    weights = {product.name.rpartition(".")[2] for product in products}
+    sums = [
+        op for op in rest
+        if isinstance(op, Elementwise) and op.kind == "accumulate" and any(array.name in weights for array in op.arrays)
+    ]  # fmt: skip
+    return ComputingOps(attention, rest, (*products, *sums))
 
 
 class ForwardOps(NamedTuple):

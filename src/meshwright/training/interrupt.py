@@ -1,7 +1,7 @@
-"""A run that is asked to stop (SIGINT, SIGTERM) finishes its step and saves, or leaves at once while it compiles.
+"""A run that is asked to stop (SIGINT, SIGTERM, SIGHUP) finishes its step and saves, or leaves while it compiles.
 
 SIGTERM is how a supervisor stops a run (Slurm, Kubernetes, systemd): it kills the process some seconds later, so that
-whatever is to be saved has to be saved within a grace period.
+whatever is to be saved has to be saved within a grace period. SIGHUP, of a terminal that was closed, does the same.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright.signals import handled_signals
+from meshwright.signals import drop_terminals, find_terminals, handled_signals, has_default
 from meshwright.training.run_directory.checkpoint import Note
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Leave = Callable[[int, bool], None]
 """Ends the process: the signal it was asked with, and whether the grace period of a SIGTERM is over."""
@@ -86,6 +86,9 @@ def _largest(rows: Array) -> Array:
 def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -> Iterator[Interruption]:
     """Note signals instead of ending on the first of them; a second one ends the process as ever.
 
+    Where `leave` is None, a program keeps the handlers it has: it stops a run by an exception in `on_step`.
+    An ignored SIGHUP stays ignored, as nohup wants it.
+
     Args:
         on_note: called with the line that says what happens.
         leave: called where a signal comes before the first step is taken, and where the grace period of a SIGTERM ends
@@ -105,6 +108,15 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
             grace.start()
 
     state.start_grace = start_grace
+    own = [number for number in SIGNALS if leave is not None or has_default(number)]
+    own = [number for number in own if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    terminals = find_terminals()
+
+    def hang_up(_: int, __: object) -> None:
+        # It comes twice where a shell passes it on, and the second is no other wish.
+        drop_terminals(terminals)
+        if state.signal is None:
+            note(signal.SIGTERM, None)
 
     def note(number: int, _: object) -> None:
         state.signal = number
@@ -118,15 +130,21 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
 
     def watch() -> None:
         while received := os.read(reader, 1):
-            if received[0] in SIGNALS and not state.has_begun and leave is not None:
-                leave(received[0], False)
+            number = received[0]
+            if number == signal.SIGHUP:
+                drop_terminals(terminals)
+                number = signal.SIGTERM
+            if number in SIGNALS and not state.has_begun and leave is not None:
+                leave(number, False)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     # The handlers first: a signal that is only written to the pipe would also do what it did before them.
     old: int | None = None
     try:
-        with handled_signals(SIGNALS, note, once=True):
+        asking = [number for number in own if number != signal.SIGHUP]
+        hanging = [number for number in own if number == signal.SIGHUP]
+        with handled_signals(asking, note, once=True), handled_signals(hanging, hang_up):
             old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
             if state.signal is not None:
                 os.write(writer, bytes([state.signal]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -16,13 +17,14 @@ from meshwright.runtime import claim_devices
 from meshwright.training.checks import check_start
 from meshwright.training.data import check_templates, default_rows, open_data
 from meshwright.training.data.pairs import load_pairs
-from meshwright.training.loop import run_steps
+from meshwright.training.loop import Outcome, run_steps
 from meshwright.training.preference.loss import check_preference_options
 from meshwright.training.pretrained import check_same_model, find_pretrained
 from meshwright.training.run_directory.checkpoint import Checkpoints
 from meshwright.training.run_directory.compatible import read_allowed
+from meshwright.training.run_directory.restart import what_is_left
 from meshwright.training.run_directory.resume import resumed_run
-from meshwright.training.run_directory.run import Row, RunConfig, find_config_copy, holds_run
+from meshwright.training.run_directory.run import Row, RunConfig, RunStoppedError, find_config_copy, holds_run
 from meshwright.training.settings import SETTINGS, TrainOptions, with_settings
 from meshwright.training.update.optimizer import Optimizer, check_optimizer_options, default_warmup
 
@@ -72,7 +74,8 @@ def train(
 
     Raises:
         MeshwrightError: where the run cannot be made, or its devices are not there.
-        RunStoppedError: where the run had begun and could not go on.
+        RunStoppedError: where the run had begun and could not go on, or a signal (SIGINT, SIGTERM, SIGHUP) stopped it
+            after the step and the checkpoint that it was at. Signals that the program has handlers for are left to it.
     """
     said: dict[str, Any] = dict(options) | {"from_scratch": from_scratch or None}
     if isinstance(what, RunConfig):
@@ -82,7 +85,7 @@ def train(
                 f"a RunConfig says {next(iter(said))} itself; leave it out" if said else "a RunConfig needs a directory"
             )
             raise MeshwrightError(wrong)
-        return run_steps(what, Path(directory), on_step=on_step).record
+        return _record(run_steps(what, Path(directory), on_step=on_step), what, Path(directory))
     allowed = allowed_differences(allow, said, change=change)
     if (home := run_to_resume(what, directory) if resume else None) is not None:
         begun_with = what if directory is not None else None
@@ -99,7 +102,15 @@ def train(
         config = new_run(what, plan, Path(directory), steps=steps, settings=settings)
     check_start(config, anyway=anyway)
     claim_devices(config.system)
-    return run_steps(config, Path(directory), on_step=on_step, allow=allowed).record
+    return _record(run_steps(config, Path(directory), on_step=on_step, allow=allowed), config, Path(directory))
+
+
+def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
+    """What was measured; an error where a signal ended the run, so that no caller takes it for done."""
+    if outcome.stopped_by is not None and outcome.taken < config.steps:
+        line = f"stopped by {signal.Signals(outcome.stopped_by).name} after {outcome.taken} of {config.steps} steps"
+        raise RunStoppedError(f"{line}; {what_is_left(config, directory)}")
+    return outcome.record
 
 
 def allowed_differences(

@@ -60,9 +60,9 @@ from meshwright.training.watch import (
     RunLog,
     Shortfall,
     Tasks,
+    find_profile,
     load_wandb,
     parse_profile,
-    profiled_collectives,
 )
 
 
@@ -130,6 +130,11 @@ def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) ->
     if config.workload.objective == "dpo":
         return open_pairs(config.data, config.evaluating.data, tokenizer, config.workload)
     check_templates(config.data, config.evaluating.data)
+    if config.data.held_out and not (config.evaluating.every and not config.evaluating.data):
+        share = f"{config.data.held_out:.0%}"
+        on_note(
+            f"held_out leaves {share} of the data out of training, and nothing evaluates on it: --eval-every N does"
+        )
     return open_data(config.data, config.workload, tokenizer, seed=config.seed, on_note=on_note)
 
 
@@ -167,7 +172,7 @@ def _run(
     began = time.perf_counter()
     checkpoints = Checkpoints(directory, config.saving)
     if (start := last_step(config, directory, checkpoints, on_note, allow=allow)) >= config.steps:
-        return Outcome(measured(config, read_metrics(directory)), start, None)
+        return Outcome(_measured(config, directory, on_note), start, None)
     tokenizer = run_tokenizer(config, directory)
     data = _load_data(config, tokenizer, on_note)
     identity = {"data": data.fingerprint, "tokenizer": tokenizer_checksum(config, directory)}
@@ -202,8 +207,15 @@ def _run(
             on_step=on_step, on_note=on_note, on_evaluation=on_evaluation,
         )  # fmt: skip
         taken = _take_all(program, state, hooks, mesh, began)
-    record = measured(config, read_metrics(directory), profiled_collectives(directory, config))
-    return Outcome(record, taken, interruption.stop)
+    return Outcome(_measured(config, directory, on_note), taken, interruption.stop)
+
+
+def _measured(config: RunConfig, directory: Path, on_note: Note) -> Record:
+    """The record of a run, from its directory; what of that cannot be read is a note."""
+    record = measured(config, read_metrics(directory), find_profile(directory, config))
+    for line in record.notes:
+        on_note(line)
+    return record
 
 
 def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, began: float) -> int:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import jax
 
 from meshwright.cost import model_flops
-from meshwright.record import Collective, Record
+from meshwright.record import Record
 from meshwright.runtime.program_memory import program_memory
 from meshwright.training.run_directory.run import Row, RunConfig
+from meshwright.training.watch.profile import Profile
 
 
 def seconds_at_peak(config: RunConfig) -> float:
@@ -18,16 +19,17 @@ def seconds_at_peak(config: RunConfig) -> float:
     return model_flops(config.workload) / (config.system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
 
 
-def measured(config: RunConfig, rows: Sequence[Row], collectives: tuple[Collective, ...] = ()) -> Record:
+def measured(config: RunConfig, rows: Sequence[Row], profile: tuple[Profile | None, str] = (None, "")) -> Record:
     """The record of a run: the median of its steps since it last began or went on, the one that compiled left out.
 
-    collectives: those of its profile, if it has one.
+    profile: what `find_profile` found, whose collectives the record has.
     """
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
     here = [row for row in here if row.get("began_at") == here[-1].get("began_at")]
     times = [row["step_seconds"] for row in here[1:] or here]
     step = statistics.median(times) if times else None
     peaks = [row["memory_peak_bytes"] for row in here if row["memory_peak_bytes"] is not None]
+    found, note = profile
     return Record(
         origin="measured",
         mesh=config.mesh.degrees,
@@ -36,7 +38,8 @@ def measured(config: RunConfig, rows: Sequence[Row], collectives: tuple[Collecti
         mfu=seconds_at_peak(config) / step if step else None,
         memory_bytes={"peak": max(peaks)} if peaks else {},
         tokens_per_second=config.workload.tokens / step if step else None,
-        collectives=collectives,
+        collectives=found.measured.collectives if found else (),
+        notes=(note,) if note else (),
     )
 
 

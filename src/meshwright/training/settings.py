@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from meshwright.data import Rule
-from meshwright.planner import PlanOptions
+from meshwright.planner import Count, PlanOptions
 from meshwright.step import OnBadStep, RateSchedule
 from meshwright.training.data import RowKind
 from meshwright.training.run_directory.run import RunConfig
+from meshwright.training.run_directory.saving import read_save_every
 from meshwright.training.watching import EvaluationConfig
 
 
@@ -58,7 +59,6 @@ SETTINGS: Mapping[str, Setting] = {
     "keep": Setting("saving.keep", resume="free"),
     "keep_every": Setting("saving.keep_every", resume="free"),
     "save_every": Setting("saving.every", resume="free"),
-    "save_minutes": Setting("saving.minutes", resume="free"),
     "seed": Setting("seed"),
     "eval_every": Setting("evaluating.every", resume="free"),
     "eval_batches": Setting("evaluating.batches", resume="free"),
@@ -81,7 +81,7 @@ class TrainOptions(PlanOptions, total=False):
     learning_rate: at the end of the warm-up (0.003; of trained weights 0.00002; of dpo 0.000001). lr_schedule to
     max_bad_steps: the fields of `Optimizer`; rate has its `rates`. beta, label_smoothing, preference_loss: those of
     `Preference`, for objective `dpo`, whose data are records with prompt, chosen and rejected. on_bad_step: `skip`
-    leaves bad steps out, `stop` ends the run. save_every, save_minutes: steps and minutes between checkpoints; 0 writes
+    leaves bad steps out, `stop` ends the run. save_every: between checkpoints, steps or a time as `30m` (30m); 0 writes
     the last only. keep: how many of the last are kept (2); keep_every: of every so many steps the first is kept too.
     grace_seconds: how long a run may take to save and end after a SIGTERM (30). seed: decides the first parameters and
     the order of the data (0). weights: the Hugging Face directory whose weights and tokenizer a new run begins with,
@@ -91,7 +91,7 @@ class TrainOptions(PlanOptions, total=False):
     they are on (the held-out share); eval_tasks: files of multiple-choice questions that are answered too (none).
     """
 
-    data: tuple[str, ...] | None
+    data: str | Sequence[str] | None
     fields: str | Sequence[str] | Mapping[str, str] | None
     rows: RowKind | None
     held_out: float | None
@@ -105,13 +105,13 @@ class TrainOptions(PlanOptions, total=False):
     decay_share: float | None
     final_rate: float | None
     weight_decay: float | None
-    no_decay: tuple[str, ...] | None
+    no_decay: str | Sequence[str] | None
     b1: float | None
     b2: float | None
     eps: float | None
     momentum: float | None
     clip_norm: float | None
-    rate: tuple[str, ...] | None
+    rate: str | Sequence[str] | None
     beta: float | None
     label_smoothing: float | None
     preference_loss: Literal["dpo", "ipo"] | None
@@ -120,13 +120,12 @@ class TrainOptions(PlanOptions, total=False):
     max_bad_steps: int | None
     keep: int | None
     keep_every: int | None
-    save_every: int | None
-    save_minutes: float | None
+    save_every: Count | None
     seed: int | None
     eval_every: int | None
     eval_batches: int | None
-    eval_data: tuple[str, ...] | None
-    eval_tasks: tuple[str, ...] | None
+    eval_data: str | Sequence[str] | None
+    eval_tasks: str | Sequence[str] | None
     wandb: str | None
     profile: str | None
     weights: str | Path | None
@@ -144,11 +143,15 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         MeshwrightError: where a value is none that its field takes.
     """
     parts: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
+    for name, given in values.items():
+        value: Any = given
         if name == "fields":
-            value = _templates(value)
+            value = _templates(given)
+        elif name in _LISTS:
+            value = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
         part, _, field = SETTINGS[name].path.rpartition(".")
-        parts.setdefault(part, {})[field] = value
+        of = parts.setdefault(part, {})
+        of |= read_save_every(value) if name == "save_every" else {field: value}
     if parts.get("evaluating", {}).get("every") == 0:
         # A run that was evaluated is so no longer: what it was evaluated on goes with it.
         config = replace(config, evaluating=EvaluationConfig())
@@ -158,6 +161,10 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     if config.data.rows is not None:  # The plan must know it too.
         config = replace(config, workload=replace(config.workload, packed=config.data.rows != "windows"))
     return config
+
+
+_LISTS = ("data", "no_decay", "rate", "eval_data", "eval_tasks")
+"""Settings of several texts: a list, a tuple, or one text."""
 
 
 def _templates(value: Any) -> Any:

@@ -26,7 +26,7 @@ from meshwright.planner import (
 from meshwright.record import Record
 from meshwright.step import CacheSplit, ModelConfig, ServingPhase
 from meshwright.training import measured, read_config, read_metrics
-from meshwright.training.watch import profiled_collectives
+from meshwright.training.watch import find_profile
 from meshwright.verification.plans import Verification, verify_plan
 from meshwright.verification.serving import ServingVerification, verify_serving
 
@@ -131,4 +131,4 @@ def _of_run(directory: Path) -> tuple[Plan, Record]:
     """The plan of a run's step, and its measured record."""
     config = read_config(directory)
     plan = make_plan(config.workload, config.mesh, config.system, config.strategy)
-    return plan, measured(config, read_metrics(directory), profiled_collectives(directory, config))
+    return plan, measured(config, read_metrics(directory), find_profile(directory, config))

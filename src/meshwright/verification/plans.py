@@ -191,6 +191,8 @@ def _verification(
         assert own is not None
         beside, _ = compiled_record(other, own.mesh, plan.system, effort, **needed)
         compiled = with_reference(compiled, beside, plan)
+    if measured is not None:
+        compiled = replace(compiled, notes=(*compiled.notes, *measured.notes))
     arguments = argument_bytes(plan.workload, plan.mesh, plan.strategy, kind=plan.system.chip.kind)
     rows = compare(
         plan.predicted,

@@ -153,7 +153,11 @@ class Row:
 def tree_rows(tree: Any) -> tuple[Row, ...]:
     """A row for every array of a tree, with JAX's order and paths. Raises where there is none."""
     leaves, _ = tree_flatten_with_path(tree)
-    if not leaves:
+    if isinstance(tree, Sharding):
+        raise MeshwrightError(
+            "a sharding has no shape to show; give mw.show(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))"
+        )
+    if not any(hasattr(leaf, "shape") for _, leaf in leaves):
         raise MeshwrightError(f"{type(tree).__name__} holds no arrays to show")
     return tuple(_row(keystr(path, simple=True, separator=".") or "array", leaf) for path, leaf in leaves)
 

@@ -17,15 +17,7 @@ from meshwright.planner import Plan, make_plan
 from meshwright.record import Record
 from meshwright.training import RunConfig, measured, read_config, read_metrics
 from meshwright.training.run_directory.run import Row, read_json_lines
-from meshwright.training.watch import (
-    ACCOUNTS,
-    Profile,
-    goodput,
-    profiled_collectives,
-    read_compiled,
-    read_profile,
-    read_restarts,
-)
+from meshwright.training.watch import ACCOUNTS, Profile, find_profile, goodput, read_compiled, read_restarts
 from meshwright.units import show_bytes, show_estimate, show_percent, show_rate, show_seconds
 from meshwright.verification import compare_profile
 from meshwright.viz.curves import RUN_COLOURS, curves
@@ -68,6 +60,8 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = 
     if not several:
         raise MeshwrightError("there is no run to report; give the directory of one")
     if output is not None:
+        if (suffix := Path(output).suffix.lower()) not in ("", ".html", ".htm"):
+            raise MeshwrightError(f"a report is an HTML page, as report.html, and not a {suffix} file: {output}")
         check_output(Path(output))
     found = read_runs([Path(run) for run in several])
     page = report_page(found)
@@ -86,6 +80,7 @@ def _read_run(directory: Path, name: str) -> Run:
     config, rows = read_config(directory), read_metrics(directory)
     if not rows:
         raise MeshwrightError(f"{directory} has no step in its metrics.jsonl yet")
+    profile = find_profile(directory, config)
     return Run(
         name=name or str(directory),
         directory=directory,
@@ -94,8 +89,8 @@ def _read_run(directory: Path, name: str) -> Run:
         restarts=read_restarts(directory),
         plan=make_plan(config.workload, config.mesh, config.system, config.strategy),
         compiled=read_compiled(directory),
-        measured=measured(config, rows, profiled_collectives(directory, config)),
-        profile=read_profile(directory),
+        measured=measured(config, rows, profile),
+        profile=profile[0],
         bad_steps=[data for _, data in read_json_lines(directory / "bad_steps.jsonl", {"step", "why"})],
     )
 
@@ -285,6 +280,7 @@ def _quantities(run: Run) -> str:
     body = html_table(("", "predicted", "compiled", "measured"), rows)
     if run.profile is None:
         where = escape(f"meshwright verify {run.directory}")
+        body += "".join(f"<p>{escape(note)}</p>" for note in found.notes)
         return body + f'<p class="quiet">`{where}` compiles the step; --profile 10:15 measures its collectives.</p>'
     first, last = run.profile.steps
     said = f"Collectives of steps {first} to {last}: bytes a device and step, then what a step spends in them."

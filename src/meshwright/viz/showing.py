@@ -10,7 +10,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notation import ShardedArray, Sizes, check, parse_array, parse_numbers
-from meshwright.planner import read_system
+from meshwright.planner import Plan, read_system
 from meshwright.record import Kind
 from meshwright.step.passes.schedule import Schedule
 from meshwright.viz import svg, terminal
@@ -120,6 +120,10 @@ def show(
         return Picture((sketch, *_torus(on, holdings, is_coloured=not every)))
     if mesh is not None or dims is not None or every:
         raise MeshwrightError("mesh, dims and every go with text in the notation; a live array has a mesh and a shape")
+    if isinstance(what, Plan):
+        raise MeshwrightError(
+            "a plan holds no arrays; print(plan) is its answer, and mw.show(tree) shows arrays put by plan.shardings"
+        )
     # Imported here: what is written in the notation is shown without JAX.
     from meshwright.viz.live import live_holdings, table_sketch, tree_rows
 

@@ -50,7 +50,7 @@ class Args:
         Literal["fast", "default"],
         option(
             "fast|default",
-            help="What the TPU compiler spends: fast for counts and bytes, default for the schedule that will run. "
+            help="What the TPU compiler spends: fast for a first look, default for the program that will run. "
             "Default: default.",
         ),
     ] = "default"

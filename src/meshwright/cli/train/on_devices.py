@@ -142,9 +142,9 @@ def _print_outcome(
 
 def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
     """The collectives of the run's profile beside planned and compiled ones, if it was to have one."""
-    from meshwright.training.watch import read_profile
+    from meshwright.training.watch import find_profile
 
-    if config.watching.profile is None or (profile := read_profile(directory)) is None:
+    if config.watching.profile is None or (profile := find_profile(directory, config)[0]) is None:
         return
     from meshwright.verification import compare_profile
     from meshwright.viz.rows import PROFILE_COLUMNS, profile_rows

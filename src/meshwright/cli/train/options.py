@@ -110,10 +110,8 @@ class OptimizerArgs:
 class SavingArgs:
     """Checkpoints."""
 
-    save_every: Annotated[int | None, option("N")] = None
-    """Steps between checkpoints; 0 writes the last only. Default: 0; a run that goes on has its own."""
-    save_minutes: Annotated[float | None, option("MINUTES")] = None
-    """Minutes between checkpoints. Default: none by the clock."""
+    save_every: Annotated[str | None, option("N|TIME")] = None
+    """Steps or time between checkpoints, as 500, 30m, 1h; 0: the last only. Default: 30m; a resumed run has its own."""
     keep: Annotated[int | None, option("N")] = None
     """How many of the last checkpoints are kept. Default: 2."""
     keep_every: Annotated[int | None, option("N")] = None

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.progress import Progress, ProgressColumn, Task
@@ -68,7 +69,8 @@ class TrainScreen:
     def stop(self) -> None:
         """End the bar, and give the terminal its cursor back."""
         self._ended.set()
-        self._bar.stop()
+        with suppress(OSError):
+            self._bar.stop()
 
     def _tick(self) -> None:
         """In a pipe, a line where none came for long."""
@@ -79,10 +81,11 @@ class TrainScreen:
 
     def note(self, line: str) -> None:
         """A line for the user, above the bar; not part of what is printed."""
-        if self._has_bar:
-            self._bar.console.print(Text(line))
-        else:
-            print(line, file=sys.stderr, flush=True)
+        with suppress(OSError):  # Nobody reads any more.
+            if self._has_bar:
+                self._bar.console.print(Text(line))
+            else:
+                print(line, file=sys.stderr, flush=True)
 
     def _line(self, line: str) -> None:
         self._said = time.monotonic()

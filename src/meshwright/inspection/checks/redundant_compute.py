@@ -18,6 +18,7 @@ class RedundantCompute(Finding):
 
     kind = FindingKind.REDUNDANT_COMPUTE
     merged_by = ("axis",)
+    is_share_of_work = True
 
     axis: str
     degree: int

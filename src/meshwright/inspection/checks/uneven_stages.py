@@ -19,6 +19,7 @@ class UnevenStages(Finding):
 
     kind = FindingKind.UNEVEN_STAGES
     merged_by = ("axes",)
+    is_share_of_work = True
 
     axes: tuple[str, ...]
     busiest_flops: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from meshwright.hlo import Instruction, scope_of, split_op_name
@@ -94,7 +94,39 @@ class UnexpectedCollective(Finding):
 
 
 def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
-    """Collectives that are not expected. Without expectations, those that reveal shardings that do not fit."""
+    """Collectives that are not expected. Without expectations, those that reveal shardings that do not fit.
+
+    Where a computed value is gathered over an axis that splits the batch, what follows it over this axis is counted
+    with it: one constraint is missing.
+    """
+    found = list(_each(context))
+    first: dict[tuple[str, ...], int] = {}
+    for number, one in enumerate(found):
+        if one.because == UnexpectedBecause.GATHERS_BATCH and one.source:
+            earliest = first.setdefault(one.axes, number)
+            if found[earliest].phase != "forward" and one.phase == "forward":
+                first[one.axes] = number
+    for number, one in enumerate(found):
+        if number == first.get(one.axes):
+            rest = [other for other in found if other is not one and _follows(other, one)]
+            places = dict.fromkeys(other.source for other in rest if other.source and other.source != one.source)
+            yield replace(
+                one,
+                bytes=one.bytes + sum(other.bytes for other in rest),
+                cost_seconds=None if one.cost_seconds is None else sum(x.cost_seconds or 0.0 for x in (one, *rest)),
+                elsewhere=tuple(places),
+            )
+        elif one.axes not in first or not _follows(one, found[first[one.axes]]):
+            yield one
+
+
+def _follows(other: UnexpectedCollective, first: UnexpectedCollective) -> bool:
+    """Whether a collective follows from the gather of a batch."""
+    own = (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
+    return other.axes == first.axes and other.because not in own
+
+
+def _each(context: ProgramContext) -> Iterator[UnexpectedCollective]:
     floor = _SHARE * sum(found.collective.bytes for found in context.collectives)
     for found in context.collectives:
         one, because = found.collective, None

@@ -27,7 +27,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import process_allgather
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.files import write_error
 from meshwright.training.run_directory.checksums import find_damage, has_checksums, write_checksums
 from meshwright.training.run_directory.saving import Saving
@@ -245,7 +245,7 @@ def check_free(directory: Path, state: State, *, what: str) -> None:
     while not directory.exists():
         directory = directory.parent
     if (free := shutil.disk_usage(directory).free) < needed:
-        raise MeshwrightError(
+        raise TemporaryError(
             f"cannot {what}: the disk of {directory} has {show_bytes(free)} free, and a checkpoint takes"
             f" {show_bytes(needed)}; free {show_bytes(needed - free)} or more"
         )

@@ -8,27 +8,32 @@ import os
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import TemporaryError
 from meshwright.files import check_new_directory, write_error
 from meshwright.training.run_directory.checkpoint import Note
 
-QUIET_SECONDS = 600.0
-"""After so long without a line of metrics, the lock of another machine's process is no longer believed."""
+BEAT_SECONDS, WATCH_SECONDS = 5.0, 30.0
+"""How often a process touches its lock, and how long another waits to see it touched (NFS shows it 3 s late)."""
 
 
 class RunLock:
     """A file `lock` with the process id and the machine, there while a process trains; it makes the directory.
 
     The lock of a process that has ended without releasing it is taken over, with a note. The system's own lock on the
-    file (flock) decides, so that an id that is used again for another process misleads nobody; where the file system
-    has no such locks, or another machine left the lock, the id and the time of the last line of metrics do.
+    file (flock) decides, so that an id that is used again for another process misleads nobody. Where the file system
+    has no such locks, or has them for each machine alone, the holder shows that it lives: it touches the file.
+
+    Raises:
+        TemporaryError: another process trains in the directory.
     """
 
     def __init__(self, directory: Path, on_note: Note) -> None:
         check_new_directory(directory)
-        self._releasing, self._is_released = threading.Lock(), False
+        self._on_note = on_note
+        self._releasing, self._is_released, self._ended = threading.Lock(), False, threading.Event()
         self._path = directory / "lock"
         self._made = [path for path in (directory, *directory.parents) if not path.exists()]
         try:
@@ -38,8 +43,21 @@ class RunLock:
             raise write_error(directory, error) from None
         if holder := self._holder():
             on_note(f"{directory} was locked by {holder}, which has ended; its lock is taken over")
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps({"process": os.getpid(), "machine": socket.gethostname()}).encode(), 0)
+        own = json.dumps({"process": os.getpid(), "machine": socket.gethostname()}).encode()
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, own, 0)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise TemporaryError(str(write_error(self._path, error))) from None
+        self._beat = threading.Thread(target=self._touch, daemon=True)
+        self._beat.start()
+
+    def _touch(self) -> None:
+        """Show others, every few seconds, that this process lives."""
+        while not self._ended.wait(BEAT_SECONDS):
+            with suppress(OSError):
+                os.utime(self._path)
 
     def _open(self) -> int:
         """A descriptor of the lock that no other process has locked."""
@@ -52,13 +70,12 @@ class RunLock:
             except BlockingIOError:
                 is_ours = False
             except OSError:  # A file system without such locks.
-                is_ours = not self._is_alive()
-            holder = self._holder()
-            if not is_ours or self._is_elsewhere():
+                is_ours = not self._is_here() or not self._is_touched()
+            if not is_ours or (not self._is_here() and self._is_touched()):
+                holder = self._holder() or "another process"
                 os.close(descriptor)
-                raise MeshwrightError(
-                    f"{self._path.parent} is in use: {holder or 'another process'} trains in it; wait until it ends, or"
-                    f" stop it (where it is gone for certain, delete {self._path})"
+                raise TemporaryError(
+                    f"{self._path.parent} is in use: {holder} trains in it; wait until it ends, or stop it"
                 )
             # The process before may have deleted the file between our opening and our locking it.
             if self._path.exists() and os.path.samestat(os.fstat(descriptor), self._path.stat()):
@@ -80,26 +97,26 @@ class RunLock:
         process, machine = found
         return f"process {process}" + ("" if machine == socket.gethostname() else f" on {machine}")
 
-    def _is_alive(self) -> bool:
-        """Whether the process in the lock runs on this machine."""
+    def _is_here(self) -> bool:
+        """Whether a process of this machine wrote the lock, or nobody has yet."""
         found = self._read()
-        if found is None or found[1] != socket.gethostname():
-            return False
-        try:
-            os.kill(found[0], 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return True
+        return found is None or found[1] == socket.gethostname()
 
-    def _is_elsewhere(self) -> bool:
-        """Whether a process of another machine left the lock, and wrote something not long ago."""
-        found = self._read()
-        if found is None or found[1] == socket.gethostname():
+    def _is_touched(self) -> bool:
+        """Whether the holder of the lock shows that it lives, as far as can be told in `WATCH_SECONDS`."""
+        if self._read() is None:
             return False
-        files = (self._path, self._path.with_name("metrics.jsonl"))
-        return time.time() - max(file.stat().st_mtime for file in files if file.exists()) < QUIET_SECONDS
+        before, until = os.stat(self._path).st_mtime_ns, time.monotonic() + WATCH_SECONDS
+        self._on_note(f"{self._path} is that of {self._holder()}: waiting {WATCH_SECONDS:g} s for a sign of it")
+        while time.monotonic() < until:
+            time.sleep(min(1.0, WATCH_SECONDS / 10))
+            try:
+                with self._path.open("rb") as file:  # NFS asks its server anew where a file is opened.
+                    if os.fstat(file.fileno()).st_mtime_ns != before:
+                        return True
+            except FileNotFoundError:  # Released.
+                return False
+        return False
 
     def release(self) -> None:
         """Delete the lock, and the directories that were made for it if nothing else was put there."""
@@ -107,6 +124,7 @@ class RunLock:
             if self._is_released:
                 return
             self._is_released = True
+        self._ended.set()
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
         for directory in self._made:

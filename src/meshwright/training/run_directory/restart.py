@@ -77,7 +77,9 @@ def last_step(
         on_note(line)
     if is_first_process() and (lost := start - sum(step < start for step in steps)):
         on_note(f"{directory / 'metrics.jsonl'} has lost {lost} of the {start} steps that were taken")
-    if start >= config.steps:
+    if start > config.steps:
+        on_note(f"{directory} has taken {start} steps, more than the {config.steps} it is to have: none is taken")
+    elif start == config.steps:
         on_note(f"{directory} is finished: it has taken {start} steps; --steps {2 * start} would go on")
     elif rows > start:
         on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
@@ -132,7 +134,9 @@ def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> s
     """What is left of a run that had to stop, and what can be done with it."""
     steps = Checkpoints(directory).steps
     if not steps:
-        return "no checkpoint was written" + ("" if config.saving.every else " (--save-every N writes some on the way)")
+        return "no checkpoint was written" + (
+            "" if config.saving.every else " (--save-every N, or a time as 30m, writes some on the way)"
+        )
     return (
         f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])};"
         f" `meshwright train {shlex.quote(str(directory))} {how}` goes on from it"

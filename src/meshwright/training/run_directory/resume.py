@@ -57,6 +57,9 @@ def resumed_run(
     before = read_config(directory)
     if what is not None:
         said = check_begun_with(what, said, before, directory)
+    if said.get("packed") and before.data.rows is not None:  # How rows are made says it, in a run.
+        del said["packed"]
+        said.setdefault("rows", "packed")
     never = {"from_scratch", *(name for name, setting in SETTINGS.items() if setting.resume == "never")}
     if of_new := [name for name in said if name in never]:
         raise MeshwrightError(

@@ -119,7 +119,10 @@ def read_config(directory: Path) -> RunConfig:
             " begins one"
         )
     try:
-        config = config_from_data(json.loads(path.read_text(encoding="utf-8")))
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and "workload" in data and "seed" not in data:
+            raise ValueError("seed is missing, which decides the order of the data")
+        config = config_from_data(data)
         read_mesh(config.mesh, config.system.num_devices)
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
@@ -181,7 +184,7 @@ def read_metrics(directory: Path) -> list[Row]:
     rows: dict[int, Row] = {}
     for place, line in read_json_lines(path, {"step"}):
         row = rows.get(line["step"], {}) | line
-        if not row.keys() >= _MEASURED:
+        if not _is_row(row):
             raise MeshwrightError(f"{place}: {_no_line(json.dumps(line).encode())}")
         rows[line["step"]] = row
     return list(rows.values())
@@ -218,8 +221,10 @@ def repair_lines(directory: Path, on_note: Callable[[str], None]) -> None:
         *lines, rest = path.read_bytes().split(b"\n")
         found = [(line, data) for line in lines if (data := _read_line(line, _FIELDS[name])) is not None]
         if name == "metrics.jsonl":
-            whole = {data["step"] for _, data in found if data.keys() >= _MEASURED}
-            found = [(line, data) for line, data in found if data["step"] in whole]
+            rows: dict[int, Row] = {}
+            for _, data in found:
+                rows[data["step"]] = rows.get(data["step"], {}) | data
+            found = [(line, data) for line, data in found if _is_row(rows[data["step"]])]
         if len(found) < len(lines):
             kept = path.with_name(f"{name}.damaged")
             path.replace(kept)
@@ -236,7 +241,11 @@ def _read_line(line: bytes, fields: Set[str]) -> dict[str, Any] | None:
         data = json.loads(line)
     except ValueError:
         return None
-    return data if isinstance(data, dict) and data.keys() >= fields else None
+    if not isinstance(data, dict) or not data.keys() >= fields:
+        return None
+    if "step" in fields and not (type(data["step"]) is int and data["step"] >= 0):
+        return None
+    return data
 
 
 def _no_line(line: bytes) -> str:
@@ -245,3 +254,12 @@ def _no_line(line: bytes) -> str:
 
 _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
 """What every row has at least."""
+
+
+def _is_row(row: Row) -> bool:
+    """Whether a row has all that is measured, as numbers: of its fields only mesh and hardware are text."""
+    if not row.keys() >= _MEASURED:
+        return False
+    if any(isinstance(value, str) is not (name in ("mesh", "hardware")) for name, value in row.items()):
+        return False
+    return isinstance(row["step_seconds"], int | float) and row["step_seconds"] > 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from jax.experimental.multihost_utils import process_allgather
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
 from meshwright.hlo import Module, parse_hlo, read_collectives
-from meshwright.record import Collective, Record, record_from_json
+from meshwright.record import Record, record_from_json
 from meshwright.training.program import StepProgram
 from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.watch.trace import DeviceTrace, MeasuredStep, find_trace, measured_step, read_trace
@@ -49,6 +50,7 @@ class Profiler:
 
     Devices are idle where a trace begins and ends, so that it has whole steps and nothing else. The first process
     gathers what all found; the trace of another is in a folder of its own, since all of one machine have one name.
+    A profile that cannot be made is a note, and never the end of a run.
     """
 
     def __init__(
@@ -61,6 +63,10 @@ class Profiler:
         text = config.watching.profile
         self._steps = parse_profile(text) if text is not None else None
         self._is_tracing = False
+        if self._steps is not None and not start < self._steps.first <= self._steps.last <= config.steps:
+            if not (self._folder / FILE).is_file():
+                on_note(f"steps {self._steps} are not profiled: this run takes steps {start + 1} to {config.steps}")
+            self._steps = None
         self.after(start)
 
     def __enter__(self) -> Profiler:
@@ -69,7 +75,8 @@ class Profiler:
     def __exit__(self, *_: object) -> None:
         """End a trace whose last step was not taken."""
         if self._is_tracing:
-            jax.profiler.stop_trace()
+            with suppress(Exception):
+                jax.profiler.stop_trace()
 
     def is_due(self, taken: int) -> bool:
         """Whether a trace begins or ends after so many steps."""
@@ -79,35 +86,45 @@ class Profiler:
         """Begin or end the trace, where this is its place; devices are idle."""
         if self._steps is None:
             return
-        if self._is_tracing and taken == self._steps.last:
-            jax.profiler.stop_trace()
-            self._is_tracing = False
+        if taken == self._steps.last:
             self._write()
         elif taken == self._steps.first - 1:
             if jax.process_index() == 0:  # None of the others writes before steps that this one takes part in.
                 shutil.rmtree(self._folder, ignore_errors=True)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Every call of every library would be in it, and slow the steps.
-            jax.profiler.start_trace(self._own_folder, profiler_options=options)
-            self._is_tracing = True
+            with self._noted("the trace could not be begun"):
+                jax.profiler.start_trace(self._own_folder, profiler_options=options)
+                self._is_tracing = True
+
+    @contextmanager
+    def _noted(self, what: str) -> Iterator[None]:
+        """Note an error of any kind: profilers, disks and readers of what compilers write have many."""
+        try:
+            yield
+        except Exception as error:
+            line = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            self._on_note(f"{what}: {line}")
 
     def _write(self) -> None:
         """What the traces show beside what the step was compiled to, as `collectives.json` beside the first one."""
         assert self._steps is not None
-        assert self._program.compiled is not None
-        text = self._program.compiled.as_text()
-        assert text is not None
-        module, own = parse_hlo(text), {}
-        try:
-            own = by_device(read_trace(find_trace(self._own_folder), module))
-        except MeshwrightError as error:  # The trace is there all the same, and so is the run.
-            self._on_note(f"the trace in {self._own_folder} could not be read: {error}")
+        own, module = {}, None
+        with self._noted(f"the trace in {self._own_folder} could not be read"):
+            if self._is_tracing:
+                self._is_tracing = False
+                jax.profiler.stop_trace()
+                assert self._program.compiled is not None
+                module = parse_hlo(self._program.compiled.as_text() or "")
+                own = by_device(read_trace(find_trace(self._own_folder), module))
+        # All processes take part, also one that has no trace.
         devices, missing = join_traces(_from_all_processes(own))
-        if jax.process_index() == 0 and devices:
+        if jax.process_index() == 0 and devices and module is not None:
             count = self._steps.last - self._steps.first + 1
-            found = measured_step(devices, module, self._config.mesh.degrees, steps=count)
-            data = _profile_data(self._config, self._steps, module, found, missing)
-            write_file(self._folder / FILE, json.dumps(data, indent=2) + "\n")
+            with self._noted(f"the collectives of steps {self._steps} could not be written"):
+                found = measured_step(devices, module, self._config.mesh.layout, steps=count)
+                data = _profile_data(self._config, self._steps, module, found, missing)
+                write_file(self._folder / FILE, json.dumps(data, indent=2) + "\n")
 
 
 def by_device(traces: Mapping[int, DeviceTrace]) -> dict[str, Any]:
@@ -144,7 +161,7 @@ def _profile_data(
     config: RunConfig, steps: ProfiledSteps, module: Module, found: MeasuredStep, missing: int
 ) -> dict[str, Any]:
     """What `collectives.json` has. missing: the processes of whose devices there is no trace."""
-    mesh = config.mesh.degrees
+    mesh = config.mesh.layout  # HLO numbers devices in this order.
     compiled = Record(
         origin="compiled",
         mesh=mesh,
@@ -192,9 +209,15 @@ def read_profile(directory: Path) -> Profile | None:
         raise MeshwrightError(f"{path} is not what a profile leaves: {str(error).splitlines()[0]}") from None
 
 
-def profiled_collectives(directory: Path, config: RunConfig) -> tuple[Collective, ...]:
-    """The collectives that a run's profile measured, where it is of the mesh and hardware of a config; else none."""
-    profile = read_profile(directory)
+def find_profile(directory: Path, config: RunConfig) -> tuple[Profile | None, str]:
+    """The profile of a run, where it is of the mesh and hardware of a config; or why it cannot be read.
+
+    What a profile measured is beside all else that a run has: a damaged one keeps nothing else from being read.
+    """
+    try:
+        profile = read_profile(directory)
+    except MeshwrightError as error:
+        return None, f"the profile is left out: {error}"
     if profile is None or (profile.measured.mesh, profile.measured.hardware) != (config.mesh.degrees, config.hardware):
-        return ()
-    return profile.measured.collectives
+        return None, ""
+    return profile, ""
