@@ -78,7 +78,7 @@ async def create_embeddings(state: AppState, body: EmbeddingRequest) -> Embeddin
             "input",
             add_special_tokens=body.add_special_tokens,
             is_cut=body.truncate_prompt_tokens is not None,
-        )  # fmt: skip
+        )
     ]
     requests = [
         Request(prompt=prompt, max_tokens=resolve_max_tokens(service, len(prompt), 0, "input"), pooled=True)
