@@ -112,7 +112,7 @@ def test_the_document_names_every_path_field_and_limit():
         "body_seconds": f"{limits.body_seconds:g} s", "head_seconds": f"{limits.head_seconds:g} s",
         "seconds": f"{limits.seconds:g} s", "unread_seconds": f"{limits.unread_seconds:g} s",
         "prompts": f"{limits.prompts:,}",
-        "prompts_at_once": f"of which {limits.prompts_at_once} are in the engine at once", "choices": limits.choices,
+        "prompts_at_once": f"of which {limits.prompts_at_once} completions are in the engine at once", "choices": limits.choices,
         "stop_strings": limits.stop_strings, "stop_characters": f"of {limits.stop_characters} characters",
     }  # fmt: skip
     for name, value in said.items():
