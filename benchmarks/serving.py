@@ -33,8 +33,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 PROMPT, MADE = 32, 32
@@ -75,6 +76,12 @@ def median_ratio(rounds: list[tuple[float, float]], others: list[tuple[float, fl
     return statistics.median(rate / other for (rate, _), (other, _) in zip(rounds, others, strict=True))
 
 
+def wait_compiled(url: str) -> None:
+    """Wait until a server has compiled all of its programs, which goes on after it is ready."""
+    while b"meshwright_uncompiled_programs 0.0" not in urllib.request.urlopen(f"{url}/metrics").read():
+        sleep(0.2)
+
+
 async def take_turns(
     directory: str, mesh: str, rounds: int, options: tuple[str, ...]
 ) -> tuple[dict[str, list[tuple[float, float]]], tuple[float, float], tuple[float, float]]:
@@ -92,7 +99,9 @@ async def take_turns(
     assert server.stdout is not None
     client = None
     try:
-        client = Client(server.stdout.readline().split()[-1])
+        url = server.stdout.readline().split()[-1]
+        wait_compiled(url)
+        client = Client(url)
         found: dict[str, list[tuple[float, float]]] = {}
         for number in range(rounds):
             seconds, used = dict[str, float](), dict[str, float]()

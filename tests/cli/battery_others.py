@@ -182,6 +182,8 @@ CALLS = """
 2 | bench-serve                                                                              | URL is missing
 2 | bench-serve 127.0.0.1:8000                                                               | write it as http://127.0.0.1:8000
 2 | bench-serve http://127.0.0.1:9                                                           | no server answers at http://127.0.0.1:9
+2 | bench-serve http://127.0.0.1:99999                                                       | with a port of 1 to 65535
+2 | bench-serve http:///v1                                                                   | write it as http://127.0.0.1:8000
 2 | bench-serve http://127.0.0.1:9 --rate 1 --concurrency 2                                  | leave one out
 2 | bench-serve http://127.0.0.1:9 --rate 0                                                  | above 0
 2 | bench-serve http://127.0.0.1:9 --rate 1,                                                 | is not a number
@@ -255,6 +257,7 @@ CALLS = """
 2 | generate run --top-k 1.5                                                                 | whole number
 2 | generate run --repetition-penalty 0                                                      | above 0, where 1 is none
 2 | generate run --stop                                                                      | --stop needs a value
+2 | generate good --on cpu:8 --stop '' a                                                     | --stop has an empty text
 2 | generate run --stop-tokens x                                                             | whole number
 2 | generate run --num-samples 0                                                             | --num-samples is 0
 2 | generate run --temperature 0 --num-samples 2                                             | are all one text

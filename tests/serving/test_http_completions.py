@@ -104,3 +104,20 @@ def test_mistakes_are_the_clients_exceptions(server, client):
     finally:
         server.engine.queue = 64
     assert error.value.response.headers["retry-after"] == "1"
+
+
+def test_vllms_fields_of_prompts_and_texts(server, client):
+    options = {"model": "fake/model", "max_tokens": 8, "temperature": 0}
+    for field, value, prompt in (("truncate_prompt_tokens", 3, b"cde"), ("truncate_prompt_tokens", -1, b"abcde")):
+        client.completions.create(**options, prompt="abcde", extra_body={field: value})
+        assert bytes(server.engine.requests[-1].prompt) == prompt
+    whole = client.completions.create(**options, prompt="a", stop="w").choices[0].text
+    body = {"include_stop_str_in_output": True}
+    assert client.completions.create(**options, prompt="a", stop="ü", extra_body=body).choices[0].text.endswith("ü")
+    pieces = client.completions.create(**options, prompt="a", stop="ü", extra_body=body, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces).endswith("ü")
+    assert "ü" in whole
+    client.completions.create(**options, prompt="a", extra_body={"skip_special_tokens": False})
+    assert not server.engine.requests[-1].skip_special_tokens
+    with pytest.raises(openai.BadRequestError, match="truncate_prompt_tokens is 0; a prompt has at least one token"):
+        client.completions.create(**options, prompt="a", extra_body={"truncate_prompt_tokens": 0})

@@ -103,6 +103,27 @@ def test_a_chat_goes_on_by_its_context(server, post):
     assert bytes(server.engine.requests[-1].prompt) == b"user: Once. who?\nassistant:"
 
 
+@pytest.mark.parametrize("max_tokens", [None, 4])
+def test_a_chat_that_is_too_long_loses_its_oldest_turns(server, post, max_tokens):
+    """Half of the context is the prompt's where nobody says how long the answer is."""
+    server.service.context = 80
+    context, limits = "", {} if max_tokens is None else {"max_tokens": max_tokens}
+    for number in range(6):
+        done = post("/chat", prompt=f"turn {number}", context=context, temperature=0, **limits)
+        assert done.status_code == 200, done.text
+        context = done.json()["context"]
+    prompt = bytes(server.engine.requests[-1].prompt).decode()
+    assert len(prompt) <= (40 if max_tokens is None else 76)
+    assert prompt.startswith("user: turn ")
+    assert prompt.endswith("user: turn 5\nassistant:")
+    assert "turn 0" not in prompt
+    # A message that is too long alone keeps its end; no turn is forgotten.
+    post("/chat", prompt="x" * 100, context=context, temperature=0, **limits).raise_for_status()
+    assert bytes(server.engine.requests[-1].prompt).decode().endswith("xx\nassistant:")
+    assert "turn 0" in context
+    server.service.context = CONTEXT
+
+
 def test_a_model_without_a_template_goes_on_with_the_text():
     with started(FakeEngine(byte_tokenizer())) as server, httpx.Client(base_url=server.url) as client:
         done = client.post(

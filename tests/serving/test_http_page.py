@@ -1,11 +1,16 @@
 """The chat page and the document of the server, against the server's own tables."""
 
+import base64
 import dataclasses
+import hashlib
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import httpx
+import pytest
 from chat_tokenizer import chat_tokenizer
 from fake_engine import FakeEngine
 from started import started
@@ -25,8 +30,16 @@ def settings_of(server):
     page = httpx.get(server.url)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     # Nothing from elsewhere: neither a link, nor leave to load one.
-    assert not re.search(r"https?://|src=|@import|url\(", page.text)
-    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(r"https?://\w|src=|@import|url\(", page.text)
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        (source,) = re.findall(f"<{tag}>(.*?)</{tag}>", page.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    # Neither attributes with code or style, which the policy would refuse, nor text that is read as HTML.
+    assert not re.search(r"\son\w+=|\sstyle=|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", page.text)
     return json.loads(re.search(r"const SERVER = (.*);", page.text)[1])
 
 
@@ -35,6 +48,55 @@ def test_the_page_knows_its_server():
         assert settings_of(server) == {"model": "fake/model", "has_chat": True, "has_keys": True}
     with started(FakeEngine(byte_tokenizer())) as server:
         assert settings_of(server) == {"model": "fake/model", "has_chat": False, "has_keys": False}
+
+
+PAGE = Path(__file__).parents[2] / "src" / "meshwright" / "serving" / "http" / "page.html"
+
+SHOWN = """
+class Element {
+  constructor(name) { this.name = name; this.children = []; }
+  append(...children) { this.children.push(...children); }
+  addEventListener() {}
+  toString() {
+    if (this.className === "copy") return "";
+    const target = this.href ? ` ${this.href}` : "";
+    const start = this.start > 1 ? ` ${this.start}` : "";
+    const inside = this.children.map((each) => each instanceof Element ? each : each.replace(/</g, "&lt;"));
+    return `<${this.name}${target}${start}>${inside.join("")}</>`;
+  }
+}
+const document = { createElement: (name) => new Element(name) };
+const navigator = {};
+"""
+"""A document that is written as text, of which names in angle brackets are elements."""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="runs the page's script in node")
+def test_markdown_is_elements_and_never_html():
+    cases = {
+        "plain <b>text</b>": "<p>plain &lt;b>text&lt;/b></>",
+        "# One\n## Two": "<h1>One</><h2>Two</>",
+        "a **b *c* `d*`** e": "<p>a <strong>b <em>c</> <code>d*</></> e</>",
+        "2 * 3 * 4 and snake_case_name": "<p>2 * 3 * 4 and snake_case_name</>",
+        "```python\n<script>1</script>\n# no\n": "<pre><code>&lt;script>1&lt;/script>\n# no\n</></>",
+        "- a\n- b\n  1. c\n\n3. d": "<ul><li>a</><li>b<ol><li>c</></></></><ol 3><li>d</></>",
+        "> a\n> > b": "<blockquote><p>a</><blockquote><p>b</></></>",
+        "| a | b |\n|---|:-:|\n| 1 | `2` |": "<table><tr><th>a</><th>b</></><tr><td>1</><td><code>2</></></></>",
+        "[x](https://a.b/c) https://d.e.": "<p><a https://a.b/c>x</> <a https://d.e.>https://d.e.</></>",
+        "[x](javascript:alert(1)) [y](JAVASCRIPT:1)": "<p>[x](javascript:alert(1)) [y](JAVASCRIPT:1)</>",
+        "[x](data:text/html,1) <img src=x onerror=1>": "<p>[x](data:text/html,1) &lt;img src=x onerror=1></>",
+        "a\n\n---\nb": "<p>a</><hr></><p>b</>",
+    }
+    script = PAGE.read_text(encoding="utf-8").partition("/* Markdown as")[2].partition("/* End of Markdown. */")[0]
+    ending = ">" * 5000 + "x"
+    program = f"""{SHOWN}/*{script}
+const cases = {json.dumps([*cases, ending])};
+console.log(JSON.stringify(cases.map((each) => markdown(each).join(""))));"""
+    done = subprocess.run(["node", "-"], input=program, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    *shown, deep = json.loads(done.stdout)
+    assert dict(zip(cases, shown, strict=True)) == cases
+    assert deep.endswith("x</>" + "</>" * 9)
 
 
 def test_the_document_names_every_path_field_and_limit():
@@ -50,7 +112,8 @@ def test_the_document_names_every_path_field_and_limit():
         "body_seconds": f"{limits.body_seconds:g} s", "head_seconds": f"{limits.head_seconds:g} s",
         "seconds": f"{limits.seconds:g} s", "unread_seconds": f"{limits.unread_seconds:g} s",
         "prompts": f"{limits.prompts:,}",
-        "prompts_at_once": f"of which {limits.prompts_at_once} are in the engine at once", "choices": limits.choices,
+        "prompts_at_once": f"of which {limits.prompts_at_once} completions are in the engine at once",
+        "choices": limits.choices,
         "stop_strings": limits.stop_strings, "stop_characters": f"of {limits.stop_characters} characters",
     }  # fmt: skip
     for name, value in said.items():

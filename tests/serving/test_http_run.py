@@ -183,12 +183,15 @@ def test_pages_of_other_origins_may_call_only_where_they_are_let():
     asked = origin | {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
     with started(FakeEngine(byte_tokenizer())) as server:
         assert "access-control-allow-origin" not in httpx.get(f"{server.url}/v1/models", headers=origin).headers
-        assert httpx.options(f"{server.url}/v1/completions", headers=asked).status_code == 405
+        assert httpx.options(f"{server.url}/v1/completions", headers=asked).status_code == 403
         # What a browser sends without asking first is not answered.
         body = json.dumps({"prompt": "a"}).encode()
         for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
             answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=origin | {"content-type": kind})
-            assert answer.status_code == 415
+            assert answer.status_code == 403
+            # Nor one whose origin it leaves out.
+            headers = {"content-type": kind}
+            assert httpx.post(f"{server.url}/v1/completions", content=body, headers=headers).status_code == 415
     with started(
         FakeEngine(byte_tokenizer()), cors_origins=("https://pages.example",), api_keys=(ApiKey("k"),)
     ) as server:
@@ -270,7 +273,7 @@ def test_a_client_that_reads_nothing_is_cut_off():
     engine = FakeEngine(byte_tokenizer())
     with started(engine, context=200_000, limits=Limits(unread_seconds=0.3)) as server:
         body = json.dumps(LONG | {"max_tokens": 150_000, "stream": True, "n": 16}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         address = httpx.URL(server.url)
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -1,15 +1,24 @@
 """Tool calls in generated messages, whole and streamed, in each format, and what stays content."""
 
 import json
+import random
 from dataclasses import replace
 
+import httpx
+import jsonschema
 import openai
 import pytest
 from chat_tokenizer import chat_tokenizer
 from fake_engine import FakeEngine
 from started import started
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from meshwright.serving.http.openai.tool_calls import ToolParser
+from meshwright.serving.grammars import compile_grammar, read_vocabulary
+from meshwright.serving.http.openai.messages import Tool
+from meshwright.serving.http.openai.tool_calls import ToolParser, call_constraint
+from meshwright.text import byte_tokenizer_files
+from meshwright.text.tokenizer import _FromFile
 
 TAGGED = '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 BARE = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
@@ -86,6 +95,7 @@ def client():
     engine = FakeEngine(tokenizer(TAGGED))
     engine.next_token = lambda request, text, step: [*TWO.encode(), 0][step]
     with started(engine) as found, openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0) as made:
+        made.fake_engine = engine
         yield made
 
 
@@ -125,3 +135,108 @@ def test_a_text_that_is_cut_says_so(client):
     (choice,) = client.chat.completions.create(**HELLO, tools=TOOLS, max_tokens=len(TWO.encode()) - 8).choices
     assert (len(choice.message.tool_calls), choice.finish_reason) == (1, "length")
     assert choice.message.content == f"I look.\n<tool_call>{RAIN}</too"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ["Köln", "東京"]}},
+}
+PLACES = [Tool.model_validate({"type": "function", "function": {"name": "sün", "parameters": SCHEMA}}),
+          Tool.model_validate({"type": "function", "function": {"name": "rain"}})]  # fmt: skip
+
+
+def written(tokenizer, constraint, draw):
+    """A text of a constraint, each token drawn from those that may come next, or that ends it."""
+    vocabulary = read_vocabulary(tokenizer.to_json(), list(tokenizer.stop_tokens))
+    matcher = compile_grammar(vocabulary, constraint.kind, constraint.source)
+    tokens = []
+    while not matcher.is_stopped():
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [token for token in range(tokenizer.num_tokens) if mask >> token & 1]
+        ends = [token for token in allowed if token in (*tokenizer.stop_tokens, 255)]
+        # Strings and white space end soon.
+        short = [token for token in allowed if chr(token) in '"}]' and draw.random() < 0.7]
+        token = draw.choice(ends or short or allowed)
+        if (ends and draw.random() < 0.5) or not matcher.consume_token(token) or token in ends:
+            break
+        tokens.append(token)
+    return tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize("form", [TAGGED, BARE])
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_a_forced_message_is_calls_with_arguments_of_their_schema(form, is_parallel):
+    """Whatever tokens a model prefers, its message is calls that the parser reads."""
+    of = replace(tokenizer(form), stop_tokens=())
+    constraint = call_constraint(of, PLACES, is_parallel=is_parallel)
+    seen = set()
+    for seed in range(12):
+        text = written(of, constraint, random.Random(seed))
+        content, calls = ToolParser(of, ["sün", "rain"]).add(text, is_last=True)
+        assert content == "", text
+        assert 1 <= len(calls) <= (16 if is_parallel and form == TAGGED else 1)
+        for call in calls:
+            arguments = json.loads(call.function.arguments)
+            seen.add(call.function.name)
+            if call.function.name == "sün":
+                jsonschema.validate(arguments, SCHEMA)
+    assert seen == {"sün", "rain"}
+    assert call_constraint(tokenizer("other"), PLACES, is_parallel=True) is None
+
+
+def test_a_tag_that_is_a_token_is_forced_as_this_token():
+    of = HuggingFaceTokenizer.from_str(byte_tokenizer_files(None)["tokenizer.json"].decode())
+    of.add_tokens([AddedToken(tag, special=False) for tag in ("<tool_call>", "</tool_call>")])
+    made = replace(tokenizer(TAGGED), codec=_FromFile(of), num_tokens=258)
+    constraint = call_constraint(made, PLACES, is_parallel=False)
+    matcher = compile_grammar(read_vocabulary(made.to_json(), [0]), constraint.kind, constraint.source)
+    tokens = made.encode('<tool_call>\n{"name": "rain", "arguments": {}}\n</tool_call>', add_special_tokens=False)
+    assert tokens[0] == 256
+    assert matcher.validate_tokens(tokens) == len(tokens)
+
+
+def test_tool_choice_forces_all_tools_or_the_named_one(client):
+    named = {"type": "function", "function": {"name": "rain"}}
+    engine = client.fake_engine
+    for choice, names, reason in (("required", ["sun", "rain"], "tool_calls"), (named, ["rain"], "stop")):
+        done = client.chat.completions.create(**HELLO, tools=TOOLS, tool_choice=choice)
+        source = engine.requests[-1].constraint.source
+        assert [name for name in ("sun", "rain") if f'\\"name\\": \\"{name}\\"' in source] == names
+        assert done.choices[0].finish_reason == reason
+    client.chat.completions.create(**HELLO, tools=TOOLS, tool_choice="auto")
+    assert engine.requests[-1].constraint is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tool_choice": "any", "tools": TOOLS}, 'tool_choice is "any"; it must be none, auto, required, or {type:'),
+        ({"tool_choice": "required"}, "tool_choice is required, and the tools are none; name one of them"),
+        ({"tool_choice": {"type": "function", "function": {"name": "snow"}}, "tools": TOOLS},
+         "tool_choice is 'snow', and the tools are sun, rain; name one of them"),
+        ({"tool_choice": "required", "tools": TOOLS, "response_format": {"type": "json_object"}},
+         "tool_choice forces a tool call, and the output is constrained too; give one"),
+        ({"reasoning_effort": "low"}, "reasoning_effort is given, and the chat template of fake/model does not read it;"
+         " set chat_template_kwargs.enable_thinking instead"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "are both true; give one"),
+    ],
+)  # fmt: skip
+def test_a_choice_that_cannot_be_is_said(client, fields, message):
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(**HELLO, extra_body=fields)
+    assert message in error.value.body["message"]
+
+
+def test_reasoning_effort_is_a_variable_of_the_template():
+    of = chat_tokenizer()
+    template = (
+        of.config["chat_template"] + "{% if reasoning_effort is defined %} effort {{ reasoning_effort }}{% endif %}"
+    )
+    engine = FakeEngine(replace(of, config={"chat_template": template}))
+    with started(engine) as found:
+        httpx.post(f"{found.url}/v1/chat/completions",
+                   json=HELLO | {"reasoning_effort": "low", "max_tokens": 1}).raise_for_status()  # fmt: skip
+    assert bytes(engine.requests[-1].prompt).decode().endswith("assistant: effort low")

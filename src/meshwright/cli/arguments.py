@@ -47,6 +47,7 @@ def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]
 
 Mesh = Annotated[str | None, option("MESH")]
 Json = Annotated[bool, option()]
+CompileCache = Annotated[str | None, option("DIRECTORY|off")]
 
 
 @dataclass(frozen=True)

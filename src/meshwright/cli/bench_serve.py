@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import tyro
 
@@ -96,8 +97,13 @@ def run(args: Args) -> int:
         {} if args.slo is None else read_slo(args.slo),
         args.url.rstrip("/").removesuffix("/v1"),
     )
-    if not url.startswith(("http://", "https://")):
-        raise MeshwrightError(f"URL is {args.url!r}; write it as http://127.0.0.1:8000")
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # Of a port that is no number from 0 to 65535.
+        is_url = False
+    if not is_url:
+        raise MeshwrightError(f"URL is {args.url!r}; write it as http://127.0.0.1:8000, with a port of 1 to 65535")
     seed = _whole("--seed", args.seed)
     requests = [_requests(args, seed, variant) for variant in range(len(loads))]
     size = len(requests[0])

@@ -51,14 +51,15 @@ def run(args: Args) -> int:
         from meshwright.loading import find_model
         from meshwright.training import read_texts
 
-    as_json, found = (
+    as_json, compile_cache, found = (
         args.json,
+        args.compile_cache,
         find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter),
     )
     if args.task is not None:
         questions = read_task(args.task)
         check_all_read(args, "beside --task")
-        model = load_with_bar(found)
+        model = load_with_bar(found, compile_cache)
         with waiting(f"answering {len(questions):,} questions"):
             result = answer(model, questions)
         _print_task(result, as_json=as_json)
@@ -69,7 +70,7 @@ def run(args: Args) -> int:
     texts = {file: text.decode() for file, text in read_texts(args.data).items() if text}
     seq_len, stride = args.seq_len, args.stride
     check_all_read(args)
-    model = load_with_bar(found)
+    model = load_with_bar(found, compile_cache)
     with waiting(f"scoring {len(texts):,} texts"):
         scores = dict(zip(texts, model.score([*texts.values()], seq_len=seq_len, stride=stride), strict=True))
     every = total([*scores.values()])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TransferSpeedColumn
 
-from meshwright.cli.arguments import Mesh, option, positional
+from meshwright.cli.arguments import CompileCache, Mesh, option, positional
 from meshwright.cli.tables import console
 from meshwright.cli.waiting import waiting
 from meshwright.hardware import dtype_bytes
@@ -38,6 +38,8 @@ class ModelArgs:
     """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """What parameters are kept and products computed in. Default: that of the weights."""
+    compile_cache: CompileCache = None
+    """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
 
 
 def note(line: str) -> None:
@@ -45,12 +47,13 @@ def note(line: str) -> None:
     print(f"note: {line}", file=sys.stderr)
 
 
-def load_with_bar(found: Found) -> LoadedModel:
-    """Load a model; on a terminal with a bar of the bytes that are read."""
+def load_with_bar(found: Found, compile_cache: str | None = None) -> LoadedModel:
+    """Load a model; on a terminal with a bar of the bytes that are read. compile_cache: see `use_compile_cache`."""
     with waiting(f"starting {found.system}"):
-        from meshwright.runtime import claim_devices
+        from meshwright.runtime import claim_devices, use_compile_cache
 
         claim_devices(found.system)
+        use_compile_cache(compile_cache)
     return read_with_bar(found)
 
 

@@ -3,6 +3,7 @@
 from meshwright.runtime.arrays import DTYPES, abstract, abstract_for_inference, initialise, shardings
 from meshwright.runtime.attention.sequence import attend, token_order
 from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
+from meshwright.runtime.compile_cache import use_compile_cache
 from meshwright.runtime.devices import claim_devices
 from meshwright.runtime.fuse_matmuls import overlapped_collectives
 from meshwright.runtime.mesh import build_mesh, mesh_platform
@@ -39,5 +40,6 @@ __all__ = [
     "pipelined_loss_1f1b",
     "shardings",
     "token_order",
+    "use_compile_cache",
     "wait_for_input",
 ]

@@ -54,7 +54,9 @@ class ActiveRequest:
             sequence.is_scored = is_scored and number == 0
             sequence.not_ends, sequence.matcher = not_ends, self.matchers[number] if self.matchers else None
             self.sequences.append(sequence)
-            self.growing[number] = GrowingText(TokenStream(tokenizer) if tokenizer else None)
+            skip = request.skip_special_tokens
+            stream = TokenStream(tokenizer, skip_special_tokens=skip) if tokenizer else None
+            self.growing[number] = GrowingText(stream)
 
     def grow(self, sequence: TokenSequence, tokens: Sequence[int], before: int) -> tuple[list[int], str]:
         """Add new tokens to a sequence's text, up to the one that ends it. Returns those that stay, and what they add.

@@ -95,11 +95,9 @@ class Engine:
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(
-            self.layout,
-            on_admitted=self._on_admitted,
+            self.layout, on_admitted=self._on_admitted, can_score=self._is_compiled,
             on_error=lambda sequence, error: self._fail(sequence.request_id, error),
-            can_score=self._is_compiled,
-        )
+        )  # fmt: skip
 
     def _is_compiled(self, step: Step) -> bool:
         """Whether a scoring step can run; without a program all requests that are to be scored end."""
@@ -112,7 +110,7 @@ class Engine:
             return False
 
     def start(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile every program, then answer requests. on_program: called with how many are compiled, of how many."""
+        """Compile the first programs, then answer requests. on_program: called with how many are there, of how many."""
         self.runner.compile(on_program)
         self._thread.start()
 
@@ -176,6 +174,7 @@ class Engine:
             generated_tokens=self._num_generated,
             preemptions=scheduler.counters.preempted,
             num_steps=self._num_steps,
+            uncompiled_programs=self.runner.num_compiling,
         )
 
     @property
@@ -342,6 +341,7 @@ class Engine:
                 self.runner.row_state(change)
             except Exception as error:
                 self._changes.remove(change)
+                self._sampling_rows.add(change.row)  # The devices keep what an earlier request had.
                 for sequence in [each for each in self.scheduler.running if each.row == change.row]:
                     self._fail(sequence.request_id, error)
         for part in step.slices:
@@ -360,9 +360,10 @@ class Engine:
 
     def _work_of(self, step: Step) -> Work:
         """The arrays of a step, and the program that runs it."""
-        shape = self.runner.shape_of(step)
         needs_sampling = any(part.is_chosen and self._needs_sampling_program(part.sequence) for part in step.slices)
-        kind = "scoring" if step.is_scored else "sampling" if needs_sampling else "greedy"
+        kind = "scoring" if step.is_scored else "sampling" if needs_sampling or step.is_chunk else "greedy"
+        step = self.runner.with_program(kind, step)
+        shape = self.runner.shape_of(step)
         return Work(
             kind,
             shape,

@@ -57,6 +57,7 @@ class Request:
         prompt_logprobs: the same for each token of the prompt but the first.
         pooled: whether to return the mean of the prompt's hidden states.
         constraint: a constraint on each completion.
+        skip_special_tokens: whether texts leave out the tokenizer's special tokens.
         timeout_seconds: the time after `submit` at which the request is aborted.
         owner: who asks. Rows are shared between owners first, and constraints of each are compiled in a queue of its
             own.
@@ -76,6 +77,7 @@ class Request:
     prompt_logprobs: int | None = None
     pooled: bool = False
     constraint: Constraint | None = None
+    skip_special_tokens: bool = True
     timeout_seconds: float | None = None
     owner: str = ""
     group: str = ""

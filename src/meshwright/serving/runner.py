@@ -1,11 +1,15 @@
-"""Runs steps on the devices: the parameters, the pages, and the programs, all compiled before the first request."""
+"""Runs steps on the devices: the parameters, the pages, and the programs.
+
+The programs with the widest page tables can run every step but scoring, so that a server is ready once these are
+compiled. Programs with narrower tables save time, and are compiled while requests are already answered.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from meshwright.inference import LoadedModel
 from meshwright.models import GREEDY, Sampling
@@ -86,15 +92,27 @@ class Result(NamedTuple):
     hidden: Array | None
 
 
+class _Arrays(NamedTuple):
+    """The arrays on the devices that programs take: those of the model, of its draft model, and what rows have."""
+
+    params: Any
+    pages: tuple[Pages, ...]
+    last: Array
+    state: RowState
+    draft_params: Any
+    draft_pages: tuple[Pages, ...]
+
+
 @dataclass
 class _Draft:
     """A model that drafts, and its pages. group: of the served model's page tables, the one that it uses."""
 
     config: ModelConfig
+    context: ShardingContext
     params: Any
-    pages: tuple[Pages, ...]
     group: int
     dtype: Any
+    pages: tuple[Pages, ...] = ()
 
 
 class Runner:
@@ -121,34 +139,47 @@ class Runner:
             if settings.weight_dtype == "int8":
                 self._params = in_int8(self._params, model.config)
             self._params = for_tpu_products(self._params, model.config)
-            stored = stored_dtype(model, settings)
-            self._pages = _empty_pages(model.config, context, layout.pages, layout.page_size, stored)
             self._draft = None
             if draft is not None:
                 # Under the numbers of the pages that have all tokens of a text.
                 group = layout.windows.index(None)
                 of = decode_layout(draft.config, context.mesh, self._split)
-                counts = (layout.pages[group],) * len(layers_by_window(draft.config))
-                self._draft = _Draft(
-                    draft.config,
-                    for_tpu_products(placed_params(draft.params, draft.config, of), draft.config),
-                    _empty_pages(draft.config, of, counts, layout.page_size, DTYPES[draft.dtype]),
-                    group,
-                    DTYPES[draft.dtype],
-                )
-            self._last = jnp.zeros(self._rows, jnp.int32)
-            vocab = model.config.vocab
-            self._state = RowState(
+                params = for_tpu_products(placed_params(draft.params, draft.config, of), draft.config)
+                self._draft = _Draft(draft.config, of, params, group, DTYPES[draft.dtype])
+            pages, self._last, self._state = self._empty_arrays(stored_dtype(model, settings))
+            self._pages, draft_pages = pages
+            if self._draft is not None:
+                self._draft.pages = draft_pages
+        self.before_run: Callable[[Work], None] = lambda work: None
+        self._free_masks = dict[tuple[int, int], Any]()
+        self._compiled = dict[tuple[str, Shape], Any]()
+        self._compiler, self._narrow_compiler = (ThreadPoolExecutor(1, "compiler") for _ in range(2))
+        self._compiling = dict[tuple[str, Shape], Future[bool]]()
+
+    def _empty_arrays(self, dtype: Any) -> Any:
+        """Pages of the model and of its draft model, the newest tokens and the state of rows, all made by one program.
+
+        dtype: of keys and values in the model's pages.
+        """
+        layout, vocab = self._layout, self._config.vocab
+        wanted = [abstract_pages(self._config, self._context, layout.pages, layout.page_size, dtype), ()]
+        if (draft := self._draft) is not None:
+            counts = (layout.pages[draft.group],) * len(layers_by_window(draft.config))
+            wanted[1] = abstract_pages(draft.config, draft.context, counts, layout.page_size, draft.dtype)
+
+        def make() -> Any:
+            pages = jax.tree.map(
+                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec), tuple(wanted)
+            )
+            state = RowState(
                 jnp.tile(jnp.asarray(_limits(GREEDY))[None], (self._rows, 1)),
                 jnp.zeros(self._rows, jnp.uint32),
                 Written(jnp.zeros((self._rows, vocab), bool), jnp.zeros((self._rows, vocab), jnp.int32)),
                 jnp.zeros((self._rows, vocab), jnp.float32),
             )
-        self.before_run: Callable[[Work], None] = lambda work: None
-        self._free_masks = dict[tuple[int, int], Any]()
-        self._compiled = dict[tuple[str, Shape], Any]()
-        self._compiler = ThreadPoolExecutor(1, "compiler")
-        self._compiling = dict[tuple[str, Shape], Future[bool]]()
+            return pages, jnp.zeros(self._rows, jnp.int32), state
+
+        return jax.jit(make)()
 
     @property
     def has_draft(self) -> bool:
@@ -167,38 +198,47 @@ class Runner:
 
     @cached_property
     def programs(self) -> tuple[tuple[str, Shape], ...]:
-        """Every kind and shape of step that is compiled before the first request; see `is_compiled` for scoring."""
-        layout = self._layout
-        steps = [
-            *(
-                Step([], False, rows, width, 1 + layout.num_drafts)
-                for rows in layout.decoded
-                for width in layout.widths
-            ),
-            *(Step([], True, rows, width, length) for rows, length in layout.chunks for width in layout.widths),
-        ]
-        found = [(kind, self.shape_of(step)) for step in steps for kind in ("greedy", "sampling")]
-        if jax.process_count() > 1:
-            # While one process compiles the others would wait in a collective.
+        """Every kind and shape of step that generates text, those with the widest page tables first.
+
+        Chunks of prompts are read by the sampling program, where greedy rows have a temperature of 0: beside a chunk
+        the choice of a token takes no time, and a second program of each shape takes as long to compile as the first.
+        """
+        layout, found = self._layout, list[tuple[str, Shape]]()
+        for width in reversed(layout.widths):
+            for rows in layout.decoded:
+                shape = self.shape_of(Step([], False, rows, width, 1 + layout.num_drafts))
+                found += [("greedy", shape), ("sampling", shape)]
             found += [
-                ("scoring", self.shape_of(Step([], True, rows, width, length)))
-                for rows, length in layout.scored
-                for width in layout.widths
+                ("sampling", self.shape_of(Step([], True, rows, width, length))) for rows, length in layout.chunks
             ]
         return tuple(dict.fromkeys(found))
 
-    def compile(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile every program, several at once. on_program: called with how many are compiled, of how many.
+    @cached_property
+    def first_programs(self) -> tuple[tuple[str, Shape], ...]:
+        """The programs that are compiled before the first request; see `is_compiled` for scoring."""
+        layout = self._layout
+        if jax.process_count() == 1:
+            # All widths have as many, where windows do not make them one.
+            return self.programs[: 2 * len(layout.decoded) + len(layout.chunks)]
+        # While one process compiles the others would wait in a collective.
+        scored = [
+            ("scoring", self.shape_of(Step([], True, rows, width, length)))
+            for rows, length in layout.scored
+            for width in layout.widths
+        ]
+        return (*self.programs, *scored)
 
-        Only what scores prompts is compiled later: no request that generates text ever waits for the compiler.
+    def compile(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compile the programs that a server begins with, several at once, and then, in a thread, the others.
+
+        on_program: called with how many of the first are compiled, of how many.
         """
         self._abstract = jax.tree.map(
-            lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding),
-            (self._params, self._pages, self._last, self._draft and (self._draft.params, self._draft.pages)),
+            lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.format), self._arrays
         )
         with jax.set_mesh(self._mesh), ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
             lowered = {
-                (name, shape): step for kind, shape in self.programs for name, step in self._lowered(kind, shape)
+                (name, shape): step for kind, shape in self.first_programs for name, step in self._lowered(kind, shape)
             }
             compiling = {pool.submit(step.compile): key for key, step in lowered.items()}
             for number, done in enumerate(as_completed(compiling), start=1):
@@ -209,6 +249,25 @@ class Runner:
             self._state = row_program()(self._state, np.int32(0), self.row_state(RowChange(0, GREEDY, (), (), ())))
         self._copy([PageCopy(0, window, 0, count) for window, count in enumerate(self._layout.pages)])
         jax.block_until_ready((self._pages, self._state))
+        for key in self.programs:
+            if key not in self._compiled:
+                self._compiling[key] = self._narrow_compiler.submit(self._compile_later, *key)
+
+    @property
+    def num_compiling(self) -> int:
+        """The programs that are still compiled while steps run."""
+        return sum(not future.done() for future in [*self._compiling.values()])
+
+    def wait_compiled(self) -> None:
+        """Wait until every program is compiled, as a measurement of speed has to."""
+        for future in [*self._compiling.values()]:
+            future.result()
+
+    def with_program(self, kind: str, step: Step) -> Step:
+        """The same step, with the widest page tables while the program for its own is not compiled."""
+        if step.is_scored or (kind, self.shape_of(step)) in self._compiled:
+            return step
+        return replace(step, width=self._layout.widths[-1])
 
     def is_compiled(self, step: Step) -> bool:
         """Whether a scoring step can run. Its program is compiled from the first call on, in a thread.
@@ -230,55 +289,59 @@ class Runner:
 
     def close(self) -> None:
         """Wait for the compiler, under which Python cannot end."""
-        self._compiler.shutdown(cancel_futures=True)
+        for compiler in (self._narrow_compiler, self._compiler):
+            compiler.shutdown(cancel_futures=True)
+
+    @property
+    def _arrays(self) -> _Arrays:
+        draft = self._draft
+        drafting = (draft.params, draft.pages) if draft is not None else ((), ())
+        return _Arrays(self._params, self._pages, self._last, self._state, *drafting)
 
     def _lowered(self, kind: str, shape: Shape) -> Iterator[tuple[str, jax.stages.Lowered]]:
-        """A step's program, and the draft model's for the same step, traced for the arrays on the devices."""
+        """A step's program, and the draft model's for the same step.
+
+        They are traced for the shapes of arrays, not for the arrays, which steps that run meanwhile donate.
+        """
         program = {"greedy": greedy_program, "sampling": sampling_program, "scoring": scoring_program}[kind]
         made = program(self._config, self._context.mesh, self._split, shape, self._dtype)
-        numbers = np.zeros((shape.rows, shape.columns.width), np.int32)
-        work, drafts = Work(kind, shape, numbers), None
-        if kind == "scoring":
-            # Not for the arrays themselves, which the steps that run meanwhile donate.
-            params, pages, last, draft = self._abstract
-            if self._draft is not None:
-                own = (self._draft.config, self._context.mesh, self._split, shape, self._draft.group, self._draft.dtype)
-                yield "prefill", draft_prefill_program(*own).lower(*draft, numbers)
-            yield kind, made.lower(params, pages, last, numbers, np.zeros((shape.rows, shape.length), np.int32))
-            return
+        numbers, whole = np.zeros((shape.rows, shape.columns.width), np.int32), NamedSharding(self._mesh, P())
+        targets, mask = np.zeros((shape.rows, shape.length), np.int32), None
+        if kind == "sampling":
+            mask = jax.ShapeDtypeStruct((shape.rows, shape.num_chosen, self.words), jnp.uint32, sharding=whole)
+        work, drafts = Work(kind, shape, numbers, mask, targets), None  # type: ignore
         if self._draft is not None:
             draft_kind = self._draft_kind(work)
             own = (self._draft.config, self._context.mesh, self._split, shape, self._draft.group, self._draft.dtype)
             yield (
                 draft_kind,
                 (draft_prefill_program if draft_kind == "prefill" else draft_program)(*own).lower(
-                    *self._draft_arguments(work)
+                    *self._draft_arguments(work, self._abstract)
                 ),
             )
             if draft_kind != "prefill":
-                drafts = jnp.zeros((shape.rows, shape.length - 1), jnp.int32)
-        yield kind, made.lower(*self._arguments(work, drafts))
+                drafts = jax.ShapeDtypeStruct((shape.rows, shape.length - 1), jnp.int32, sharding=whole)
+        yield kind, made.lower(*self._arguments(work, drafts, self._abstract))
 
     @staticmethod
     def _draft_kind(work: Work) -> str:
         """The draft model's program for a step: prefill of the same tokens, or the drafts that the step verifies."""
         return "prefill" if work.shape.num_chosen == 1 or work.kind == "scoring" else f"draft, {work.kind}"
 
-    def _draft_arguments(self, work: Work) -> tuple[Any, ...]:
-        assert self._draft is not None
+    def _draft_arguments(self, work: Work, arrays: _Arrays) -> tuple[Any, ...]:
         if self._draft_kind(work) == "prefill":
-            return (self._draft.params, self._draft.pages, work.numbers)
-        own = (self._state.samplers, self._state.seed) if work.kind == "sampling" else (None, None)
-        return (self._draft.params, self._draft.pages, self._last, work.numbers, *own)
+            return (arrays.draft_params, arrays.draft_pages, work.numbers)
+        own = (arrays.state.samplers, arrays.state.seed) if work.kind == "sampling" else (None, None)
+        return (arrays.draft_params, arrays.draft_pages, arrays.last, work.numbers, *own)
 
-    def _arguments(self, work: Work, drafts: Array | None) -> tuple[Any, ...]:
-        state = (self._params, self._pages, self._last, work.numbers)
+    def _arguments(self, work: Work, drafts: Any, arrays: _Arrays) -> tuple[Any, ...]:
+        first = (arrays.params, arrays.pages, arrays.last, work.numbers)
         if work.kind == "scoring":
-            return (*state, work.targets)
+            return (*first, work.targets)
         if work.kind == "greedy":
-            return (*state, drafts)
-        own, mask = self._state, work.mask if work.mask is not None else self._free_mask(work.shape)
-        return (*state, drafts, own.written, own.samplers, own.seed, own.bias, mask)
+            return (*first, drafts)
+        own, mask = arrays.state, work.mask if work.mask is not None else self._free_mask(work.shape)
+        return (*first, drafts, own.written, own.samplers, own.seed, own.bias, mask)
 
     def run(self, work: Work) -> Result:
         """Dispatch a step; its results are still to come.
@@ -297,9 +360,9 @@ class Runner:
             drafts = None
             if self._draft is not None:
                 draft_kind = self._draft_kind(work)
-                made = self._compiled[draft_kind, work.shape](*self._draft_arguments(work))
+                made = self._compiled[draft_kind, work.shape](*self._draft_arguments(work, self._arrays))
                 self._draft.pages, drafts = (made, None) if draft_kind == "prefill" else made
-            made = program(*self._arguments(work, drafts))
+            made = program(*self._arguments(work, drafts, self._arrays))
             if work.kind == "scoring":
                 self._pages, logprobs, hidden = made
                 return Result(None, logprobs, hidden)
@@ -313,7 +376,10 @@ class Runner:
         """A mask that allows all tokens, kept on the devices."""
         size = (shape.rows, shape.num_chosen)
         if size not in self._free_masks:
-            self._free_masks[size] = jnp.full((*size, self.words), 0xFFFFFFFF, jnp.uint32)
+            mask = np.full((*size, self.words), 0xFFFFFFFF, np.uint32)
+            whole = NamedSharding(self._mesh, P())
+            # Without a program, which `jnp.full` would compile between two steps.
+            self._free_masks[size] = jax.make_array_from_callback(mask.shape, whole, lambda index: mask[index])
         return self._free_masks[size]
 
     def row_state(self, change: RowChange) -> RowState:
@@ -347,15 +413,6 @@ class Runner:
                             for each in self._draft.pages
                         )
         self._pages = tuple(pages)
-
-
-def _empty_pages(
-    model: ModelConfig, context: ShardingContext, counts: tuple[int, ...], page_size: int, dtype: Any
-) -> tuple[Pages, ...]:
-    return jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec),
-        abstract_pages(model, context, counts, page_size, dtype),
-    )
 
 
 def _limits(sampling: Sampling) -> np.ndarray:

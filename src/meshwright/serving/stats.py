@@ -16,6 +16,7 @@ class Stats:
         generated_tokens: tokens made, of requests that were aborted too.
         preemptions: how often a request lost its pages to others, and was computed again or swapped in.
         num_steps: device steps.
+        uncompiled_programs: those that are still compiled while requests are answered.
     """
 
     queued: int = 0
@@ -27,3 +28,4 @@ class Stats:
     generated_tokens: int = 0
     preemptions: int = 0
     num_steps: int = 0
+    uncompiled_programs: int = 0

@@ -25,6 +25,7 @@ def apply_chat_template(
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
     check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
@@ -34,6 +35,7 @@ def apply_chat_template(
         messages: each with `role` (system, user, assistant) and `content`, and what else the template reads.
         tools: that the assistant may call, as OpenAI describes them: each with `type` and `function`.
         add_generation_prompt: with what begins the assistant's answer.
+        continue_final_message: end with the text of the last message, which the model then continues.
         variables: of the template's own, such as Qwen3's `enable_thinking`.
         check: called with the text of the chat before it becomes tokens; it may raise.
 
@@ -42,9 +44,21 @@ def apply_chat_template(
     """
     text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
     text = _GENERATED.sub(r"\1", text)
+    if continue_final_message:
+        text = _until_final_content(text, str(messages[-1].get("content") or ""))
     check(text)
     # The template has written the special tokens that begin a text.
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _until_final_content(text: str, content: str) -> str:
+    """The text of a chat up to the end of its last message's content, without what the template writes behind it."""
+    at = text.rfind(content.strip())
+    if at < 0 or not content.strip():
+        raise MeshwrightError("the text of the last message is not in the chat as the template writes it")
+    # Templates may strip a message; if this one does not, the message's own white space at the end is kept.
+    whole = content.lstrip()
+    return text[: at + len(whole if text.startswith(whole, at) else content.strip())]
 
 
 class ChatExample(NamedTuple):

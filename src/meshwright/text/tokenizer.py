@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +38,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class _Codec(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]: ...
-    def decode(self, tokens: list[int]) -> str: ...
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str: ...
     def vocabulary(self) -> dict[str, int]: ...
     def to_json(self) -> str | None: ...
     def most_characters(self) -> int | None: ...
@@ -65,7 +65,8 @@ class _Bytes:
     def most_characters(self) -> int | None:
         return 1
 
-    def decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        del skip_special_tokens
         return bytes(tokens).decode(errors="replace")
 
 
@@ -92,8 +93,8 @@ class _FromFile:
     def most_characters(self) -> int | None:
         return most_characters(json.loads(self.of.to_str()))
 
-    def decode(self, tokens: list[int]) -> str:
-        return self.of.decode(tokens, skip_special_tokens=True)
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        return self.of.decode(tokens, skip_special_tokens=skip_special_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +120,9 @@ class Tokenizer:
         """The tokens of a text without special ones, and the characters of the text that each stands for."""
         return self.codec.encode_with_places(text)
 
-    def decode(self, tokens: list[int]) -> str:
-        """The text of tokens, without special ones."""
-        return self.codec.decode(tokens)
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens, without special ones unless they are asked for."""
+        return self.codec.decode(tokens, skip_special_tokens)
 
     def to_json(self) -> str | None:
         """The text of a tokenizer.json; None for bytes as tokens."""
@@ -158,8 +159,8 @@ class TokenStream:
     to the text of those before them.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._tokens: list[int] = []
         self._shown = 0
         """How many of the tokens are in the pieces so far, from `_start` on the context of those to come."""
@@ -168,8 +169,8 @@ class TokenStream:
     def add(self, token: int) -> str:
         """What a token adds; empty while the last character is not whole."""
         self._tokens.append(token)
-        before = self._tokenizer.decode(self._tokens[self._start : self._shown])
-        text = self._tokenizer.decode(self._tokens[self._start :])
+        before = self._decode(self._tokens[self._start : self._shown])
+        text = self._decode(self._tokens[self._start :])
         if text.endswith(REPLACEMENT) or len(text) <= len(before):
             return ""
         self._start, self._shown = self._shown, len(self._tokens)
@@ -177,8 +178,8 @@ class TokenStream:
 
     def finish(self) -> str:
         """What is left at the end: a character that was cut is shown as replaced."""
-        before = self._tokenizer.decode(self._tokens[self._start : self._shown])
-        return self._tokenizer.decode(self._tokens[self._start :])[len(before) :]
+        before = self._decode(self._tokens[self._start : self._shown])
+        return self._decode(self._tokens[self._start :])[len(before) :]
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -227,7 +228,10 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
     if template.is_file():
         config |= {"chat_template": template.read_text(encoding="utf-8")}
     return Tokenizer(
-        codec=_FromFile(of), num_tokens=num_tokens, stop_tokens=_stop_tokens(directory, of, config), config=config
+        codec=_FromFile(of),
+        num_tokens=num_tokens,
+        stop_tokens=_stop_tokens(directory, of, config, vocab),
+        config=config,
     )
 
 
@@ -241,12 +245,18 @@ def _read_file(path: Path) -> HuggingFaceTokenizer:
         raise MeshwrightError(f"{path} is no tokenizer: {str(error).splitlines()[0]}") from None
 
 
-def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, Any]) -> tuple[int, ...]:
+def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, Any], vocab: int) -> tuple[int, ...]:
     """The tokens that end a text: of generation_config.json, else of config.json, else the tokenizer's."""
     for name in ("generation_config.json", "config.json"):
         stop = read_json(directory / name).get("eos_token_id")
         if stop is not None:
-            return tuple(stop) if isinstance(stop, list) else (stop,)
+            tokens = stop if isinstance(stop, list) else [stop]
+            for token in tokens:
+                if type(token) is not int or not 0 <= token < vocab:
+                    raise MeshwrightError(
+                        f"{directory / name} has the eos_token_id {token!r}; the model has the tokens 0 to {vocab - 1}"
+                    )
+            return tuple(tokens)
     token = special_token(config, "eos_token")
     number = of.token_to_id(token) if token else None
     return () if number is None else (number,)

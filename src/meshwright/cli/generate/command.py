@@ -51,6 +51,12 @@ def run(args: Args) -> int:
     for name in ("num_tokens", "num_samples"):
         if getattr(args, name) < 1:
             raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it is 1 or more")
+    if "" in args.stop:
+        taken = " ".join(map(repr, args.stop))
+        raise MeshwrightError(
+            f"--stop has an empty text, with which every text ends at once; it takes all words behind it ({taken}),"
+            f" so that a PROMPT stands before it"
+        )
     ways = {"PROMPT": args.texts, "--prompt": args.prompt, "--prompts": args.prompts, "--data": args.data}
     said = one_way(ways)
     if args.data is not None:
@@ -67,9 +73,10 @@ def run(args: Args) -> int:
     if args.stop_tokens:
         options["stop_tokens"] = args.stop_tokens
     found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
+    compile_cache = args.compile_cache
     if prompts is None and args.chat:
         check_all_read(args, "in a conversation")
-        return converse(load_with_bar(found), {**options, "sampling": samples[0]})
+        return converse(load_with_bar(found, compile_cache), {**options, "sampling": samples[0]})
     if prompts is None and found.run is None:
         raise MeshwrightError(f"{args.model} needs a prompt: PROMPT, --prompt TEXT or --prompts FILE")
     rows = [prompt for prompt in prompts or ["def "] for _ in samples]
@@ -78,7 +85,7 @@ def run(args: Args) -> int:
     as_json = args.json
     check_all_read(args, "here" if args.temperature else "at --temperature 0")
     _check_cache(found, len(rows), args.num_tokens)
-    model = load_with_bar(found)
+    model = load_with_bar(found, compile_cache)
     prompt_len = max(len(model.encode(row)) for row in rows)
     _note_length(found, model, prompt_len + args.num_tokens)
     with waiting("compiling"):

@@ -36,7 +36,7 @@ def answer_data(args: Args, data: Path) -> int:
         from meshwright.serving.request import Request
         from meshwright.serving.settings import EngineSettings
 
-    output, rule, as_chat = args.output, args.bad_data, args.chat
+    output, rule, as_chat, compile_cache = args.output, args.bad_data, args.chat, args.compile_cache
     settings = EngineSettings(rows=args.rows, context=args.context)
     request = Request(
         prompt=(),
@@ -48,7 +48,7 @@ def answer_data(args: Args, data: Path) -> int:
     )
     found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
     check_all_read(args, "with --data" if args.temperature else "with --data at --temperature 0")
-    model = load_with_bar(found)
+    model = load_with_bar(found, compile_cache)
     if not request.stop_tokens and model.tokenizer:
         request = replace(request, stop_tokens=model.tokenizer.stop_tokens)
     engine = Engine(model, settings)

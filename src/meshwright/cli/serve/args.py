@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.cli.arguments import option
 from meshwright.cli.loading import ModelArgs
@@ -76,9 +76,18 @@ class Args(ModelArgs):
     """Limits of a request, as max_tokens=512 prompt_tokens=2048; docs/serving.md lists them and their defaults."""
     cors: Annotated[tuple[str, ...], option("ORIGIN…")] = ()
     """Origins whose pages may call the server (CORS); * for all. Default: none."""
+    allowed_host: Annotated[tuple[str, ...], option("NAME…")] = ()
+    """Names by which clients may call the server, beside localhost and --host; * for all. Default: none."""
     replicas: Annotated[int, option("N")] = 1
     """Servers of the model behind one port, which share the devices; --mesh is of each. Default: 1."""
     process: ProcessArgs = field(default_factory=ProcessArgs)
+
+
+def hosts_and_origins(args: Args) -> dict[str, Any]:
+    """The hosts that requests may be for and the origins that may call the server, as fields of its state."""
+    from meshwright.serving.http.hosts import check_cors, check_hosts
+
+    return {"allowed_hosts": check_hosts(args.allowed_host), "cors_origins": check_cors(args.cors)}
 
 
 def limits_and_keys(args: Args) -> tuple[Limits, tuple[ApiKey, ...]]:

@@ -7,11 +7,11 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.cli.loading import note, read_with_bar, start_with_bar
 from meshwright.cli.processes import report_end_to_others
-from meshwright.cli.serve.args import Args, limits_and_keys
+from meshwright.cli.serve.args import Args, hosts_and_origins, limits_and_keys
 from meshwright.cli.serve.plan import check_model, options_of_plan, read_decode_plan
 from meshwright.cli.serve.replicas import serve_replicas
 from meshwright.cli.typed import check_all_read
@@ -43,11 +43,12 @@ def run(args: Args) -> int:
         if value is not None and not 0 < value < float("inf"):
             raise MeshwrightError(f"--{name} is {value}; it must be a number of seconds above 0")
     limits, api_keys = limits_and_keys(args)
+    access = hosts_and_origins(args)
     if args.replicas != 1:
         return serve_replicas(args, limits, api_keys)
     with waiting("loading JAX"):
         from meshwright.loading import find_model
-        from meshwright.runtime import claim_devices
+        from meshwright.runtime import claim_devices, use_compile_cache
         from meshwright.serving.request import ClosedError
         from meshwright.serving.settings import EngineSettings
         from meshwright.training import is_first_process
@@ -75,18 +76,19 @@ def run(args: Args) -> int:
     if plan is not None and args.plan is not None:
         check_model(plan, args.plan, found.model, args.model)
     http = _HttpOptions(
-        args.host, args.port, args.grace, args.name or args.model.resolve().name, api_keys, args.cors, limits
+        args.host, args.port, args.grace, args.name or args.model.resolve().name, api_keys, access, limits
     )  # fmt: skip
     found_draft = None
     if args.draft_model is not None:
         found_draft = find_model(args.draft_model, on=found.system, mesh=found.mesh, dtype=options.get("dtype"))
-    processes = args.process.processes
+    processes, compile_cache = args.process.processes, args.compile_cache
     check_all_read(args, "here")
     # The processes of one mesh compare these at the start.
     facts = {"model": asdict(found.model), "mesh": str(found.mesh), "dtype": found.dtype, "engine": asdict(settings)}
     facts["draft model"] = asdict(found_draft.model) if found_draft else None
     with waiting(f"starting {found.system}"):
         member = claim_devices(found.system, processes, facts)
+        use_compile_cache(compile_cache)
     is_first = is_first_process()
     with report_end_to_others(member, ClosedError):
         on_note = note if is_first else lambda line: None
@@ -107,7 +109,7 @@ class _HttpOptions(NamedTuple):
     grace_seconds: float
     model_name: str
     api_keys: tuple[ApiKey, ...]
-    cors_origins: tuple[str, ...]
+    access: dict[str, Any]
     limits: Limits
 
 
@@ -126,7 +128,6 @@ def _serve(
     import jax
 
     from meshwright.launch import REPLICA
-    from meshwright.serving.decode_stats import show_means
     from meshwright.serving.engine import Engine
     from meshwright.serving.followers import Leader
     from meshwright.serving.http.server import serve_http
@@ -154,7 +155,7 @@ def _serve(
         tokenizer=model.tokenizer,
         limits=http.limits,
         api_keys=http.api_keys,
-        cors_origins=http.cors_origins,
+        **http.access,
         stats=engine.stats,
         means=engine.means,
     )
@@ -175,6 +176,10 @@ def _serve(
 
     try:
         serve_http(service, host=http.host, port=http.port, grace_seconds=http.grace_seconds, start=start)
+        if engine.runner.num_compiling and member is None:
+            # Every request has its answer; a program that is compiled may take minutes more.
+            _print_served(engine)
+            leave_at_once(0)
     finally:
         engine.close()
         if leader:
@@ -182,6 +187,13 @@ def _serve(
     if not has_started.is_set() and member is None:
         # A signal came first. Python would end under the thread that compiles, which aborts in XLA.
         leave_at_once(0)
+    _print_served(engine)
+
+
+def _print_served(engine: Engine) -> None:
+    """Print what an engine has done, and the pace of its steps beside the planned one."""
+    from meshwright.serving.decode_stats import show_means
+
     stats = engine.stats()
     means = engine.means()
     pace = f": {show_means(*means)}" if means else ""

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from meshwright.cli.processes import devices_per_process, process_environments
-from meshwright.cli.serve.args import KEYS_VARIABLE, Args
+from meshwright.cli.serve.args import KEYS_VARIABLE, Args, hosts_and_origins
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
@@ -18,7 +18,7 @@ from meshwright.hardware import make_system
 if TYPE_CHECKING:
     from meshwright.serving.http.service import ApiKey, Limits
 
-FRONT_OPTIONS = {"model", "on", "host", "port", "cors", "replicas", "process"}
+FRONT_OPTIONS = {"model", "on", "host", "port", "cors", "allowed_host", "replicas", "process"}
 """Options that the front handles itself and does not pass to its replicas."""
 
 
@@ -46,7 +46,7 @@ def serve_replicas(args: Args, limits: Limits, api_keys: tuple[ApiKey, ...]) -> 
         dict(environment) | {KEYS_VARIABLE: keys}
         for environment in process_environments(system, num_devices, num_replicas)
     ]
-    state = ServerState(limits=limits, api_keys=api_keys, cors_origins=args.cors)
+    state = ServerState(limits=limits, api_keys=api_keys, **hosts_and_origins(args))
     host, port = args.host, args.port
     replica_system = str(make_system(system.chip, (num_devices,)))
     command = ["serve", str(args.model), *_replica_options(args), "--on", replica_system, "--port", "0"]

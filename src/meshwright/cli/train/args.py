@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import tyro
 
-from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
+from meshwright.cli.arguments import (
+    CompileCache,
+    Json,
+    Mesh,
+    StrategyArgs,
+    WorkloadArgs,
+    given_options,
+    option,
+    positional,
+)
 from meshwright.cli.processes import ProcessArgs
 from meshwright.cli.train.options import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
 
@@ -35,6 +44,8 @@ class RunArgs:
     """A YAML file of these options by their names, `model` too, or a plan's; what is typed counts before it."""
     dry_run: Annotated[bool, option()] = False
     """Compile the step, say what memory it takes and how long the run would be, and stop; nothing is written."""
+    compile_cache: CompileCache = None
+    """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
     json: Json = False
     """Print the measured record, with the first and last loss, instead of the bar."""
 

@@ -29,7 +29,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
     """Take the steps of a run on its devices, with a screen; the exit code."""
-    from meshwright.runtime import claim_devices
+    from meshwright.runtime import claim_devices, use_compile_cache
     from meshwright.training import (
         RunStoppedError,
         allowed_differences,
@@ -47,6 +47,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
         )
     with waiting(f"starting {config.hardware}"):
         several = claim_devices(config.system, args.process.processes, config.to_json())
+        use_compile_cache(args.run.compile_cache)
     is_first = is_first_process()
     allow = allowed_differences(args.run.allow, args.settings, change=args.run.change)
     screen = TrainScreen(config.steps, planned, is_quiet=args.run.json or not is_first)

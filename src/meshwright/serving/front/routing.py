@@ -23,7 +23,7 @@ IMBALANCE_REQUESTS, IMBALANCE_FACTOR = 8, 1.5
 """Load balance comes before the prefix cache for a replica that exceeds the least busy one by both, as in SGLang's
 cache-aware policy (https://docs.sglang.ai/router/router.html)."""
 
-PROMPT_FIELDS = ("tools", "messages", "context", "prompt", "prefix_text", "input", "text")
+PROMPT_FIELDS = ("tools", "instructions", "messages", "context", "prompt", "prefix_text", "input", "text")
 """The request fields that make the prompt, in the order in which the prompt has them."""
 
 

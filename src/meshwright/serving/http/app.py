@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from pathlib import Path
 from typing import Literal
@@ -25,24 +27,25 @@ from meshwright.serving.http.openai.chat import CHAT_COMPLETIONS
 from meshwright.serving.http.openai.completions import COMPLETIONS
 from meshwright.serving.http.openai.embeddings import EMBEDDINGS
 from meshwright.serving.http.openai.logprobs import TokenDecoder
+from meshwright.serving.http.openai.stateless_responses import RESPONSES
+from meshwright.serving.http.openai.tokens import DETOKENIZE, TOKENIZE
 from meshwright.serving.http.openapi import openapi_document
 from meshwright.serving.http.service import Service
 from meshwright.text import chat_template
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    COMPLETIONS, CHAT_COMPLETIONS, EMBEDDINGS, GENERATE, GREEDY_UNTIL, LOGLIKELIHOOD, LOGLIKELIHOOD_ROLLING, CHAT_TURN,
+    COMPLETIONS, CHAT_COMPLETIONS, RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE,
+    GENERATE, GREEDY_UNTIL, LOGLIKELIHOOD, LOGLIKELIHOOD_ROLLING, CHAT_TURN,
 )  # fmt: skip
 
 PAGE_SETTINGS = '"SETTINGS OF THE SERVER"'
 """The placeholder in page.html that the server's settings replace."""
 
-PAGE_HEADERS = {
-    # The page shows model output as text, loads nothing from elsewhere, and may not be framed by other pages.
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
-    " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "cache-control": "no-cache",
-}
+PAGE_POLICY = (
+    "default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+"""The page runs its own script alone, loads nothing from elsewhere, and may not be framed by other pages."""
 
 
 class ModelCard(BaseModel):
@@ -139,7 +142,16 @@ def _chat_page(service: Service) -> Response:
     # Escape "<": a model name with "</script>" in it would end the script.
     settings_json = json.dumps(settings).replace("<", "\\u003c")
     html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    return HTMLResponse(html.replace(PAGE_SETTINGS, settings_json), headers=PAGE_HEADERS)
+    html = html.replace(PAGE_SETTINGS, settings_json)
+    policy = PAGE_POLICY.format(style=_hash_of("style", html), script=_hash_of("script", html))
+    headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
+    return HTMLResponse(html, headers=headers)
+
+
+def _hash_of(tag: str, html: str) -> str:
+    """The source of the page's one element of a tag, as a content security policy names it."""
+    source = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
 def _json(body: BaseModel) -> Response:

@@ -62,6 +62,7 @@ class Endpoint(Generic[B]):
         response: the model of its response.
         handler: makes the response, or the events of a stream, from a validated request.
         chunk: the model of a stream's events; None for an endpoint that does not stream.
+        has_named_events: whether events have their type as a name too, and nothing follows the last one.
     """
 
     path: str
@@ -70,6 +71,7 @@ class Endpoint(Generic[B]):
     response: type[BaseModel]
     handler: Callable[[AppState, B], Awaitable[BaseModel | EventBatches]]
     chunk: type[BaseModel] | None = None
+    has_named_events: bool = False
 
 
 class EndpointApp:
@@ -122,7 +124,7 @@ class EndpointApp:
             whole = Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
             await whole(scope, receive, response.send)
         else:
-            await response.send_events(answer)
+            await response.send_events(answer, has_names=self._endpoint.has_named_events)
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
@@ -143,15 +145,15 @@ class _ResponseSender:
         self.is_started = True
         await self._send(message)
 
-    async def send_events(self, batches: EventBatches) -> None:
+    async def send_events(self, batches: EventBatches, *, has_names: bool) -> None:
         """Send server-sent events. An error before the first event is a response of its own, later the last event."""
-        last = b"data: [DONE]\n\n"
+        last = b"" if has_names else b"data: [DONE]\n\n"
         async with contextlib.aclosing(batches):
             try:
                 async for events in batches:
                     if not self.is_started:
                         await self.send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
-                    body = b"".join(map(_event, events))
+                    body = b"".join(_event(event, has_name=has_names) for event in events)
                     await self._send({"type": "http.response.body", "body": body, "more_body": True})
             except ApiError as error:
                 if not self.is_started:
@@ -164,5 +166,6 @@ class _ResponseSender:
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-def _event(model: BaseModel) -> bytes:
-    return b"data: " + model.model_dump_json(exclude_unset=True).encode() + b"\n\n"
+def _event(model: BaseModel, *, has_name: bool = False) -> bytes:
+    name = f"event: {getattr(model, 'type', 'error')}\n".encode() if has_name else b""
+    return name + b"data: " + model.model_dump_json(exclude_unset=True).encode() + b"\n\n"

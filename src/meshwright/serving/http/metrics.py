@@ -25,6 +25,7 @@ GAUGES = {
     "running": "Requests in the batch",
     "num_pages": "Pages of the KV cache",
     "used_pages": "Pages of the KV cache used by requests or the prefix cache",
+    "uncompiled_programs": "Programs that are still compiled while requests are answered",
 }
 COUNTERS = {
     "computed_tokens": "Prompt tokens that were computed",

@@ -11,10 +11,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.serving.http.errors import CLOSE, ApiError
+from meshwright.serving.http.hosts import refuse_foreign
 from meshwright.serving.http.service import ApiKey, Limits, ServerState
 
 PUBLIC_PATHS = {"/", "/health", "/ready"}
 """Paths that need no API key: the chat page, which asks its user for one, and the probes of supervisors."""
+
+PROBES = {"/health", "/ready"}
+"""Paths that are answered for any host: a load balancer may name its own."""
 
 ALWAYS_AVAILABLE = {*PUBLIC_PATHS, "/metrics", "/openapi.json", "/v1/models"}
 """Paths that are answered before the server is ready and while it shuts down."""
@@ -95,6 +99,12 @@ class ServerMiddleware:
         size = sum(len(name) + len(value) + 4 for name, value in headers) + len(scope["raw_path"])
         if size > self._state.limits.head_bytes:
             return headers_too_large(self._state.limits.head_bytes)
+        state = self._state
+        has_keys = bool(state.api_keys)
+        if path not in PROBES and (
+            error := refuse_foreign(headers, state.host, state.allowed_hosts, state.cors_origins, has_keys)
+        ):
+            return error
         is_public = path in PUBLIC_PATHS or scope["method"] == "OPTIONS"
         if self._state.api_keys and key is None and not is_public:
             return ApiError(

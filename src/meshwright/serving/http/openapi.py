@@ -15,6 +15,7 @@ from meshwright.serving.http.service import Service
 ERRORS = {
     "400": "An invalid field or body",
     "401": "No valid API key",
+    "403": "Another host, or a page of another origin",
     "404": "Another model, or an unknown path",
     "408": "The body or the answer exceeded its time limit",
     "413": "The body is too large",

@@ -117,6 +117,7 @@ class HttpServer:
         self._start = start
         self._announce = announce
         self._socket = _listen(host, port)
+        service.host = host
         name = f"[{host}]" if ":" in host else host
         self.url = f"http://{name}:{self._socket.getsockname()[1]}"
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -97,6 +97,8 @@ class ServerState:
         limits: limits of one request whose API key has none of its own.
         api_keys: keys of which a request needs one; empty to answer all requests.
         cors_origins: origins whose pages may call the server (CORS); "*" for all.
+        allowed_hosts: further hosts that requests may be for, beside localhost and `host`; "*" for all.
+        host: the address that the server listens on; set by `HttpServer`.
         is_ready: whether requests are accepted.
         is_draining: whether the server is shutting down.
         num_active: accepted requests that have no complete answer yet.
@@ -107,6 +109,8 @@ class ServerState:
     limits: Limits = field(default_factory=Limits)
     api_keys: tuple[ApiKey, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
     is_ready: bool = False
     is_draining: bool = False
     num_active: int = 0

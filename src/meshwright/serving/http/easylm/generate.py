@@ -121,22 +121,46 @@ async def greedy_until(state: AppState, body: GreedyUntilRequest) -> GreedyUntil
 
 
 async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
-    """Generate the next turn of a chat. Its context is the messages as JSON, or plain text without a chat template."""
+    """Generate the next turn of a chat. Its context is the messages as JSON, or plain text without a chat template.
+
+    As in EasyLM a chat that is too long is cut from the left, here by whole turns where there is a chat template.
+    """
     service = state.service
-    tokenizer = service.require_tokenizer("a chat")
+    tokenizer, most = service.require_tokenizer("a chat"), _most_prompt_tokens(service, body.max_tokens)
     if not chat_template(tokenizer):
         transcript = body.context + body.prompt
-        prompt = await service.tokens(transcript, "prompt", most=service.context)
+        prompt = (await service.tokens(transcript, "prompt"))[-most:]
         (text,) = await _generate(state, [_text_request(service, prompt, body.max_tokens, "prompt", body.temperature)])
         return ChatTurn(response=text, context=transcript + text, temperature=body.temperature)
     messages = _messages(body.context)
     # A context that is not from this server is text that the chat is about.
     content = body.prompt if messages is not None else body.context + body.prompt
     messages = [*(messages or []), {"role": "user", "content": content}]
-    prompt = await chat_prompt(service, messages, "context")
+    prompt = await _end_of_chat(service, messages, most)
     (text,) = await _generate(state, [_text_request(service, prompt, body.max_tokens, "prompt", body.temperature)])
     context = json.dumps([*messages, {"role": "assistant", "content": text}], ensure_ascii=False)
     return ChatTurn(response=text, context=context, temperature=body.temperature)
+
+
+def _most_prompt_tokens(service: Service, max_tokens: int | None) -> int:
+    """The tokens of a prompt that are kept: what the answer leaves of the context, without max_tokens half of it."""
+    limits = service.limits
+    rest = service.context // 2 if max_tokens is None else service.context - max_tokens
+    return max(1, rest if limits.prompt_tokens is None else min(rest, limits.prompt_tokens))
+
+
+async def _end_of_chat(service: Service, messages: list[dict[str, str]], most: int) -> list[int]:
+    """The prompt of the last turns of a chat, as many as fit `most` tokens; of a turn that does not fit, its end."""
+    prompt = await chat_prompt(service, messages, "context", is_cut=True)
+    if len(prompt) <= most:
+        return prompt
+    turns = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    low, high = 0, len(turns) - 1
+    while low < high:  # The first turn from which the chat fits; the last one where none does.
+        middle = (low + high) // 2
+        fits = len(await chat_prompt(service, messages[turns[middle] :], "context", is_cut=True)) <= most
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return (await chat_prompt(service, messages[turns[low] :], "context", is_cut=True))[-most:]
 
 
 async def _prefix_tokens(service: Service, text: str) -> list[int]:

@@ -15,8 +15,24 @@ from meshwright.serving.http.openai.generation import GenerationRequest, check_l
 from meshwright.serving.http.openai.logprobs import ChatTokenLogprob, chat_logprobs
 from meshwright.serving.http.openai.messages import Message, Tool, ToolCall, chat_prompt
 from meshwright.serving.http.openai.responses import FinishReason, ResponseBuilder, Usage, finish_reason
-from meshwright.serving.http.openai.tool_calls import ToolParser
-from meshwright.serving.request import Output, Request
+from meshwright.serving.http.openai.tool_calls import ToolParser, call_constraint
+from meshwright.serving.http.request_body import RequestModel
+from meshwright.serving.http.service import Service
+from meshwright.serving.request import Constraint, Output, Request
+from meshwright.text import chat_template
+
+
+class NamedFunction(RequestModel):
+    """The name of a function."""
+
+    name: str
+
+
+class ToolChoice(RequestModel):
+    """The tool that the message has to call."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -39,8 +55,19 @@ class ChatCompletionRequest(GenerationRequest):
         description="a whole number from 0, with logprobs: true; how many alternatives to return at each position",
     )
     tools: Annotated[list[Tool], Field(fail_fast=True)] = Field([], description="a list of functions")
-    tool_choice: str | dict[str, Any] | None = Field(None, description="none or auto")
-    parallel_tool_calls: bool | None = Field(None, description="true or false; without effect")
+    tool_choice: str | ToolChoice | None = Field(
+        None, description="none, auto, required, or {type: function, function: {name: …}}"
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="true or false: whether a message may have several tool calls; true without it"
+    )
+    reasoning_effort: str | None = Field(None, description="a text that the chat template reads, such as low")
+    add_generation_prompt: bool | None = Field(
+        None, description="true or false: whether the prompt ends with what begins an answer; true without it"
+    )
+    continue_final_message: bool = Field(
+        False, description="true or false: whether to continue the last message instead of answering it"
+    )
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="an object: more variables of the chat template, such as enable_thinking"
     )
@@ -125,9 +152,17 @@ class ChatCompletionChunk(BaseModel):
 
 async def create_chat_completion(state: AppState, body: ChatCompletionRequest) -> BaseModel | EventBatches:
     """Generate the next message of a chat."""
-    service = state.service
-    service.check_model(body.model)
-    tools = _tools(body)
+    state.service.check_model(body.model)
+    return await ChatResponse(state, body, await chat_request(state.service, body)).respond()
+
+
+async def chat_request(service: Service, body: ChatCompletionRequest) -> Request:
+    """The engine's request for a chat.
+
+    Raises:
+        ApiError: a field that is invalid, contradicts another one, or that the chat template does not take.
+    """
+    tools, forced = _tools(body), _forced_call(service, body)
     num_alternatives = check_logprobs("top_logprobs", body.top_logprobs)
     if num_alternatives is not None and not body.logprobs:
         raise ApiError("top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
@@ -136,52 +171,109 @@ async def create_chat_completion(state: AppState, body: ChatCompletionRequest) -
         [message.for_template() for message in body.messages],
         "messages",
         tools=tools,
-        variables=body.chat_template_kwargs,
+        variables=_template_variables(service, body),
+        is_cut=body.truncate_prompt_tokens is not None,
+        **prompt_end(body.add_generation_prompt, body.continue_final_message),
     )
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise ApiError(
             f"max_tokens is {body.max_tokens} and max_completion_tokens is {body.max_completion_tokens}; give one",
             param="max_tokens",
         )
-    request = engine_request(
+    return engine_request(
         body, service, prompt, param="messages",
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        logprobs=(num_alternatives or 0) if body.logprobs else None,
+        logprobs=(num_alternatives or 0) if body.logprobs else None, forced=forced,
     )  # fmt: skip
-    return await _ChatResponse(state, body, request).respond()
+
+
+def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool) -> dict[str, bool]:
+    """How the prompt of a chat ends, by vLLM's two fields, as options of `chat_prompt`."""
+    if continue_final_message and add_generation_prompt:
+        raise ApiError(
+            "add_generation_prompt and continue_final_message are both true; give one", param="continue_final_message"
+        )
+    return {
+        "add_generation_prompt": not continue_final_message and add_generation_prompt is not False,
+        "continue_final_message": continue_final_message,
+    }
 
 
 def _tools(body: ChatCompletionRequest) -> list[dict[str, Any]]:
     """The tools that are passed to the chat template."""
-    if body.tool_choice not in (None, "none", "auto"):
-        raise ApiError(
-            f"tool_choice is {json.dumps(body.tool_choice)[:60]}; it must be none or auto: this server does not force"
-            " tool calls",
-            param="tool_choice",
-        )
     return [] if body.tool_choice == "none" else [tool.model_dump(exclude_unset=True) for tool in body.tools]
 
 
-class _ChatResponse(ResponseBuilder[ChatCompletionRequest]):
+def _forced_call(service: Service, body: ChatCompletionRequest) -> Constraint | None:
+    """The constraint that has a message call a tool; None where it need not."""
+    choice = body.tool_choice
+    if choice in (None, "none", "auto"):
+        return None
+    if isinstance(choice, str) and choice != "required":
+        raise ApiError(
+            f"tool_choice is {json.dumps(choice)[:60]}; it must be none, auto, required, or {{type: function,"
+            " function: {name: …}}",
+            param="tool_choice",
+        )
+    tools = body.tools
+    if isinstance(choice, ToolChoice):
+        tools = [tool for tool in body.tools if tool.function.name == choice.function.name]
+    if not tools:
+        names = ", ".join(tool.function.name for tool in body.tools) or "none"
+        named = "required" if isinstance(choice, str) else repr(choice.function.name[:60])
+        raise ApiError(
+            f"tool_choice is {named}, and the tools are {names[:200]}; name one of them", param="tool_choice"
+        )
+    is_parallel = body.parallel_tool_calls is not False and isinstance(choice, str)
+    found = call_constraint(service.require_tokenizer("a chat"), tools, is_parallel=is_parallel)
+    if found is None:
+        raise ApiError(
+            f"tool_choice forces a tool call, and the chat template of {service.model} has no format for calls that"
+            " this server knows; leave it out",
+            param="tool_choice",
+        )
+    return found
+
+
+def _template_variables(service: Service, body: ChatCompletionRequest) -> dict[str, Any]:
+    """The further variables of the chat template."""
+    if body.reasoning_effort is None:
+        return body.chat_template_kwargs
+    template = chat_template(service.require_tokenizer("a chat"), has_tools=bool(body.tools)) or ""
+    if "reasoning_effort" not in template:
+        other = "; set chat_template_kwargs.enable_thinking instead" if "enable_thinking" in template else ""
+        raise ApiError(
+            f"reasoning_effort is given, and the chat template of {service.model} does not read it"
+            f"{other or '; leave it out'}",
+            param="reasoning_effort",
+        )
+    return {"reasoning_effort": body.reasoning_effort, **body.chat_template_kwargs}
+
+
+class ChatResponse(ResponseBuilder[ChatCompletionRequest]):
     """The messages of one request."""
 
     def __init__(self, state: AppState, body: ChatCompletionRequest, request: Request) -> None:
         super().__init__(state, body, [request], "chatcmpl")
         names = [] if body.tool_choice == "none" else [tool.function.name for tool in body.tools]
-        self._tool_parsers = [ToolParser(state.service.tokenizer, names) for _ in range(body.n)] if names else []
+        most = 1 if body.parallel_tool_calls is False else None
+        self._tool_parsers = [ToolParser(state.service.tokenizer, names, most) for _ in range(body.n)] if names else []
         self._started: set[int] = set()
 
     def response(self, parts: Sequence[PromptOutput], **fields: Any) -> ChatCompletion:
+        """The messages, whole."""
         if self.body.return_token_ids:
             fields["prompt_token_ids"] = list(self.requests[0].prompt)
         choices = [self._choice(part.output) for part in parts]
         return ChatCompletion(object="chat.completion", choices=choices, **fields)
 
     def chunks(self, part: PromptOutput, **fields: Any) -> list[BaseModel]:
+        """New content of a message."""
         choices = self._chunk_choices(part.output)
         return [ChatCompletionChunk(object="chat.completion.chunk", choices=[choice], **fields) for choice in choices]
 
     def usage_chunk(self, **fields: Any) -> ChatCompletionChunk:
+        """The last chunk of a stream with usage."""
         return ChatCompletionChunk(object="chat.completion.chunk", choices=[], **fields)
 
     def _choice(self, output: Output) -> Choice:
@@ -231,7 +323,9 @@ class _ChatResponse(ResponseBuilder[ChatCompletionRequest]):
     def _finish_reason(self, output: Output) -> ChatFinishReason | None:
         reason = finish_reason(output.done)
         has_calls = self._tool_parsers and self._tool_parsers[output.completion].num_calls
-        return "tool_calls" if has_calls and reason == "stop" else reason
+        # As OpenAI's: a message that has to call one tool ends with "stop".
+        is_named = isinstance(self.body.tool_choice, ToolChoice)
+        return "tool_calls" if has_calls and reason == "stop" and not is_named else reason
 
     def _logprobs(self, output: Output) -> Logprobs | None:
         if not self.body.logprobs:

@@ -42,6 +42,9 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = Field(
         None, ge=1, lt=2**31, description="equal to n or left out: this server does not select among completions"
     )
+    add_special_tokens: bool = Field(
+        True, description="true or false: whether prompts of text get the special tokens that begin a text"
+    )
     suffix: str | None = Field(None, description="left out: this server does not fill in the middle")
 
 
@@ -78,7 +81,10 @@ async def create_completion(state: AppState, body: CompletionRequest) -> BaseMod
             body, service, prompt, max_tokens=body.max_tokens, default_max_tokens=DEFAULT_MAX_TOKENS, logprobs=logprobs,
             prompt_logprobs=logprobs if body.echo else None,
         )
-        for prompt in await prompt_tokens(service, body.prompt, "prompt")
+        for prompt in await prompt_tokens(
+            service, body.prompt, "prompt", add_special_tokens=body.add_special_tokens,
+            is_cut=body.truncate_prompt_tokens is not None,
+        )
     ]  # fmt: skip
     return await _CompletionResponse(state, body, requests).respond()
 
@@ -96,7 +102,9 @@ def _check_supported(body: CompletionRequest) -> None:
         raise ApiError("a stream with echo and logprobs must have n of 1; leave one of them out", param="n")
 
 
-async def prompt_tokens(service: Service, prompt: Any, param: str) -> list[list[int]]:
+async def prompt_tokens(
+    service: Service, prompt: Any, param: str, *, add_special_tokens: bool = True, is_cut: bool = False
+) -> list[list[int]]:
     """The tokens of each prompt in a field of type `Prompts`.
 
     Raises:
@@ -104,7 +112,10 @@ async def prompt_tokens(service: Service, prompt: Any, param: str) -> list[list[
     """
     prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     service.check_num_prompts(param, len(prompts))
-    return [await service.tokens(one, param, most=service.context) if isinstance(one, str) else one for one in prompts]
+    options: dict[str, Any] = {
+        "most": None if is_cut else service.context, "add_special_tokens": add_special_tokens
+    }  # fmt: skip
+    return [await service.tokens(one, param, **options) if isinstance(one, str) else one for one in prompts]
 
 
 class _CompletionResponse(ResponseBuilder[CompletionRequest]):

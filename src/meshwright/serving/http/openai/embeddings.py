@@ -12,7 +12,7 @@ from meshwright.serving.http.async_engine import OutputStream
 from meshwright.serving.http.endpoint import AppState, Endpoint
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.openai.completions import Prompts, prompt_tokens
-from meshwright.serving.http.openai.generation import resolve_max_tokens
+from meshwright.serving.http.openai.generation import resolve_max_tokens, truncated
 from meshwright.serving.http.openai.responses import UsageCounter
 from meshwright.serving.http.request_body import IgnoredFields
 from meshwright.serving.request import Request
@@ -28,7 +28,18 @@ class EmbeddingRequest(IgnoredFields):
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="float, or base64 of little-endian float32"
     )
-    dimensions: int | None = Field(None, description="left out: embeddings have the width of the model's hidden states")
+    dimensions: int | None = Field(
+        None, ge=1, lt=2**31, description="a whole number from 1: how many of an embedding's numbers to return"
+    )
+    add_special_tokens: bool = Field(
+        True, description="true or false: whether inputs of text get the special tokens that begin a text"
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        lt=2**31,
+        description="a whole number from 1: keep only so many tokens at the end of each input; -1: as many as fit",
+    )
 
 
 class Embedding(BaseModel):
@@ -59,21 +70,33 @@ async def create_embeddings(state: AppState, body: EmbeddingRequest) -> Embeddin
     """Compute the embedding of each input."""
     service = state.service
     service.check_model(body.model)
-    if body.dimensions is not None:
-        raise ApiError(
-            f"dimensions is {body.dimensions}; embeddings have the width of the model's hidden states: leave it out",
-            param="dimensions",
+    prompts = [
+        truncated(service, prompt, body.truncate_prompt_tokens, 0)
+        for prompt in await prompt_tokens(
+            service,
+            body.input,
+            "input",
+            add_special_tokens=body.add_special_tokens,
+            is_cut=body.truncate_prompt_tokens is not None,
         )
-    prompts = await prompt_tokens(service, body.input, "input")
+    ]
     requests = [
         Request(prompt=prompt, max_tokens=resolve_max_tokens(service, len(prompt), 0, "input"), pooled=True)
         for prompt in prompts
     ]
     async with OutputStream(state.async_engine, requests, service, is_streamed=False) as stream:
         outputs = await stream.collect()
+    width = len(outputs[0].output.pooled)
+    if body.dimensions is not None and body.dimensions > width:
+        raise ApiError(
+            f"dimensions is {body.dimensions}; the embeddings of {service.model} have {width} numbers",
+            param="dimensions",
+        )
     usage = UsageCounter(state.async_engine.metrics, requests).finish()
     data = [
-        Embedding(object="embedding", index=number, embedding=_encode(output.pooled, body.encoding_format))
+        Embedding(
+            object="embedding", index=number, embedding=_encode(output.pooled[: body.dimensions], body.encoding_format)
+        )
         for number, output in outputs
     ]
     return Embeddings(

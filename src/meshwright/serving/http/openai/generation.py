@@ -13,7 +13,7 @@ from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.openai.structured_outputs import StructuredOutputFields, requested_constraint
 from meshwright.serving.http.request_body import RequestModel, Texts, Tokens
 from meshwright.serving.http.service import Service
-from meshwright.serving.request import MOST_LOGPROBS, Request
+from meshwright.serving.request import MOST_LOGPROBS, Constraint, Request
 
 MAX_LOGIT_BIASES = 1024
 """vLLM's limit."""
@@ -57,6 +57,17 @@ class GenerationRequest(StructuredOutputFields):
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_check_num_biases)] = (
         Field({}, description=f"an object of at most {MAX_LOGIT_BIASES} numbers from -100 to 100 by token id")
     )
+    skip_special_tokens: bool = Field(True, description="true or false: whether texts leave out special tokens")
+    spaces_between_special_tokens: bool = Field(True, description="true or false; without effect")
+    include_stop_str_in_output: bool = Field(
+        False, description="true or false: whether the text ends with the stop string that ended it"
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        lt=2**31,
+        description="a whole number from 1: keep only so many tokens at the end of the prompt; -1: as many as fit",
+    )
     cache_salt: str = Field(
         "", max_length=1024, description="a text of at most 1024 characters: only requests with the same share prefixes"
     )
@@ -71,6 +82,7 @@ class GenerationRequest(StructuredOutputFields):
 def engine_request(
     body: GenerationRequest, service: Service, prompt: list[int], *, max_tokens: int | None, logprobs: int | None,
     prompt_logprobs: int | None = None, default_max_tokens: int | None = None, param: str = "prompt",
+    forced: Constraint | None = None,
 ) -> Request:  # fmt: skip
     """Convert the body of an HTTP request to the engine's request for one prompt.
 
@@ -83,10 +95,17 @@ def engine_request(
         prompt_logprobs: alternatives per token of the prompt, likewise.
         default_max_tokens: an upper limit that applies without max_tokens.
         param: the field of the prompt, for errors.
+        forced: a constraint beside those of the body's fields, of which there may be none then.
 
     Raises:
         ApiError: a value over a limit, or values that contradict each other.
     """
+    prompt = truncated(service, prompt, body.truncate_prompt_tokens, max_tokens)
+    constraint = requested_constraint(body)
+    if forced is not None and constraint is not None:
+        raise ApiError(
+            "tool_choice forces a tool call, and the output is constrained too; give one", param="tool_choice"
+        )
     return Request(
         prompt=prompt,
         max_tokens=resolve_max_tokens(service, len(prompt), max_tokens, param, default_max_tokens),
@@ -98,9 +117,26 @@ def engine_request(
         logit_bias=_logit_bias(body),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        constraint=requested_constraint(body),
+        constraint=forced or constraint,
+        skip_special_tokens=body.skip_special_tokens,
         cache_salt=body.cache_salt,
     )
+
+
+def truncated(service: Service, prompt: list[int], most: int | None, max_tokens: int | None = None) -> list[int]:
+    """The end of a prompt that vLLM's field `truncate_prompt_tokens` keeps.
+
+    Args:
+        service: the server, for its context.
+        prompt: the prompt's tokens.
+        most: how many are kept; -1 for as many as the context allows beside the completion; None for all.
+        max_tokens: the tokens of the completion; None for at least one.
+    """
+    if most == 0:
+        raise ApiError("truncate_prompt_tokens is 0; a prompt has at least one token", param="truncate_prompt_tokens")
+    if most == -1:
+        most = max(1, service.context - (1 if max_tokens is None else max_tokens))
+    return prompt if most is None else prompt[-most:]
 
 
 def resolve_max_tokens(

@@ -94,6 +94,8 @@ async def chat_prompt(
     *,
     tools: list[dict[str, Any]] | None = None,
     variables: dict[str, Any] | None = None,
+    is_cut: bool = False,
+    **ends: bool,
 ) -> list[int]:
     """The prompt of a chat, up to the beginning of the assistant's answer.
 
@@ -103,15 +105,17 @@ async def chat_prompt(
         param: the field of the messages, for errors.
         tools: the tools, as the template reads them.
         variables: more variables of the template.
+        is_cut: whether a prompt over the context is cut to its end, so that it is no error.
+        ends: `add_generation_prompt` and `continue_final_message` of `apply_chat_template`.
 
     Raises:
         ApiError: no chat template, or one that rejects these messages.
     """
     tokenizer = service.require_tokenizer("a chat")
-    options: dict[str, Any] = {"tools": tools or (), "variables": variables}
+    options: dict[str, Any] = {"tools": tools or (), "variables": variables, **ends}
 
     def check(text: str) -> None:
-        service.check_num_characters(param, text, service.context)
+        service.check_num_characters(param, text, None if is_cut else service.context)
 
     try:
         return await service.run(partial(apply_chat_template, tokenizer, messages, check=check, **options))

@@ -6,6 +6,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -111,6 +112,7 @@ class ResponseBuilder(ABC, Generic[R]):
     async def _whole(self) -> BaseModel:
         async with self._stream() as stream:
             parts = await stream.collect()
+        parts = [self._with_stop(part) for part in parts]
         for part in parts:
             self._usage.add(part)
         return self.response(parts, **self._header, usage=self._usage.finish())
@@ -119,13 +121,21 @@ class ResponseBuilder(ABC, Generic[R]):
         # With include_usage every chunk has a usage field, which is null in all but the last.
         fields = self._header | ({"usage": None} if self.body.has_usage else {})
         async with self._stream() as stream:
-            async for batch in stream.batches():
+            async for outputs in stream.batches():
+                batch = [self._with_stop(part) for part in outputs]
                 for part in batch:
                     self._usage.add(part)
                 yield [chunk for part in batch for chunk in self.chunks(part, **fields)]
         usage = self._usage.finish()
         if self.body.has_usage:
             yield [self.usage_chunk(**self._header, usage=usage)]
+
+    def _with_stop(self, part: PromptOutput) -> PromptOutput:
+        """An output with the stop string that ended it in its text, if the request has include_stop_str_in_output."""
+        output = part.output
+        if output.stop is None or not self.body.include_stop_str_in_output:
+            return part
+        return part._replace(output=replace(output, text=output.text + output.stop))
 
     def _stream(self) -> OutputStream:
         service = self.state.service

@@ -1,13 +1,14 @@
-"""Parse tool calls in a model's output, in the formats of Qwen's and Hermes' chat templates and of Llama 3's."""
+"""Tool calls in the formats of Qwen's and Hermes' chat templates and of Llama 3's: parsed, or forced by a grammar."""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from meshwright.serving.http.openai.messages import FunctionCall, ToolCall
+from meshwright.serving.http.openai.messages import FunctionCall, Tool, ToolCall
+from meshwright.serving.request import Constraint
 from meshwright.text import Tokenizer, chat_template
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -15,6 +16,43 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 JSON_ONLY = '{"name": function name, "parameters":'
 """From Llama 3's chat template: a call is a message that is only a JSON object with `name` and `parameters`."""
+
+
+MOST_FORCED_CALLS = 16
+"""Calls of one message with tool_choice required: a model that is unsure would go on until its context is full."""
+
+
+def call_constraint(tokenizer: Tokenizer, tools: Sequence[Tool], *, is_parallel: bool) -> Constraint | None:
+    """The constraint on a message that has to call one of these tools, or several; None if the template has no calls.
+
+    Args:
+        tokenizer: its chat template decides the format of calls. Messages of Llama 3's format have one call.
+        tools: the tools, each with the JSON schema of its arguments.
+        is_parallel: whether a message may have several calls.
+    """
+    template = chat_template(tokenizer, has_tools=True) or ""
+    if OPEN in template:
+        before, after = _tag(tokenizer, OPEN), _tag(tokenizer, CLOSE)
+        more = f' ("\\n" call){{0,{MOST_FORCED_CALLS - 1}}}' if is_parallel else ""
+        rules, key = [f"start: call{more}", f'call: {before} "\\n" object "\\n" {after}'], "arguments"
+    elif JSON_ONLY in template:
+        rules, key = ["start: object"], "parameters"
+    else:
+        return None
+    rules.append("object: " + " | ".join(f"tool_{number}" for number in range(len(tools))))
+    for number, tool in enumerate(tools):
+        head = f'{{"name": {json.dumps(tool.function.name, ensure_ascii=False)}, "{key}": '
+        schema = (tool.function.parameters or {}) | {"type": "object"}
+        schema.setdefault("x-guidance", {"whitespace_pattern": " "})
+        rules.append(f'tool_{number}: {json.dumps(head, ensure_ascii=False)} arguments_{number} "}}"')
+        rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
+    return Constraint("lark", "\n".join(rules))
+
+
+def _tag(tokenizer: Tokenizer, tag: str) -> str:
+    """A tag in a grammar: by its name if it is a token of its own, which text in a grammar does not match."""
+    is_token = len(tokenizer.encode(tag, add_special_tokens=False)) == 1
+    return tag if is_token else json.dumps(tag)
 
 
 class ToolParser:
@@ -25,11 +63,12 @@ class ToolParser:
     Args:
         tokenizer: its chat template decides the format of calls; with neither format everything is content.
         names: the names of the tools that may be called.
+        most: the calls of a message at most; further ones are left out. None for no limit.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, names: Iterable[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, names: Iterable[str], most: int | None = None) -> None:
         template = (tokenizer and chat_template(tokenizer, has_tools=True)) or ""
-        self._names = frozenset(names)
+        self._names, self._most = frozenset(names), most
         self._is_tagged = OPEN in template
         self._may_be_json_only = not self._is_tagged and JSON_ONLY in template
         self._buffer = ""
@@ -44,6 +83,8 @@ class ToolParser:
             self._may_be_json_only = self._buffer.lstrip().startswith("{")
             if self._may_be_json_only and is_last and (call := self._parse_call(self._buffer, "parameters")):
                 self._buffer, calls = "", [call]
+        if self._most is not None:
+            calls = calls[: self._most - self.num_calls]
         self.num_calls += len(calls)
         if is_last and self.num_calls:
             self._buffer = self._buffer.rstrip()  # Newlines after the last call, as between calls.

@@ -1,0 +1,109 @@
+"""Which hosts and origins a request may name: a page of another site must not use a server of this machine.
+
+A browser lets a page call its own site. With a name that later resolves to 127.0.0.1 (DNS rebinding, as in Ollama's
+CVE-2024-28224) that site is this server: only the Host header tells it that the page came from elsewhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from meshwright.errors import MeshwrightError
+from meshwright.serving.http.errors import CLOSE, ApiError
+
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[?[0-9a-f:.]+\]?")
+
+
+def check_cors(origins: Sequence[str], option: str = "--cors") -> tuple[str, ...]:
+    """The origins of an option.
+
+    Raises:
+        MeshwrightError: one that is no origin.
+    """
+    for origin in origins:
+        if origin != "*" and not _is_origin(origin):
+            raise MeshwrightError(
+                f"{option} has {origin!r}; an origin is a scheme, a host and maybe a port, as https://chat.example.com"
+                f" or http://localhost:3000, or * for all"
+            )
+    return tuple(origins)
+
+
+def check_hosts(hosts: Sequence[str], option: str = "--allowed-host") -> tuple[str, ...]:
+    """The host names of an option, in lower case.
+
+    Raises:
+        MeshwrightError: one that is no name of a host.
+    """
+    for host in hosts:
+        if host != "*" and not _NAME.fullmatch(host.lower()):
+            raise MeshwrightError(
+                f"{option} has {host!r}; it must be a host name without scheme and port, as gpu1.example.com, or *"
+            )
+    return tuple(host.lower().strip("[]") for host in hosts)
+
+
+def refuse_foreign(
+    headers: Sequence[tuple[bytes, bytes]], bound: str, allowed: Sequence[str], origins: Sequence[str], has_keys: bool
+) -> ApiError | None:
+    """The error of a request for another host, or, without API keys, of a page of another origin; None for others.
+
+    Args:
+        headers: of the request.
+        bound: the address that the server listens on.
+        allowed: further hosts, in lower case; "*" for all.
+        origins: origins whose pages may call the server; "*" for all.
+        has_keys: whether a request needs an API key, which other sites' pages do not have.
+    """
+    found = {name: value.decode("latin-1") for name, value in headers if name in (b"host", b"origin")}
+    host, origin = found.get(b"host"), found.get(b"origin")
+    if host is not None and not _is_allowed(_host_name(host), bound, allowed):
+        return ApiError(
+            f"the request is for the host {host[:100]!r}, which is not this server's; --allowed-host"
+            f" {_host_name(host)[:100]} allows it",
+            status=403, code="host_not_allowed", headers=CLOSE,
+        )  # fmt: skip
+    if origin is None or has_keys or "*" in origins or origin in origins:
+        return None
+    if not _is_origin(origin) or not _is_allowed(_host_name(urlsplit(origin).netloc), bound, allowed):
+        return ApiError(
+            f"the request is of pages of {origin[:100]!r}; --cors {origin[:100]} allows them to call this server",
+            status=403, code="origin_not_allowed", headers=CLOSE,
+        )  # fmt: skip
+    return None
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        return False
+    is_plain = text == f"{parts.scheme}://{parts.netloc}" and "@" not in parts.netloc
+    return is_plain and bool(parts.scheme) and bool(_NAME.fullmatch(_host_name(parts.netloc)))
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    name = host.lower().strip()
+    name = name.rpartition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    return name.strip("[]").removesuffix(".")
+
+
+def _is_allowed(name: str, bound: str, allowed: Sequence[str]) -> bool:
+    if "*" in allowed or name in allowed or name == bound.lower().strip("[]"):
+        return True
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    is_wildcard = bound in ("", "0.0.0.0", "::")
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        own = socket.gethostname().lower()
+        return is_wildcard and name in (own, f"{own}.local")
+    # No name was resolved. A server on all interfaces has all addresses of its machine.
+    return address.is_loopback or is_wildcard
