@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.families.registry import PRESETS, model_from_hugging_face
 from meshwright.step.images import RESNETS
 from meshwright.step.model import ModelConfig
@@ -51,11 +50,9 @@ def load_model(name: str) -> ModelConfig:
         path /= "config.json"
     if path.is_file():
         return _read_config(path)
-    near = difflib.get_close_matches(name.lower(), [*PRESETS, *RESNETS], n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(near_names(name.lower(), (*PRESETS, *RESNETS)))
     raise MeshwrightError(
-        f"no model {name!r}; {hint}models are {', '.join(PRESETS)}, or the path of a Hugging Face config.json;"
-        f" of images, to be planned, {', '.join(RESNETS)}"
+        f"no model {name!r}; {hint}`meshwright help models` lists them, or give the path of a config.json"
     )
 
 

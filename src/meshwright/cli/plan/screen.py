@@ -30,7 +30,7 @@ from meshwright.planner import (
 from meshwright.planner.facts import TrainingRun
 from meshwright.planner.ties import RATIO_ERROR
 from meshwright.step import ModelConfig
-from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
+from meshwright.units import show_bytes, show_count, show_percent, show_rate, show_seconds
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def headline(plan: Plan) -> str:
     """What a plan is about."""
     workload, system = plan.workload, plan.system
     tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
-    devices = f"{system.num_devices:,} devices of {show_bytes(system.usable_bytes)}"
+    devices = f"{show_count(system.num_devices, 'device')} of {show_bytes(system.usable_bytes)}"
     return (
         f"{workload.model.name} · {workload.task} · {tokens} · {workload.compute_dtype} · {plan.hardware} ({devices})"
     )
