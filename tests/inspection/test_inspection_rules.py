@@ -122,31 +122,40 @@ def test_of_sums_that_xla_combines_with_others_only_those_that_are_reduced_alrea
     assert sum(finding.bytes for finding in found) == (8 + 16) * 64 * 4
 
 
-def unsplit_layers(mesh, *, constrained):
-    """Two layers of weights split over fsdp and tp, whose activations only a constraint keeps split over fsdp."""
-    d, f = 256, 1024
+def unconstrained_layers(mesh):
+    """Two layers whose weights fsdp and tp split, and whose activations no constraint keeps split over fsdp."""
+    d, heads, f = 256, 8, 1024
 
-    def split(x):
-        return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, P("fsdp", None, None))) if constrained else x
+    def loss(params, tokens):
+        x = params["embed"][tokens]
+        for _ in range(2):
+            q, k, v = (jnp.einsum("bsd,dhk->bshk", x, params[name]) for name in "qkv")
+            weights = jax.nn.softmax(jnp.einsum("bqhk,bshk->bhqs", q, k))
+            x = x + jnp.einsum("bhqs,bshk,hkd->bqd", weights, v, params["o"])
+            x = x + jax.nn.silu(x @ params["w_in"]) @ params["w_out"]
+        logits = jax.nn.log_softmax(x @ params["head"])
+        return -jnp.take_along_axis(logits[:, :-1], tokens[:, 1:, None], axis=-1).mean()
 
-    def loss(params, x):
-        for w_in, w_out in params:
-            x = split(x + jax.nn.silu(split(x) @ w_in) @ w_out)
-        return (x**2).mean()
+    def step(params, tokens):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, tokens))
 
-    def step(params, x):
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x))
-
-    layer = planted.array(mesh, (d, f), "fsdp", "tp"), planted.array(mesh, (f, d), "tp", "fsdp")
-    shardings = jax.tree.map(lambda one: one.sharding, [layer, layer])
-    x = planted.array(mesh, (16, 128, d), "fsdp", None, None)
-    return jax.jit(step, donate_argnums=0, out_shardings=shardings), ([layer, layer], x)
+    params = {name: planted.array(mesh, (d, heads, d // heads), "fsdp", "tp", None) for name in "qkv"}
+    params |= {"o": planted.array(mesh, (heads, d // heads, d), "tp", None, "fsdp")}
+    params |= {"w_in": planted.array(mesh, (d, f), "fsdp", "tp"), "w_out": planted.array(mesh, (f, d), "tp", "fsdp")}
+    params |= {
+        "embed": planted.array(mesh, (512, d), "tp", "fsdp"),
+        "head": planted.array(mesh, (d, 512), "fsdp", "tp"),
+    }
+    shardings = jax.tree.map(lambda one: one.sharding, params)
+    tokens = planted.array(mesh, (16, 128), "fsdp", dtype=jnp.int32)
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings), (params, tokens)
 
 
 def test_what_one_missing_constraint_gathers_is_one_finding():
     mesh = jax.make_mesh((4, 2), ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
-    function, args = unsplit_layers(mesh, constrained=False)
-    found = [one for one in meshwright.inspect(function, *args).findings if one.kind == "unplanned collective"]
-    assert len(found) <= 1
-    function, args = unsplit_layers(mesh, constrained=True)
-    assert not meshwright.inspect(function, *args).findings
+    function, args = unconstrained_layers(mesh)
+    (found,) = meshwright.inspect(function, *args).findings
+    assert (found.kind, found.axes) == ("unplanned collective", ("fsdp",))
+    assert found.source.split(" ")[0].rpartition(":")[0].endswith("test_inspection_rules.py")
+    assert found.elsewhere
+    assert f"the same at {len(found.elsewhere)} other line" in found.evidence

@@ -175,6 +175,7 @@ def inspect_text(
     name: str = "",
     rules: Rules | None = None,
     expected: Sequence[Collective] | None = None,
+    state: Sequence[str] | None = None,
 ) -> Inspection:
     """Inspect a compiled program from HLO text alone, as printed by `compiled.as_text()` or dumped by XLA.
 
@@ -184,7 +185,15 @@ def inspect_text(
     system = parse_system(on) if on else None
     is_scheduled = "is_scheduled=true" in text[:4096] and system is not None and system.chip.kind != "cpu"
     return read_inspection(
-        name, text, mesh, hardware=on or "", system=system, is_scheduled=is_scheduled, rules=rules, expected=expected
+        name,
+        text,
+        mesh,
+        hardware=on or "",
+        system=system,
+        is_scheduled=is_scheduled,
+        rules=rules,
+        expected=expected,
+        state=state,
     )
 
 

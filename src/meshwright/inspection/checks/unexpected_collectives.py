@@ -102,7 +102,7 @@ def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
     found = list(_each(context))
     first: dict[tuple[str, ...], int] = {}
     for number, one in enumerate(found):
-        if one.because == UnexpectedBecause.GATHERS_BATCH and one.source:
+        if one.because == UnexpectedBecause.GATHERS_BATCH and one.source[:1] not in ("", "("):
             earliest = first.setdefault(one.axes, number)
             if found[earliest].phase != "forward" and one.phase == "forward":
                 first[one.axes] = number
