@@ -24,6 +24,7 @@ CALLS = """
 0 | plan tiny --on cpu:8 --batch 16 --num-layers 1                         | tiny · train
 0 | plan tiny --on mine:8 --batch 16 --hardware mine.toml                  | mine:8
 0 | plan good --on cpu:8 --batch 16                                        | good · train
+0 | plan short.json --on cpu:8 --batch 16 --seq-len 128                    | was trained on 64 tokens
 0 | plan good/config.json --on cpu:8 --batch 16                            | good · train
 0 | plan llama3-8b --on v5p-128 --batch 128                                | 128 TensorCores in 64 chips
 0 | plan llama3-8b --on v6e-64 --batch 64                                  | v6e:8x8

@@ -38,7 +38,8 @@ def files(tmp_path_factory):
     assert main(["plan", "tiny", "--on", "cpu:8", "--serve", "decode", "--json", "-o", str(folder / "serve.yaml")]) == 0
     shadow = mine.replace('"mine"', '"h100"').replace("9.89e14", "8e14")
     texts = {
-        "good/config.json": json.dumps(CONFIG), "empty": "", "list.json": "[1]", "list.yaml": "[1]",
+        "good/config.json": json.dumps(CONFIG), "short.json": json.dumps(CONFIG | {"max_position_embeddings": 64}),
+        "empty": "", "list.json": "[1]", "list.yaml": "[1]",
         "null.json": "null",
         "cut.json": json.dumps(CONFIG)[:40], "deep.json": "[" * 100_000, "bad.toml": "name = 3", "mine.toml": mine,
         "shadow.toml": shadow,

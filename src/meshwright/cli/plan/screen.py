@@ -12,7 +12,6 @@ from typing import Any
 from meshwright.cli.plan.columns import comparison
 from meshwright.cli.tables import collective_table, console, show, speed, table
 from meshwright.cli.text import folded, next_line, terms
-from meshwright.families import SEQ_LENS
 from meshwright.planner import (
     Fix,
     Plan,
@@ -38,13 +37,15 @@ class Shown:
     """What a screen of training plans shows.
 
     asked: the plan of a mesh that was named. beyond: the best that can be planned and does not run, where it is better.
-    run: what training on a number of tokens takes.
+    run: what training on a number of tokens takes. trained: the tokens of the sequences that the model was trained on,
+    0 where that is not known.
     """
 
     ranking: Ranking
     asked: Plan | None = None
     beyond: Plan | None = None
     run: TrainingRun | None = None
+    trained: int = 0
 
 
 def plan_data(shown: Shown, *, with_ops: bool) -> None:
@@ -110,7 +111,7 @@ def print_plan(shown: Shown, *, output: Path | None, with_ops: bool) -> None:
     _print_section("nearby", map(say, nearby(best)))
     print()
     show(console(), collective_table(best.predicted))
-    for note in _notes(best):
+    for note in _notes(best, shown.trained):
         print(folded(f"note: {note}"))
     if with_ops:
         from meshwright.cli.plan.ops import print_ops
@@ -250,10 +251,9 @@ def _print_section(title: str, lines: Iterable[str]) -> None:
         print(folded(line))
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: Plan, trained: int) -> list[str]:
     """What a reader should know beside the numbers."""
     notes, model = list(plan.predicted.notes), plan.workload.model
-    trained = SEQ_LENS.get(model.name, 0)
     if isinstance(model, ModelConfig) and model.positions != "learned" and 0 < trained < plan.workload.seq_len:
         notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions go on beyond")
     return notes
