@@ -41,10 +41,10 @@ def near_names(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str
 
     likeness = {}
     for name in names:
-        ratio = SequenceMatcher(None, word, name).ratio()
-        if ratio >= cutoff or word.startswith(name) or (len(word) > 1 and word in name):
-            likeness[name] = ratio
-    return sorted(likeness, key=lambda name: -likeness[name])
+        matcher = SequenceMatcher(None, word, name)
+        if (ratio := matcher.ratio()) >= cutoff or word.startswith(name) or (len(word) > 1 and word in name):
+            likeness[name] = (ratio, matcher.find_longest_match().size)
+    return sorted(likeness, key=lambda name: likeness[name], reverse=True)
 
 
 def did_you_mean(near: Iterable[str]) -> str:

@@ -87,7 +87,7 @@ CALLS = """
 0 | chips --hardware mine.toml                                                               | mine
 2 | chips v5x                                                                                | did you mean v5p, v5e or tpu7x? `meshwright chips`
 2 | chips v2-8                                                                               | did you mean v3, v4 or v5p?
-2 | chips h1000                                                                              | did you mean h100, h200 or a100-80gb?
+2 | chips h1000                                                                              | did you mean h100, a100-80gb or h200?
 2 | chips zzz                                                                                | is not known; `meshwright chips`
 2 | chips --hardware shadow.toml                                                             | name yours otherwise
 0 | help models                                                                              | llama3-8b

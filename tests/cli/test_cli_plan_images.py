@@ -70,7 +70,7 @@ def test_what_images_do_not_take_is_told_in_one_line(more, message, capsys):
     [
         (["resnet50", "--on", "a100-80gb:8"], "resnet50 needs --batch"),
         (["resnet50", "--batch", "256"], "resnet50 needs hardware: --on"),
-        (["resnet51", "--on", "a100-80gb:8", "--batch", "8"], "no model 'resnet51'; did you mean resnet50?"),
+        (["resnet51", "--on", "a100-80gb:8", "--batch", "8"], "no model 'resnet51'; did you mean resnet50, "),
         (["resnet50", "--on", "a100-80gb:8", "--batch", "250"], "batch 250 is not a multiple of dp*fsdp"),
     ],
 )

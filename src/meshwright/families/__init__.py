@@ -3,7 +3,7 @@
 What its layers are follows from the features of its models (`step.blocks`), or from a `Family` of its own.
 """
 
-from meshwright.families.load import SEQ_LENS, load_model, trained_seq_len, usual_seq_len
+from meshwright.families.load import load_model, trained_seq_len, usual_seq_len
 from meshwright.families.registry import (
     FAMILIES,
     PRESETS,
@@ -19,7 +19,6 @@ __all__ = [
     "FAMILIES",
     "PRESETS",
     "PUBLISHED",
-    "SEQ_LENS",
     "hugging_face_config",
     "load_model",
     "model_from_data",
