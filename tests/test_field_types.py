@@ -75,6 +75,13 @@ def test_a_plan_with_any_value_in_any_field_is_read_or_refused_in_one_line(path)
         (("memory_headroom",), -1, "memory_headroom is -1; it is a share from 0 to below 1"),
         (("workload", "model", "rope_theta"), -1, "model tiny has rope_theta=-1; it takes a number above 0"),
         (("workload", "model", "num_layers"), 10**12, "it takes a whole number from 1 to 10,000"),
+        (("workload", "model", "family", "name"), "nope", "workload.model.family.name is 'nope'; it is one of llama"),
+        (("workload", "model", "family", "name"), "lama", "workload.model.family.name is 'lama'; did you mean llama?"),
+        (("predicted", "step_seconds"), -1, "predicted.step_seconds is -1; it is a number above 0"),
+        (("predicted", "step_seconds"), None, "predicted.step_seconds is None; it is a number above 0"),
+        (("predicted", "step_seconds"), math.inf, "predicted.step_seconds is inf; it is a number"),
+        (("predicted", "fits"), None, "predicted.fits is None; it is True or False"),
+        (("predicted", "mesh"), {"tp": 8}, "predicted.mesh is tp=8; it is the plan's, fsdp=8"),
         (("predicted", "step_seconds"), "x", "predicted.step_seconds is 'x'; it is a number or None"),
     ],
 )
@@ -82,6 +89,13 @@ def test_what_is_wrong_is_named_with_what_would_be_right(path, value, said):
     with pytest.raises(MeshwrightError) as error:
         plan_from_data(edited(path, value), name="plan.yaml")
     assert said in str(error.value)
+
+
+def test_a_plan_without_a_strategy_is_refused():
+    data = plan_to_data(PLAN)
+    del data["strategy"]
+    with pytest.raises(MeshwrightError, match=r"plan.yaml is not a whole plan: strategy is missing"):
+        plan_from_data(data, name="plan.yaml")
 
 
 def test_a_number_that_yaml_reads_as_text_is_a_number():

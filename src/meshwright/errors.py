@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class MeshwrightError(ValueError):
     """A user's mistake, told in one line that names the values and what would be right."""
@@ -27,3 +29,29 @@ class NotationError(MeshwrightError):
         self.reason = reason
         self.text = text
         self.position = position
+
+
+def near_names(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """The names that are near to a word, nearest first: those like it, that hold it, or that it begins with.
+
+    >>> near_names("v4-8", ["v3", "v4", "tpu7x"])
+    ['v4']
+    """
+    from difflib import SequenceMatcher  # Only a mistake waits for it.
+
+    likeness = {}
+    for name in names:
+        ratio = SequenceMatcher(None, word, name).ratio()
+        if ratio >= cutoff or word.startswith(name) or (len(word) > 1 and word in name):
+            likeness[name] = ratio
+    return sorted(likeness, key=lambda name: -likeness[name])
+
+
+def did_you_mean(near: Iterable[str]) -> str:
+    """The first three of some near names as a question, with a blank after it; nothing where there are none.
+
+    >>> did_you_mean(["v4", "v3"])
+    'did you mean v4 or v3? '
+    """
+    *others, last = list(dict.fromkeys(near))[:3] or [""]
+    return f"did you mean {' or '.join(filter(None, [', '.join(others), last]))}? " if last else ""

@@ -55,6 +55,11 @@ def show_estimate(share: float, error: float | None) -> str:
     return show_percent(share) + ("" if error is None else f" ± {show_percent(error)}")
 
 
+def show_count(count: int, noun: str) -> str:
+    """A number of things: `1 device`, `1,024 devices`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def show_degrees(degrees: Mapping[str, int]) -> str:
     """The mesh axes larger than 1: `fsdp=2,tp=4`; `one device` if there are none."""
     return ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1) or "one device"

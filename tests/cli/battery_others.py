@@ -50,6 +50,11 @@ CALLS = """
 0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8                                         | device
 0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8 --all                                   | next
 0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8k,J=8 --json                                 | holds
+0 | show "P('X','Y')" --mesh X=2,Y=2 --dims I=8,J=8                                          | A[I_X, J_Y]
+0 | show "P(('X','Y'))" --mesh X=2,Y=2 --dims I=8,J=8                                        | A[I_XY, J]
+2 | show "P('X',None,'Y')" --mesh X=2,Y=2 --dims I=8,J=8                                     | has 3 entries
+2 | show "P(3)" --mesh X=2,Y=2 --dims I=8,J=8                                                | an axis in quotes
+2 | show "P(X)" --mesh X=2,Y=2 --dims I=8,J=8                                                | an axis in quotes
 0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8 -o a.svg                                | wrote
 2 | show                                                                                     | ARRAY is missing
 2 | show 'A[I_X, J_Y]' --mesh X=2 --dims I=8,J=8                                             | Y
@@ -80,7 +85,13 @@ CALLS = """
 0 | chips tpu_v5p                                                                            | torus
 0 | chips --json                                                                             | chips
 0 | chips --hardware mine.toml                                                               | mine
-2 | chips v5x                                                                                | did you mean
+2 | chips v5x                                                                                | did you mean v5p, v5e or tpu7x? `meshwright chips`
+2 | chips v2-8                                                                               | did you mean v3, v4 or v5p?
+2 | chips h1000                                                                              | did you mean h100, h200 or a100-80gb?
+2 | chips zzz                                                                                | is not known; `meshwright chips`
+2 | chips --hardware shadow.toml                                                             | name yours otherwise
+0 | help models                                                                              | llama3-8b
+2 | train serve.yaml                                                                         | `meshwright serve MODEL --plan serve.yaml`
 2 | chips v5e v5p                                                                            | no place for 'v5p'
 2 | chips v5e --hardware mine.toml                                                           | chip of its own
 2 | chips --hardware none.toml                                                               | cannot read

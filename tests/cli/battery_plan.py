@@ -24,6 +24,7 @@ CALLS = """
 0 | plan tiny --on cpu:8 --batch 16 --num-layers 1                         | tiny · train
 0 | plan tiny --on mine:8 --batch 16 --hardware mine.toml                  | mine:8
 0 | plan good --on cpu:8 --batch 16                                        | good · train
+0 | plan short.json --on cpu:8 --batch 16 --seq-len 128                    | was trained on 64 tokens
 0 | plan good/config.json --on cpu:8 --batch 16                            | good · train
 0 | plan llama3-8b --on v5p-128 --batch 128                                | 128 TensorCores in 64 chips
 0 | plan llama3-8b --on v6e-64 --batch 64                                  | v6e:8x8
@@ -55,6 +56,11 @@ CALLS = """
 2 | plan '' --on cpu:8 --batch 16                                          | MODEL is empty
 2 | plan tiny tiny --on cpu:8 --batch 16                                   | no place for 'tiny'
 2 | plan tinny --on cpu:8 --batch 16                                       | did you mean tiny
+2 | plan llama --on cpu:8 --batch 16                                       | did you mean llama2-7b, llama3-8b or
+2 | plan zzzz --on cpu:8 --batch 16                                        | no model 'zzzz'; `meshwright help models` lists
+2 | plan tiny --on v2-8 --batch 16                                         | did you mean v3, v4 or v5p?
+0 | plan tiny --on cpu:1 --batch 1                                         | (1 device of
+2 | plan tiny --on cpu:8 --batch 16 --mesh fsdp=8 --objective dpo --reference precomputed --reference-mesh fsdp=8 | reference_mesh='fsdp=8' would change nothing
 2 | plan llama3-8B-instruct --on cpu:8 --batch 16                          | did you mean llama3-8b
 2 | plan resnet51 --on cpu:8 --batch 16                                    | resnet50
 2 | plam tiny --on cpu:8 --batch 16                                        | did you mean plan

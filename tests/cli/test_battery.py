@@ -35,10 +35,14 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("battery")
     assert main(["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--json", "-o", str(folder / "plan.yaml")]) == 0
     mine = (DATA / "h100.toml").read_text().replace('name = "h100"', 'name = "mine"')
+    assert main(["plan", "tiny", "--on", "cpu:8", "--serve", "decode", "--json", "-o", str(folder / "serve.yaml")]) == 0
+    shadow = mine.replace('"mine"', '"h100"').replace("9.89e14", "8e14")
     texts = {
-        "good/config.json": json.dumps(CONFIG), "empty": "", "list.json": "[1]", "list.yaml": "[1]",
+        "good/config.json": json.dumps(CONFIG), "short.json": json.dumps(CONFIG | {"max_position_embeddings": 64}),
+        "empty": "", "list.json": "[1]", "list.yaml": "[1]",
         "null.json": "null",
         "cut.json": json.dumps(CONFIG)[:40], "deep.json": "[" * 100_000, "bad.toml": "name = 3", "mine.toml": mine,
+        "shadow.toml": shadow,
         "cut.yaml": (folder / "plan.yaml").read_text()[:300], "run/config.json": "{}", "run/metrics.jsonl": "[1]\n",
     }  # fmt: skip
     for name, text in texts.items():

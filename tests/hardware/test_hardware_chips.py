@@ -118,9 +118,9 @@ def test_a_chip_answers_to_its_other_names(alias, name):
     assert load_chip(alias).name == name
 
 
-def test_an_unknown_chip_is_refused_with_the_nearest_and_all_known():
+def test_an_unknown_chip_is_refused_with_the_nearest():
     with pytest.raises(
-        MeshwrightError, match=r"chip 'v5q' is not known; did you mean v5[ep]\? known are a100-40gb, .*v6e"
+        MeshwrightError, match=r"chip 'v5q' is not known; did you mean v5[ep].*\? `meshwright chips` lists"
     ):
         load_chip("v5q")
     with pytest.raises(MeshwrightError, match="did you mean h100"):

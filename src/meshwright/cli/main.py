@@ -134,6 +134,12 @@ def _main(words: list[str]) -> int:
     from meshwright.encoding import write_ascii_where_needed
 
     write_ascii_where_needed()
+    if words == ["help", "models"]:
+        from meshwright.families import PRESETS
+        from meshwright.step import RESNETS
+
+        print("\n".join((*PRESETS, *RESNETS)))
+        return 0
     if words and words[0] in ("help", "-h", "--help"):
         if (name := " ".join(words[1:])) not in ("", *COMMANDS):
             raise MeshwrightError(_no_command(name))

@@ -3,7 +3,7 @@
 What its layers are follows from the features of its models (`step.blocks`), or from a `Family` of its own.
 """
 
-from meshwright.families.load import SEQ_LENS, load_model, usual_seq_len
+from meshwright.families.load import SEQ_LENS, load_model, trained_seq_len, usual_seq_len
 from meshwright.families.registry import (
     FAMILIES,
     PRESETS,
@@ -25,6 +25,7 @@ __all__ = [
     "model_from_data",
     "model_from_hugging_face",
     "serving_from_data",
+    "trained_seq_len",
     "usual_seq_len",
     "workload_from_data",
 ]

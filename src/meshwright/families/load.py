@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.families.registry import PRESETS, model_from_hugging_face
+from meshwright.families.wrappers import text_config
 from meshwright.step.images import RESNETS
 from meshwright.step.model import ModelConfig
 
@@ -36,6 +36,15 @@ def usual_seq_len(model: ModelConfig) -> int:
     return SEQ_LENS.get(model.name) or (model.max_positions if model.positions == "learned" else 2048)
 
 
+def trained_seq_len(name: str) -> int:
+    """The tokens of a sequence that a model was trained on, of a preset or a `config.json`; 0 where it is not known."""
+    path = _config_path(name)
+    if path is None:
+        return SEQ_LENS.get(name.lower(), 0)
+    found = text_config(_read_json(path), name=path.parent.name).get("max_position_embeddings")
+    return found if isinstance(found, int) else 0
+
+
 def load_model(name: str) -> ModelConfig:
     """The model of a preset's name, in any case, or of a path to a `config.json` (or to the folder that holds one)."""
     if not Path(name).exists() and name.lower() in (*PRESETS, *RESNETS):
@@ -46,17 +55,18 @@ def load_model(name: str) -> ModelConfig:
         raise MeshwrightError(
             f"{name} is a model of images, which `meshwright plan {name} …` plans and nothing runs yet"
         )
-    path = Path(name)
-    if path.is_dir():
-        path /= "config.json"
-    if path.is_file():
-        return _read_config(path)
-    near = difflib.get_close_matches(name.lower(), [*PRESETS, *RESNETS], n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    if (path := _config_path(name)) is not None:
+        return model_from_hugging_face(_read_json(path), name=path.parent.name or path.stem)
+    hint = did_you_mean(near_names(name.lower(), (*PRESETS, *RESNETS)))
     raise MeshwrightError(
-        f"no model {name!r}; {hint}models are {', '.join(PRESETS)}, or the path of a Hugging Face config.json;"
-        f" of images, to be planned, {', '.join(RESNETS)}"
+        f"no model {name!r}; {hint}`meshwright help models` lists them, or give the path of a config.json"
     )
+
+
+def _config_path(name: str) -> Path | None:
+    """The `config.json` that a path names, itself or its folder; None where there is none."""
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    return path if path.is_file() else None
 
 
 class _TwiceError(Exception):
@@ -72,8 +82,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _read_config(path: Path) -> ModelConfig:
-    """The model of a file."""
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file."""
     try:
         data = json.loads(path.read_text(), object_pairs_hook=_object)
     except OSError as error:
@@ -86,4 +96,4 @@ def _read_config(path: Path) -> ModelConfig:
         raise MeshwrightError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise MeshwrightError(f"{path} holds a {type(data).__name__}; a config.json holds an object")
-    return model_from_hugging_face(data, name=path.parent.name or path.stem)
+    return data

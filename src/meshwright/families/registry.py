@@ -26,7 +26,7 @@ from meshwright.families.family import PublishedFamily
 from meshwright.families.fields import Config, Fields
 from meshwright.families.quantization import check_quantization
 from meshwright.families.wrappers import text_config
-from meshwright.field_types import from_data
+from meshwright.field_types import from_data, not_a_choice
 from meshwright.step.model import Family, Model, ModelConfig
 from meshwright.step.serving import Serving
 from meshwright.step.workload import Workload
@@ -48,7 +48,7 @@ _BY_TYPE = {kind: published for published in PUBLISHED for kind in published.rea
 
 
 def model_from_data(data: Any, path: str = "") -> ModelConfig:
-    """The model that `dataclasses.asdict` took apart; a family that is not known has generic layers."""
+    """The model that `dataclasses.asdict` took apart."""
     return from_data(ModelConfig, data, path, {Family: _family_from_data})
 
 
@@ -64,6 +64,10 @@ def serving_from_data(data: Any, path: str = "") -> Serving:
 
 def _family_from_data(data: Any, path: str) -> Family:
     family = from_data(Family, data, path)
+    # Some presets are of a family of generic layers that has a name and no published form: PaLM.
+    known = dict.fromkeys((*FAMILIES, Family().name, *(model.family.name for model in PRESETS.values())))
+    if family.name not in known:
+        raise MeshwrightError(not_a_choice(f"{path}.name", family.name, known))
     return FAMILIES.get(family.name, family)
 
 

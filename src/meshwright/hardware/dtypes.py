@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from meshwright.errors import MeshwrightError
 
 DTYPE_BYTES: dict[str, float] = {
@@ -47,9 +49,8 @@ def canonical_dtype(dtype: str) -> str:
     if name in _ALIASES:
         return _ALIASES[name]
     # Exponent and mantissa of small floats, and signedness of integers, do not change the size.
-    stem = name.partition("_")[0].partition("e")[0] if name[:2] in ("f8", "f4") or "_e" in name else name
-    if stem in _ALIASES:
-        return _ALIASES[stem]
+    if small := re.fullmatch(r"(?:float|fp|f)([84])_?e\d+m\d+\w*", name):
+        return f"fp{small[1]}"
     for prefix in ("uint", "u", "s", "i"):
         integer = f"int{name.removeprefix(prefix)}"
         if name.startswith(prefix) and integer in DTYPE_BYTES:

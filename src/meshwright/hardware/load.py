@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.hardware.chip import Chip, Dcn, Level, Torus
 from meshwright.hardware.dtypes import canonical_dtype
-from meshwright.hardware.table import Table, nearest, read_toml
+from meshwright.hardware.table import Table, read_toml
 
 DATA = Path(__file__).parent / "data"
 
@@ -29,7 +30,7 @@ def chip_names() -> tuple[str, ...]:
 def load_chip(name: str) -> Chip:
     """Load a chip by name or alias, in any case: `v5p`, `tpu_v5e`, `v5litepod`, `A100`, `TPU v5 lite`.
 
-    Raises for an unknown name, with the nearest known one.
+    Raises for an unknown name, with the nearest known ones.
     """
     return _chip_named(_canonical_name(name))
 
@@ -47,7 +48,12 @@ def load_hardware(path: str | Path) -> Chip:
         raise MeshwrightError(f"cannot read hardware file {str(path)!r}: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or not TOML
         raise MeshwrightError(f"hardware file {str(path)!r} is not TOML: {error}") from None
-    return replace(_chip(Table(data, file=path.name)), file=str(path.resolve()))
+    chip = _chip(Table(data, file=path.name))
+    if chip.name in (*chip_names(), *_aliases()) and chip != load_chip(chip.name):
+        raise MeshwrightError(
+            f"{path.name}: name = {chip.name!r} is a chip of meshwright's own with other figures; name yours otherwise"
+        )
+    return replace(chip, file=str(path.resolve()))
 
 
 def normal_name(name: str) -> str:
@@ -69,10 +75,12 @@ def _canonical_name(name: str) -> str:
         return normal
     if normal in _aliases():
         return _aliases()[normal]
-    near = nearest(normal, [*chip_names(), *_aliases()], cutoff=0.5)
-    hint = f"did you mean {_aliases().get(near, near)}? " if near else ""
+    stem = normal.partition("-")[0] if re.fullmatch(r"v\d+[a-z]*-\d+", normal) else normal  # A Cloud name: v2-8.
+    near = near_names(stem.partition(":")[0], [*chip_names(), *_aliases()], cutoff=0.5)
+    hint = did_you_mean(_aliases().get(other, other) for other in near)
     raise MeshwrightError(
-        f"chip {name!r} is not known; {hint}known are {', '.join(chip_names())}, or a file of your own"
+        f"chip {name!r} is not known; {hint}`meshwright chips` lists them; --hardware FILE (hardware=…) has one of"
+        f" your own"
     )
 
 
@@ -97,22 +105,22 @@ def _chip(table: Table) -> Chip:
         is_shared=table.flag("is_shared"),
         cloud_cores=table.whole("cloud_cores", 1),
         peak_flops=_peaks(peaks),
-        hbm_bytes=hbm.number("bytes"),
-        physical_bytes=hbm.number("physical_bytes"),
+        hbm_bytes=hbm.amount("bytes"),
+        physical_bytes=hbm.amount("physical_bytes"),
         runtime_bytes=hbm.number("runtime_bytes"),
-        hbm_bytes_per_second=hbm.number("bytes_per_second"),
-        host_bytes_per_second=host.number("bytes_per_second"),
+        hbm_bytes_per_second=hbm.amount("bytes_per_second"),
+        host_bytes_per_second=host.amount("bytes_per_second"),
         torus=_torus(torus) if torus.data else None,
         levels=tuple(
             Level(
                 name=level.text("name"),
                 degree=level.whole("degree"),
-                link_bytes_per_second=level.number("link_bytes_per_second"),
+                link_bytes_per_second=level.amount("link_bytes_per_second"),
                 hop_seconds=level.number("hop_seconds"),
             )
             for level in levels
         ),
-        dcn=Dcn(bytes_per_second=dcn.number("bytes_per_second"), hop_seconds=dcn.number("hop_seconds"))
+        dcn=Dcn(bytes_per_second=dcn.amount("bytes_per_second"), hop_seconds=dcn.number("hop_seconds"))
         if dcn.data
         else None,
         power_share=_power_share(power) if power.data else 1.0,
@@ -120,6 +128,11 @@ def _chip(table: Table) -> Chip:
             part.name: part.text("source") for part in (peaks, hbm, power, torus, dcn, host, *levels) if part.data
         },
     )
+    if (chip.kind == "tpu") != (chip.torus is not None):
+        raise table.error("kind", f"= {chip.kind!r}; TPUs have a [torus], and GPUs and CPUs have [[levels]]")
+    # As sold and as counted differ by GB and GiB, and by what error correction takes.
+    if not 0.9 <= chip.physical_bytes / chip.hbm_bytes <= 2:
+        raise hbm.error("physical_bytes", f"= {chip.physical_bytes:g}; it is about bytes = {chip.hbm_bytes:g}")
     if chip.runtime_bytes >= chip.physical_bytes:
         raise hbm.error("runtime_bytes", f"= {chip.runtime_bytes:g}; it must leave some of physical_bytes")
     for part in (table, peaks, hbm, power, host, torus, dcn, *levels):
@@ -136,7 +149,9 @@ def _peaks(table: Table) -> dict[str, float]:
                 dtype = canonical_dtype(field)
             except MeshwrightError as error:
                 raise table.error(field, f"is not a dtype: {error}") from None
-            peaks[dtype] = table.number(field)
+            if dtype in peaks:
+                raise table.error(field, f"is {dtype}, which stands there already; leave one out")
+            peaks[dtype] = table.amount(field)
     if not peaks:
         raise table.error("bf16", "is missing; give the peak of at least one dtype")
     return peaks
@@ -154,7 +169,7 @@ def _torus(table: Table) -> Torus:
     max_slice = table.sizes("max_slice")
     rank = len(max_slice)
     torus = Torus(
-        link_bytes_per_second=table.number("link_bytes_per_second"),
+        link_bytes_per_second=table.amount("link_bytes_per_second"),
         hop_seconds=table.number("hop_seconds"),
         host=table.sizes("host", rank=rank),
         max_slice=max_slice,
@@ -162,7 +177,7 @@ def _torus(table: Table) -> Torus:
         cube=table.whole("cube", None),
         wrap_size=table.whole("wrap_size", None),
         splits_axes=table.flag("splits_axes"),
-        core_bytes_per_second=table.number("core_bytes_per_second", None),
+        core_bytes_per_second=table.amount("core_bytes_per_second", None),
     )
     if (torus.cube is None) == (torus.wrap_size is None):
         raise table.error("wrap_size", "or cube must be there, one of the two: it says which axes wrap")

@@ -124,10 +124,12 @@ def parse_system(text: str, *, hardware_file: str | Path | None = None) -> Syste
     >>> str(parse_system("tpu_v5e:16"))
     'v5e:4x4'
     """
-    if (cloud := _parse_cloud(text)) is not None:
-        return cloud
+    if (found := _parse_cloud(text)) is not None:
+        return found
     match = _FORM.fullmatch(text.strip())
     if match is None:
+        if (cloud := _CLOUD_FORM.fullmatch(text.strip())) and hardware_file is None:
+            load_chip(cloud[2])  # Raises for a chip that is not known.
         slices = re.fullmatch(r"(\d+)\s*x\s*(\D.*)", text.strip())
         hint = f"; several slices are {slices[1]}*{slices[2]}" if slices else ""
         raise MeshwrightError(

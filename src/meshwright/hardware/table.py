@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, near_names
 
-# tomllib and difflib are imported where they are used: importing the package does not wait for them.
+# tomllib is imported where it is used: importing the package does not wait for them.
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -17,11 +17,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text())
 
 
-def nearest(word: str, words: list[str], cutoff: float = 0.6) -> str | None:
-    """The word most similar to another, or None."""
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(word, words, n=1, cutoff=cutoff)), None)
+LEAST = 1e6
+"""No memory has fewer bytes, and nothing moves or computes less a second: such a figure is in GB or TB."""
 
 
 class Table:
@@ -52,6 +49,13 @@ class Table:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise self.error(field, f"= {value!r}; it takes a positive number, such as 4.5e11")
         return float(value)
+
+    def amount(self, field: str, default: Any = ...) -> float:
+        """A number of bytes, or of bytes or operations a second, that is not a figure in GB or TB; or the default."""
+        value = self.number(field, default)
+        if value is not None and value < LEAST:
+            raise self.error(field, f"= {value:g}; that is a figure in GB or TB: write it out, as 4.5e11 for 450 GB")
+        return value
 
     def whole(self, field: str, default: Any = ...) -> int:
         """A whole number from 1, or the default."""
@@ -115,6 +119,6 @@ class Table:
         """Raise if the table has a field that was not read."""
         for field in self.data:
             if field not in self.asked:
-                near = nearest(field, self.asked)
-                right = f"did you mean {near}?" if near else f"the fields are {', '.join(self.asked)}"
+                near = near_names(field, self.asked)
+                right = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(self.asked)}"
                 raise self.error(field, f"is not a field; {right}")

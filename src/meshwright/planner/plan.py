@@ -34,6 +34,7 @@ from meshwright.step import (
     strategy_from_data,
     stream_rules,
 )
+from meshwright.units import show_degrees
 
 FORMAT = 1
 """The version of the file; another is refused."""
@@ -220,7 +221,8 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
     """The plan that `plan_to_data` wrote; `name` is what an error calls it."""
     if has_fields(data) and "meshwright_serving_plan" in data:
         raise MeshwrightError(
-            f"{name} is a plan to serve, which nothing runs yet; `meshwright plan` makes plans to train"
+            f"{name} is a plan to serve, which `meshwright serve MODEL --plan {shlex.quote(name)}` runs;"
+            f" `meshwright plan` without --serve makes plans to train"
         )
     if not has_fields(data) or data.get("meshwright_plan") is not FORMAT:
         raise MeshwrightError(
@@ -228,9 +230,12 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
         )
     fields = {field: value for field, value in data.items() if field != "meshwright_plan"}
     try:
+        if "strategy" not in fields:
+            raise MeshwrightError("strategy is missing")
         read = from_data(Plan, fields, readers={Workload: workload_from_data, Strategy: strategy_from_data})
         system = read.system
         made = make_plan(read.workload, read_mesh(read.mesh, system.num_devices), system, read.strategy)
+        _check_predicted(read)
     except MeshwrightError as error:
         raise MeshwrightError(f"{name} is not a whole plan: {error}") from None
     # What is predicted follows from the rest, which may have been edited, or be another version's.
@@ -238,6 +243,19 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
         return made
     said = f"predicted again: {name} was edited, or written by another version, and has {read.predicted}"
     return replace(made, predicted=replace(made.predicted, notes=(said, *made.predicted.notes)))
+
+
+def _check_predicted(plan: Plan) -> None:
+    """Raise where what a file says is predicted can be of no plan, or is of another mesh."""
+    found = plan.predicted
+    if found.step_seconds is None or found.step_seconds <= 0:
+        raise MeshwrightError(f"predicted.step_seconds is {found.step_seconds}; it is a number above 0")
+    if found.fits is None:
+        raise MeshwrightError("predicted.fits is None; it is True or False")
+    if found.mesh != plan.mesh.degrees:
+        raise MeshwrightError(
+            f"predicted.mesh is {show_degrees(found.mesh)}; it is the plan's, {show_degrees(plan.mesh.degrees)}"
+        )
 
 
 def write_plan(plan: Plan, path: Path) -> None:

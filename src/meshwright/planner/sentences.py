@@ -34,7 +34,7 @@ from meshwright.planner.facts import (
 )
 from meshwright.planner.fit import Change
 from meshwright.planner.plan import Plan
-from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
+from meshwright.units import show_bytes, show_count, show_percent, show_rate, show_seconds
 
 ATTENTION = {"scores": "attention scores through memory", "flash": "a fused attention kernel"}
 """The kinds of attention in words; others go by their own name."""
@@ -216,12 +216,14 @@ def _(fact: StateSize) -> str:
 @say.register
 def _(fact: FsdpFirst) -> str:
     beside = f"; {str(fact.others).replace(',', ', ')} beside it" if fact.others.num_devices > 1 else ""
-    return f"largest fsdp first: here {fact.fsdp:,} of {fact.num_devices:,} devices{beside}"
+    return f"largest fsdp first: here {fact.fsdp:,} of {show_count(fact.num_devices, 'device')}{beside}"
 
 
 @say.register
 def _(fact: SequencesPerDevice) -> str:
-    return f"batch >= {'*'.join(fact.axes)}: {fact.batch:,} sequences on {fact.shards:,}, {fact.each:,} each"
+    return (
+        f"batch >= {'*'.join(fact.axes)}: {show_count(fact.batch, 'sequence')} on {fact.shards:,}, {fact.each:,} each"
+    )
 
 
 @say.register

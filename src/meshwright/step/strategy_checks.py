@@ -13,11 +13,9 @@ from meshwright.step.workload import Workload
 def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise where something that a strategy says would change nothing, or cannot be done with a workload on a mesh."""
     for field, reason in unused_options(workload, mesh, strategy).items():
-        default = getattr(DEFAULT, field)
-        raise MeshwrightError(
-            f"{field}={getattr(strategy, field)!r} would change nothing on mesh {mesh}: {reason};"
-            f" use {field}={default!r}"
-        )
+        value, default = getattr(strategy, field), getattr(DEFAULT, field)
+        shown = f"'{value}'" if isinstance(value, MeshShape) else repr(value)
+        raise MeshwrightError(f"{field}={shown} would change nothing on mesh {mesh}: {reason}; use {field}={default!r}")
     _check_microbatches(workload, mesh, strategy)
     check_sequence(workload.model, mesh, strategy)
     if workload.packed and strategy.attention == "cudnn":

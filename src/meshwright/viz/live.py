@@ -13,7 +13,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import divisors
-from meshwright.units import show_bytes
+from meshwright.units import show_bytes, show_count
 from meshwright.viz.holdings import Holder, Holdings, Span, device_blocks
 from meshwright.viz.panels import Cell, Panel, Sketch
 
@@ -165,7 +165,7 @@ def tree_rows(tree: Any) -> tuple[Row, ...]:
 def table_sketch(rows: Sequence[Row]) -> Sketch:
     """The rows as a table, with totals in its title."""
     total, local = (sum(getattr(row, name) for row in rows) for name in ("total_bytes", "bytes_per_device"))
-    title = f"{len(rows)} arrays   {show_bytes(total)}   {show_bytes(local)} a device"
+    title = f"{show_count(len(rows), 'array')}   {show_bytes(total)}   {show_bytes(local)} a device"
     panel = Panel(
         cells=tuple(tuple(map(Cell, _texts(row))) for row in rows),
         rows=tuple(row.path for row in rows),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError
@@ -170,14 +173,32 @@ def read_text(
     """Parse and check an array and its sizes: axes and dims are known, degrees divide."""
     if mesh is None or dims is None:
         raise MeshwrightError(f"{text!r} wants a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
-    degrees = mesh.degrees if isinstance(mesh, MeshShape) else _numbers(mesh)
-    array = parse_array(text, axes=degrees)
-    sizes = Sizes(degrees=degrees, dims=_numbers(dims), element_bytes=dtype_bytes(dtype))
+    degrees, lengths = mesh.degrees if isinstance(mesh, MeshShape) else _numbers(mesh), _numbers(dims)
+    array = parse_array(_from_spec(text, list(lengths)), axes=degrees)
+    sizes = Sizes(degrees=degrees, dims=lengths, element_bytes=dtype_bytes(dtype))
     unknown = [dim for dim in sizes.dims if dim not in array.dims]
     if unknown:
         raise MeshwrightError(f"there is a size for {', '.join(unknown)}, which {array} has not")
     check(array, sizes)
     return array, sizes
+
+
+def _from_spec(text: str, dims: list[str]) -> str:
+    """JAX's `P('x', None)` as `A[I_x, J]`, its dims in the order of their sizes; any other text as it is."""
+    if (match := re.fullmatch(r"(?:P|PartitionSpec)\((.*)\)", text.strip())) is None:
+        return text
+    try:
+        entries: list[Any] = ast.literal_eval(f"[{match[1]}]")
+    except (SyntaxError, ValueError):
+        entries = [...]
+    if not all(isinstance(entry, (str, tuple, NoneType)) for entry in entries):
+        raise MeshwrightError(f"{text}: each entry is an axis in quotes, as 'x', several, as ('x', 'y'), or None")
+    if len(entries) > len(dims):
+        raise MeshwrightError(f"{text} has {len(entries)} entries, and sizes are said of {', '.join(dims)}")
+    axes = [[entry] if isinstance(entry, str) else list(entry or ()) for entry in entries]
+    axes += [[]] * (len(dims) - len(axes))
+    split = [dim + (f"_{{{','.join(of)}}}" if of else "") for dim, of in zip(dims, axes, strict=True)]
+    return f"A[{', '.join(split)}]"
 
 
 def _numbers(numbers: Numbers) -> Mapping[str, int]:

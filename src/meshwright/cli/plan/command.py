@@ -14,6 +14,7 @@ from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.families import trained_seq_len
 from meshwright.files import check_outputs
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
@@ -141,7 +142,7 @@ class _Training:
             with waiting(f"drawing {plot}"):
                 plot_plan(ranking.plans, plot)
         run = None if tokens is None else training_run(chosen, tokens, price)
-        shown = Shown(ranking=ranking, asked=asked, beyond=beyond, run=run)
+        shown = Shown(ranking=ranking, asked=asked, beyond=beyond, run=run, trained=trained_seq_len(self.args.model))
         if as_json:
             plan_data(shown, with_ops=with_ops)
         else:

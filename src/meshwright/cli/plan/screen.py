@@ -12,7 +12,6 @@ from typing import Any
 from meshwright.cli.plan.columns import comparison
 from meshwright.cli.tables import collective_table, console, show, speed, table
 from meshwright.cli.text import folded, next_line, terms
-from meshwright.families import SEQ_LENS
 from meshwright.planner import (
     Fix,
     Plan,
@@ -30,7 +29,7 @@ from meshwright.planner import (
 from meshwright.planner.facts import TrainingRun
 from meshwright.planner.ties import RATIO_ERROR
 from meshwright.step import ModelConfig
-from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
+from meshwright.units import show_bytes, show_count, show_percent, show_rate, show_seconds
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,15 @@ class Shown:
     """What a screen of training plans shows.
 
     asked: the plan of a mesh that was named. beyond: the best that can be planned and does not run, where it is better.
-    run: what training on a number of tokens takes.
+    run: what training on a number of tokens takes. trained: the tokens of the sequences that the model was trained on,
+    0 where that is not known.
     """
 
     ranking: Ranking
     asked: Plan | None = None
     beyond: Plan | None = None
     run: TrainingRun | None = None
+    trained: int = 0
 
 
 def plan_data(shown: Shown, *, with_ops: bool) -> None:
@@ -110,7 +111,7 @@ def print_plan(shown: Shown, *, output: Path | None, with_ops: bool) -> None:
     _print_section("nearby", map(say, nearby(best)))
     print()
     show(console(), collective_table(best.predicted))
-    for note in _notes(best):
+    for note in _notes(best, shown.trained):
         print(folded(f"note: {note}"))
     if with_ops:
         from meshwright.cli.plan.ops import print_ops
@@ -123,7 +124,7 @@ def headline(plan: Plan) -> str:
     """What a plan is about."""
     workload, system = plan.workload, plan.system
     tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
-    devices = f"{system.num_devices:,} devices of {show_bytes(system.usable_bytes)}"
+    devices = f"{show_count(system.num_devices, 'device')} of {show_bytes(system.usable_bytes)}"
     return (
         f"{workload.model.name} · {workload.task} · {tokens} · {workload.compute_dtype} · {plan.hardware} ({devices})"
     )
@@ -250,10 +251,9 @@ def _print_section(title: str, lines: Iterable[str]) -> None:
         print(folded(line))
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: Plan, trained: int) -> list[str]:
     """What a reader should know beside the numbers."""
     notes, model = list(plan.predicted.notes), plan.workload.model
-    trained = SEQ_LENS.get(model.name, 0)
     if isinstance(model, ModelConfig) and model.positions != "learned" and 0 < trained < plan.workload.seq_len:
         notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions go on beyond")
     return notes

@@ -18,6 +18,7 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.processes import leave_at_once
+from meshwright.units import show_count
 
 if TYPE_CHECKING:
     from meshwright.inference import LoadedModel
@@ -234,10 +235,11 @@ def _stop_without_front(service: Service) -> None:
 def _print_layout(engine: Engine) -> None:
     """Print the batch, context and KV cache of an engine."""
     layout = engine.layout
+    at_once = show_count(layout.shards * layout.rows, "sequence")
     cache_tokens = engine.scheduler.num_pages * layout.page_size
     print(
         f"{engine.model.config.name} on {engine.model.system}, mesh {engine.model.mesh_shape}:"
-        f" up to {layout.shards * layout.rows} sequences at once, each of at most {layout.context} tokens;"
+        f" up to {at_once} at once, each of at most {layout.context} tokens;"
         f" a KV cache of {cache_tokens} tokens in pages of {layout.page_size}",
         file=sys.stderr,
     )

@@ -141,7 +141,8 @@ def option_value(name: str, config: RunConfig) -> Any:
     if name == "num_layers":
         return workload.config.num_layers
     if name in STRATEGY_OPTIONS:
-        return getattr(config.strategy, name)
+        value = getattr(config.strategy, name)
+        return str(value) if isinstance(value, MeshShape) else value
     if name == "freeze":
         return workload.frozen
     if name in FROZEN:
