@@ -91,6 +91,8 @@ def _row(fields):
     """A refused row: the field's name has to be said; of two, the first."""
     name = next(iter(fields))
     said = {"rope_scaling": "rope", "rope_parameters": "rope", "hidden_act": "activation"}.get(name, name)
+    if fields[name] is None:
+        said = name
     if fields.get("num_attention_heads") in (3, 12):
         said = "which they do not divide"
     elif fields.get("num_key_value_heads") in (3, 16):

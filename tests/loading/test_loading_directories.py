@@ -107,7 +107,7 @@ BROKEN = {
     "config is no JSON": (GOLDEN, replaced("config.json", "{"), "is not JSON"),
     "config is a list": (GOLDEN, replaced("config.json", "[]"), "holds a list"),
     "empty file": (GOLDEN, replaced("model.safetensors", ""), "cut short or no safetensors"),
-    "text": (GOLDEN, replaced("model.safetensors", "version https://git-lfs.github.com/spec/v1"), "no safetensors"),
+    "text": (GOLDEN, replaced("model.safetensors", "version https://git-lfs.github.com/spec/v1"), "git-lfs"),
     "cut in half": (GOLDEN, data("model.safetensors", lambda raw: raw[: len(raw) // 2]), "cut short"),
     "a byte short": (GOLDEN, data("model.safetensors", lambda raw: raw[:-1]), "cut short"),
     "a byte long": (GOLDEN, data("model.safetensors", lambda raw: raw + b"x"), "cut short or no safetensors"),

@@ -151,7 +151,7 @@ class Encoder:
         """The chosen answer after its prompt, and the rejected one."""
         if isinstance(record.get("chosen"), str):
             prompt = self._encode(text_field(record, "prompt"))
-            if record["chosen"] == record.get("rejected"):
+            if record["chosen"] == record.get("rejected") != "":
                 raise BadRecordError("missing_field", "chosen is rejected too, which prefers nothing")
             return [self._answer(prompt, text_field(record, name)) for name in ("chosen", "rejected")]
         chosen, rejected, tools = messages_of(record, "chosen"), messages_of(record, "rejected"), tools_of(record)

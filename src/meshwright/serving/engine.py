@@ -89,8 +89,7 @@ class Engine:
         self._is_closing, self._is_receiving, self._failure = False, False, ""
         self._num_steps = self._num_generated = 0
         self.decode_stats = DecodeStats()
-        self._read_at: float | None = None
-        """When the last step's tokens were read, if another was on its way by then."""
+        self._read_at: float | None = None  # When the last step's tokens were read, if another was on its way by then.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def _new_scheduler(self) -> Scheduler:
@@ -100,7 +99,7 @@ class Engine:
         )  # fmt: skip
 
     def _is_compiled(self, step: Step) -> bool:
-        """Whether a scoring step can run; without a program all requests that are to be scored end."""
+        """Whether a scoring step can run; if its program does not compile, all requests to be scored end."""
         try:
             return self.runner.is_compiled(step)
         except Exception as error:
