@@ -108,7 +108,7 @@ VALUES = {
     "--eval-batches": "2", "--eval-data": "none.txt", "--eval-tasks": "none.jsonl",
     "--stop": "x", "--stop-tokens": "3", "--memory-headroom": "0.2", "--tokens": "1T", "--price": "4.2",
     "--lora-rank": "4", "--lora-alpha": "8", "--lora-targets": "q_proj", "--lora-dropout": "0.1",
-    "--adapter": "none", "--compile-cache": "off", "--freeze": "embedding",
+    "--adapter": "none", "--compile-cache": "off", "--allowed-host": "m.test", "--freeze": "embedding",
     "--z-loss": "1e-4", "--objective": "dpo", "--reference": "precomputed", "--reference-mesh": "fsdp=8",
     "--rows": "packed", "--held-out": "0.1",
     "--tokenizer": "none", "--fields": "text", "--bad-data": "skip", "--processes": "2",
