@@ -27,6 +27,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import pytest
 
 import meshwright
@@ -209,7 +210,9 @@ def run_blocks(found, folder):
                     if first := difference(stable(step.output, **options), stable(printed, **options)):
                         wrong.append(f"$ {step.command}\nthe document has {first}")
         elif block.language == "python":
-            with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+            # As a reader's own Python does: Flax and optax mix dtypes.
+            promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+            with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), promotion[0], promotion[1]:
                 exec(compile(block.text, "a block of a document", "exec"), namespace)
         elif block.language in FILES:
             (folder / block.words[0]).write_text(block.text)
