@@ -32,6 +32,7 @@ def train(directory, mixture, *, mesh="fsdp=8", **options):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:held_out leaves")
 def test_a_run_of_a_packed_mixture_goes_on_bit_equal(mixture, tmp_path):
     options = {"decay_steps": 4, "warmup_steps": 1, "held_out": 0.1}
     straight, run = train(tmp_path / "straight", mixture, steps=4, **options), tmp_path / "run"
