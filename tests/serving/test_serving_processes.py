@@ -165,6 +165,7 @@ def test_a_process_that_is_lost_ends_the_other_in_one_line(two, killed, how, lin
             except (httpx.HTTPError, AssertionError):
                 return
 
+    tokens(url, [1, 2, 3], 2)  # So that both have taken steps.
     asking = threading.Thread(target=ask)
     asking.start()
     time.sleep(1.0)
