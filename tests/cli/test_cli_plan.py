@@ -161,7 +161,11 @@ def test_a_choice_that_train_cannot_run_says_so(capsys):
 def test_hardware_of_ones_own_is_planned_for_and_kept_in_the_plan(tmp_path, capsys):
     file, written = tmp_path / "mine.toml", tmp_path / "plan.yaml"
     text = (DATA / "h100.toml").read_text()
-    file.write_text(text.replace('name = "h100"', 'name = "mine"').replace("bytes = 80e9", "bytes = 160e9"))
+    file.write_text(
+        text.replace('name = "h100"', 'name = "mine"')
+        .replace("_bytes = 85520809984", "_bytes = 171e9")
+        .replace("\nbytes = 80e9", "\nbytes = 160e9")
+    )
     words = ["plan", "llama3-8b", "--on", "mine:8", "--batch", "64", "--hardware", str(file), "-o", str(written)]
     assert main(words) == 0
     assert "mine:8 (8 devices" in capsys.readouterr().out
