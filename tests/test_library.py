@@ -271,10 +271,9 @@ def test_of_flaxs_rules_the_batch_has_its_axes_first():
 
 
 WRONG = {
-    "a function to plan": (lambda: mw.plan(lambda x: x, 1, 2), "model is a function.*mw.inspect"),
+    "a function to plan": (lambda: mw.plan(lambda x: x, 1), "model is a function.*mw.inspect"),
     "a module to plan": (lambda: mw.plan(Mlp(), on="cpu:1"), "model is a Mlp; it is a preset's name"),
-    "no hardware": (lambda: mw.plan("tiny", batch=4), r"plan needs the hardware, as mw.plan\('llama3-8b'"),
-    "more by place": (lambda: mw.plan("tiny", "cpu:2", 4), "plan takes model and on by their places"),
+    "no hardware": (lambda: mw.plan("tiny", batch=4), r"tiny needs hardware: --on \(on=…\), as v5p:4x4x4"),
     "no plan's path": (lambda: mw.Plan.read(None), "path is None; it is the path of a file"),
     "no path to write": (lambda: tiny(mesh="tp=8").write(None), "path is None; it is the path of a file"),
     "a plan to show": (lambda: mw.show(tiny(mesh="tp=8")), "a plan holds no arrays"),

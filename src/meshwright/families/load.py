@@ -84,6 +84,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file."""
+    if path.suffix.lower() in (".yaml", ".yml"):
+        raise MeshwrightError(
+            f"{path} is YAML, and no config.json; a plan's file goes into plan, show, verify and train"
+        )
     try:
         data = json.loads(path.read_text(), object_pairs_hook=_object)
     except OSError as error:

@@ -1,9 +1,9 @@
 """From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
 
 from meshwright.planner.explain import gap_to, training_run, why
-from meshwright.planner.files import check_data_file
+from meshwright.planner.files import check_data_file, is_run_directory
 from meshwright.planner.fit import Fix, ways_to_fit
-from meshwright.planner.library import PlanLike, find_beyond, find_meshes, plan_one_mesh, plan_to_run
+from meshwright.planner.library import PlanLike, find_beyond, find_meshes, plan_one_mesh, plan_to_run, read_compared
 from meshwright.planner.neighbours import chips_that_fit, nearby
 from meshwright.planner.options import (
     IMAGE_OPTIONS,
@@ -22,7 +22,15 @@ from meshwright.planner.options import (
     read_workload,
     remats,
 )
-from meshwright.planner.plan import Plan, as_run, make_plan, plan_from_data, plan_to_data, read_plan, write_plan
+from meshwright.planner.plan import (
+    Plan,
+    as_run,
+    make_plan,
+    plan_from_data,
+    plan_to_data,
+    read_plan,
+    write_plan,
+)
 from meshwright.planner.prediction import predict
 from meshwright.planner.rules import rules_of_thumb
 from meshwright.planner.search import Ranking, find_best, plan_stages, rank, rank_space
@@ -76,6 +84,7 @@ __all__ = [
     "gap_to",
     "given",
     "how",
+    "is_run_directory",
     "is_serving_plan_file",
     "longest_term",
     "make_plan",
@@ -92,6 +101,7 @@ __all__ = [
     "rank",
     "rank_serving",
     "rank_space",
+    "read_compared",
     "read_count",
     "read_images",
     "read_mesh",

@@ -1,4 +1,4 @@
-"""Plans as files: YAML, or JSON where the name ends so."""
+"""Plans as files: YAML, or JSON where the name ends so; and the directories of runs, which have plans too."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ def write_data(data: dict[str, Any], path: Path) -> None:
 
         text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     write_file(path, text)
+
+
+def is_run_directory(path: str | Path) -> bool:
+    """Whether a path is the directory of a run, and not of a model, which has a config.json too."""
+    path = Path(path)
+    is_begun = (path / "metrics.jsonl").is_file() or (path / "checkpoints").is_dir()
+    return is_begun and (path / "config.json").is_file()
 
 
 def has_fields(data: Any) -> TypeGuard[dict[str, Any]]:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack, overload
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
+from meshwright.planner.explain import training_run
+from meshwright.planner.files import is_run_directory
 from meshwright.planner.options import (
     STRATEGY_OPTIONS,
     WORKLOAD_OPTIONS,
     Count,
     MeshLike,
     ModelLike,
-    MoreOptions,
     PlanOptions,
+    SearchOptions,
     SystemLike,
     check_model,
     given,
     is_image_model,
     read_count,
     read_mesh,
+    read_price,
     read_strategy,
     read_workload,
     remats,
@@ -31,11 +34,11 @@ from meshwright.planner.options import (
 from meshwright.planner.plan import Plan, as_run, is_plan_file, make_plan, read_plan
 from meshwright.planner.search import Ranking, find_best, plan_stages, rank_space
 from meshwright.planner.space import Space, run_strategy, runnable_space, whole_space
+from meshwright.planner.sweep import Point, read_sweep, run_sweep, swept_options
 from meshwright.planner.ties import simplest_first
 from meshwright.step import (
     DEFAULT,
     REMATS,
-    Dtype,
     Remat,
     Strategy,
     Workload,
@@ -56,38 +59,65 @@ MOST_TIED = 8
 """The meshes among which ties are looked for."""
 
 
+@overload
+def plan(
+    model: ModelLike, on: SystemLike | None = None, *, sweep: str, **options: Unpack[SearchOptions]
+) -> tuple[Point, ...]: ...
+
+
+@overload
+def plan(
+    model: ModelLike, on: SystemLike | None = None, *, compare: Sequence[MeshLike], **options: Unpack[SearchOptions]
+) -> tuple[Plan, ...]: ...
+
+
+@overload
 def plan(
     model: ModelLike,
     on: SystemLike | None = None,
-    *rest: object,
-    batch: Count | None = None,
-    batch_tokens: Count | None = None,
-    seq_len: Count | None = None,
+    *,
     mesh: MeshLike | None = None,
-    remat: Remat | Literal["auto"] | None = None,
-    dtype: Dtype | None = None,
-    top: int = 8,
-    include_planned: bool = False,
+    top: Count | None = None,
     strategy: Strategy | None = None,
-    **options: Unpack[MoreOptions],
-) -> Plan:
+    tokens: Count | None = None,
+    price: float | str | None = None,
+    **options: Unpack[SearchOptions],
+) -> Plan: ...
+
+
+def plan(
+    model: ModelLike,
+    on: SystemLike | None = None,
+    *,
+    mesh: MeshLike | None = None,
+    compare: Sequence[MeshLike] | None = None,
+    sweep: str | None = None,
+    top: Count | None = None,
+    strategy: Strategy | None = None,
+    tokens: Count | None = None,
+    price: float | str | None = None,
+    **options: Unpack[SearchOptions],
+) -> Plan | tuple[Plan, ...] | tuple[Point, ...]:
     """Plan the training of a model on some hardware: the best mesh and the best way to run it.
 
     Args:
-        model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload.
+        model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or
+            the file of a plan, which is read again.
         on: the hardware, as `v5p:4x4x4`, `h100:64` or `cpu:8`, or a System.
-        batch: sequences of the global batch; or batch_tokens, the same in tokens.
-        seq_len: tokens of a sequence; by default what the model was trained on.
         mesh: plan this mesh, `fsdp=-1,tp=4` or a MeshShape, instead of the best.
-        remat: what a layer keeps for backward; by default the planner chooses.
-        dtype: what products are computed in: bf16, on simulated CPU devices f32.
-        top: how many meshes to rank; those after the best are `Plan.alternatives`.
-        include_planned: plan what `meshwright train` does not run today too; without it only where nothing runs.
+        compare: plan these meshes instead of the best, and return their plans in this order.
+        sweep: plan the best mesh for each of several values, `chips=64..1024`, `batch=96,192` or `seq_len=2k..32k`, and
+            return a `Point` for each: the value, and the record of its best mesh or the reason why there is none.
+        top: how many meshes to rank; those after the best are `Plan.alternatives` (8).
         strategy: run the mesh exactly so; it goes with mesh.
-        options: single fields of the strategy (`StrategyOptions`), param_dtype, num_layers and hardware.
+        tokens: say what training on so many tokens takes, as `15T`, in `Plan.training_run`.
+        price: with tokens, what a chip costs an hour, for the cost of the training.
+        options: the workload, with one of batch (sequences) and batch_tokens, seq_len, remat and dtype
+            (`WorkloadOptions`); single fields of the strategy (`StrategyOptions`); include_planned.
 
     Raises:
-        MeshwrightError: where nothing is legal, a name is unknown or a value is of the wrong type.
+        MeshwrightError: where nothing is legal, a name is unknown or a value is of the wrong type, or an option changes
+            nothing beside another.
 
     >>> plan("llama3-8b", on="v5p:4x4x4", batch=512, mesh="fsdp=64").mesh
     MeshShape(dp=1, fsdp=64, tp=1, sp=1, ep=1, pp=1)
@@ -95,26 +125,77 @@ def plan(
     if is_image_model(model):
         raise MeshwrightError(f"{model} is a model of images; meshwright.planner.plan_images plans it")
     check_model(model)
-    if on is None or rest:
-        wrong = "takes model and on by their places, and the rest by name" if rest else "needs the hardware"
-        raise MeshwrightError(f"plan {wrong}, as mw.plan('llama3-8b', on='v5p:4x4x4', batch=512)")
-    given(options, (*MoreOptions.__annotations__, "on", "batch", "batch_tokens", "seq_len", "mesh", "remat", "dtype"))
-    asked = {"on": on, "batch": batch, "batch_tokens": batch_tokens, "seq_len": seq_len, "remat": remat, "dtype": dtype}
-    workload, system = read_workload(model, asked | _only(options, WORKLOAD_OPTIONS))
-    fields = read_strategy(_only(options, STRATEGY_OPTIONS), system.num_devices)
-    policies = (workload.remat,) if isinstance(model, Workload) else remats(remat)
+    named = dict(mesh=mesh, compare=compare, sweep=sweep, top=top, strategy=strategy, tokens=tokens, price=price)
+    named = {name: value for name, value in named.items() if value is not None}
+    said = given({"on": on, **options}, ("on", *SearchOptions.__annotations__))
+    if isinstance(model, str | Path) and (kept := _kept_plan(model, named | said)) is not None:
+        return kept
+    for mode in ("sweep", "compare"):
+        if mode in named:
+            _refuse(named.keys() - {mode}, f"beside {mode}")
+    if price is not None and tokens is None:
+        _refuse(("price",), "without tokens")
+    swept = None if sweep is None else read_sweep(sweep)
+    if swept is not None:
+        _refuse(_only(said, swept.replaced), "beside sweep")
+        if not isinstance(model, Workload):
+            said = swept_options(swept, said)
+    include_planned = said.pop("include_planned", False)
+    workload, system = read_workload(model, _only(said, WORKLOAD_OPTIONS))
+    fields = read_strategy(_only(said, STRATEGY_OPTIONS), system.num_devices)
+    policies = (workload.remat,) if isinstance(model, Workload) else remats(said.get("remat"))
+
+    def find(workload: Workload, system: System, top: int) -> Ranking:
+        return find_meshes(workload, system, policies, fields, top=top, include_planned=include_planned)
+
+    def of_mesh(mesh: MeshShape) -> Plan:
+        return plan_one_mesh(workload, mesh, system, policies, fields, include_planned=include_planned)
+
+    if swept is not None:
+        return run_sweep(swept, workload, system, lambda workload, system: find(workload, system, 1).plans[0].predicted)
+    if compare is not None:
+        return tuple(map(of_mesh, read_compared(compare, system.num_devices)))
     if strategy is not None and (mesh is None or fields):
         wrong = f"{next(iter(fields))} beside it says it twice" if fields else "give mesh too, or single fields of it"
         raise MeshwrightError(f"strategy says how one mesh is run; {wrong}")
-    if mesh is not None:
+    if mesh is None:
+        ranking = find(workload, system, 8 if top is None else read_count("top", top))
+        found = replace(ranking.plans[0], alternatives=ranking.plans[1:])
+    else:
         shape = read_mesh(mesh, system.num_devices)
-        if strategy is not None:
-            return make_plan(workload, shape, system, strategy)
-        return plan_one_mesh(workload, shape, system, policies, fields, include_planned=include_planned)
-    ranking = find_meshes(
-        workload, system, policies, fields, top=read_count("top", top), include_planned=include_planned
-    )
-    return replace(ranking.plans[0], alternatives=ranking.plans[1:])
+        found = of_mesh(shape) if strategy is None else make_plan(workload, shape, system, strategy)
+    if tokens is None:
+        return found
+    cost = None if price is None else read_price(price)
+    return replace(found, training_run=training_run(found, read_count("tokens", tokens), cost))
+
+
+def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
+    """The plan in a plan's file, which says everything itself; None of another path, or of a model's name."""
+    if is_run_directory(path):
+        raise MeshwrightError(f"{path} is the directory of a run; mw.verify({str(path)!r}).plan is its plan")
+    if not is_plan_file(path):
+        return None
+    if said:
+        raise MeshwrightError(f"{path} is a plan, which says {next(iter(said))}=… itself; leave it out")
+    return read_plan(Path(path))
+
+
+def _refuse(names: Iterable[str], where: str) -> None:
+    """Raise for the first of the options that change nothing."""
+    for name in sorted(names):
+        raise MeshwrightError(f"{name} changes nothing {where}; leave it out")
+
+
+def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape]:
+    """The meshes to compare, each once."""
+    if isinstance(texts, str) or not texts:
+        raise MeshwrightError(f"compare is {texts!r}; it is a list of meshes, as ['fsdp=8', 'fsdp=2,tp=4']")
+    meshes = [read_mesh(text, num_devices) for text in texts]
+    for mesh in meshes:
+        if meshes.count(mesh) > 1:
+            raise MeshwrightError(f"compare has {mesh} twice; leave one out")
+    return meshes
 
 
 def find_meshes(

@@ -79,12 +79,12 @@ class StrategyOptions(TypedDict, total=False):
 
 
 class WorkloadOptions(TypedDict, total=False):
-    """What is computed, and on what.
+    """What is computed, and how its hardware is read.
 
-    on: the hardware, `v5p:4x4x4`. batch: sequences of the global batch, of dpo its pairs; batch_tokens: the same in
-    tokens. seq_len: tokens of a sequence (what the model was trained on). objective: `next-token`, or `dpo` to train on
-    pairs of answers against a frozen reference, which each step runs (reference `live`) or which is run once before the
-    first step (`precomputed`). packed: whether rows hold several documents, or padding. z_loss: the coefficient of
+    batch: sequences of the global batch, of dpo its pairs; batch_tokens: the same in tokens. seq_len: tokens of a
+    sequence (what the model was trained on). objective: `next-token`, or `dpo` to train on pairs of answers against a
+    frozen reference, which each step runs (reference `live`) or which is run once before the first step
+    (`precomputed`). packed: whether rows hold several documents, or padding. z_loss: the coefficient of
     what keeps the logits' normalizer near 1 (0). dtype: of products (bf16; f32 on simulated CPU devices).
     param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
     model's own. lora_rank, lora_alpha, lora_targets, lora_dropout: adapters of low rank, which then are all that
@@ -93,7 +93,6 @@ class WorkloadOptions(TypedDict, total=False):
     added to a predicted peak before it is held against the memory (`MEMORY_HEADROOM` of the kind of chip).
     """
 
-    on: SystemLike
     batch: Count | None
     batch_tokens: Count | None
     seq_len: Count | None
@@ -138,25 +137,24 @@ class ServingOptions(TypedDict, total=False):
     memory_headroom: float | str | None
 
 
-class MoreOptions(StrategyOptions, total=False):
-    """How a step is run, the dtype of parameters, and what else `meshwright.plan` has no parameter of its own for."""
+class SearchOptions(WorkloadOptions, StrategyOptions, total=False):
+    """What `meshwright.plan` plans, and what the planner is not to choose.
 
-    param_dtype: Dtype | None
-    objective: Objective | None
-    reference: Reference | None
-    num_layers: Count | None
-    hardware: str | Path | None
-    memory_headroom: float | str | None
+    include_planned: plan what `meshwright train` does not run today too; without it only where nothing runs.
+    """
+
+    include_planned: bool
 
 
 class PlanOptions(WorkloadOptions, StrategyOptions, total=False):
-    """All of both, and the mesh."""
+    """All of both, the hardware (on: `v5p:4x4x4`) and the mesh."""
 
+    on: SystemLike
     mesh: MeshLike | None
 
 
 _OF_SYSTEM = ("on", "hardware", "memory_headroom")
-WORKLOAD_OPTIONS = tuple(WorkloadOptions.__annotations__)
+WORKLOAD_OPTIONS = ("on", *WorkloadOptions.__annotations__)
 STRATEGY_OPTIONS = tuple(StrategyOptions.__annotations__)
 
 
@@ -226,7 +224,7 @@ def read_count(name: str, value: Count) -> int:
         number = 0
     if number < 1 or isinstance(value, bool):
         raise MeshwrightError(f"{name} is {value!r}; it is a whole number from 1, as 4096, 64k, 128Ki or 4M")
-    if number > (most := 10**18 if name == "--tokens" else largest(name)):
+    if number > (most := 10**18 if name.removeprefix("--") == "tokens" else largest(name)):
         raise MeshwrightError(f"{name} is {value!r}; the most is {most:,}")
     return number
 
@@ -267,7 +265,7 @@ def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None)
 
 
 def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workload, System]:
-    """The workload and the system that `WorkloadOptions` mean.
+    """The workload and the system that `WORKLOAD_OPTIONS` mean.
 
     Of a workload that is given whole only `on` and `hardware` may be said.
     """

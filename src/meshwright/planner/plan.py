@@ -16,6 +16,7 @@ from meshwright.files import as_path
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notebook import card
+from meshwright.planner.facts import TrainingRun
 from meshwright.planner.files import has_fields, read_data, write_data
 from meshwright.planner.options import read_mesh
 from meshwright.planner.prediction import predict
@@ -49,7 +50,8 @@ class Plan:
 
     `plan.mesh` is the shape and `plan.mesh()` the `jax.sharding.Mesh`; `plan.shardings(tree)` and `plan.rules` say how
     arrays lie on it. hardware_file: the TOML file of a chip that is not one of the project's. memory_headroom: see
-    `System`. alternatives: the meshes ranked after this one, where a search found it; they are not written to a file.
+    `System`. alternatives: the meshes ranked after this one, where a search found it. training_run: what training on a
+    number of tokens takes, where `meshwright.plan` was given one. Neither is written to a file.
     """
 
     workload: Workload
@@ -60,6 +62,7 @@ class Plan:
     hardware_file: str | None = None
     memory_headroom: float | None = None
     alternatives: tuple[Plan, ...] = field(default=(), compare=False, repr=False)
+    training_run: TrainingRun | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def read(cls, path: str | Path) -> Plan:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
@@ -22,6 +23,11 @@ class Sweep:
 
     key: str
     values: tuple[int, ...]
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The options of a workload that the values stand for."""
+        return () if self.key == "chips" else (self.key, "batch_tokens")
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,21 @@ def read_sweep(text: str) -> Sweep:
     if twice := [value for value in values if values.count(value) > 1]:
         raise MeshwrightError(f"sweep {text!r} has {twice[0]} twice; leave one out")
     return Sweep(key, values)
+
+
+def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a workload, with the sweep's first value for what it goes over.
+
+    Raises:
+        MeshwrightError: where the sweep is over lengths and the batch is no number of sequences.
+    """
+    if sweep.key == "chips":
+        return dict(options)
+    if sweep.key == "seq_len" and options.get("batch") is None:
+        raise MeshwrightError(
+            "--sweep seq-len needs --batch (batch=…): so many tokens are another batch at each length"
+        )
+    return {**options, sweep.key: sweep.values[0]}
 
 
 def run_sweep(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from meshwright.errors import MeshwrightError
-from meshwright.planner import make_plan
 from meshwright.record import Record
 from meshwright.training.data import BYTES
 from meshwright.training.run_directory.run import RunConfig
@@ -29,7 +28,7 @@ def check_vocab(config: RunConfig, *, more: str = "") -> None:
 def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
     """What is predicted of a run; one that does not fit the memory, or has tokens that no text has, is an error."""
     system = config.system
-    predicted = make_plan(config.workload, config.mesh, system, config.strategy).predicted
+    predicted = config.plan.predicted
     if not predicted.fits and not anyway:
         kept = f" and {show_percent(system.memory_headroom)} headroom" if system.memory_headroom else ""
         raise PlanDoesNotFitError(

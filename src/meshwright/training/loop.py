@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from meshwright.data.sources import FileSource
 from meshwright.errors import MeshwrightError
-from meshwright.planner import make_plan
 from meshwright.record import Record
 from meshwright.runtime import ShardingContext, build_mesh
 from meshwright.step import (
@@ -264,7 +263,7 @@ def _stopped_run_errors(config: RunConfig, directory: Path, start: int, interrup
 
 def _shortfall(config: RunConfig) -> Shortfall:
     """What judges a run by its plan."""
-    planned = make_plan(config.workload, config.mesh, config.system, config.strategy).predicted.step_seconds
+    planned = config.plan.predicted.step_seconds
     return Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
 
 

@@ -18,8 +18,8 @@ from meshwright.planner import (
     ServingPlan,
     best_serving_plan,
     given,
+    is_run_directory,
     is_serving_plan_file,
-    make_plan,
     plan_to_run,
     read_serving_plan,
 )
@@ -106,7 +106,7 @@ def _serving_plan(what: Any, serve: ServingPhase | None, options: Mapping[str, A
 
 def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[str, Any]) -> tuple[Plan, Record | None]:
     """The plan to verify, and the measured record of a run, if there is one."""
-    if isinstance(what, (str, Path)) and (Path(what) / "config.json").is_file() and _is_run(Path(what)):
+    if isinstance(what, (str, Path)) and is_run_directory(what):
         if extra := list(given({**options, "run": run}, (*PlanOptions.__annotations__, "run"))):
             raise MeshwrightError(f"{what} is a run and says {', '.join(extra)} itself; leave it out")
         return _of_run(Path(what))
@@ -122,13 +122,7 @@ def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[s
     return plan, record
 
 
-def _is_run(directory: Path) -> bool:
-    """Whether a folder with a config.json is a run's, and not a model's."""
-    return (directory / "metrics.jsonl").is_file() or (directory / "checkpoints").is_dir()
-
-
 def _of_run(directory: Path) -> tuple[Plan, Record]:
     """The plan of a run's step, and its measured record."""
     config = read_config(directory)
-    plan = make_plan(config.workload, config.mesh, config.system, config.strategy)
-    return plan, measured(config, read_metrics(directory), find_profile(directory, config))
+    return config.plan, measured(config, read_metrics(directory), find_profile(directory, config))

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_output, write_file
-from meshwright.planner import Plan, make_plan
+from meshwright.planner import Plan
 from meshwright.record import Record
 from meshwright.training import RunConfig, measured, read_config, read_metrics
 from meshwright.training.run_directory.run import Row, read_json_lines
@@ -87,7 +87,7 @@ def _read_run(directory: Path, name: str) -> Run:
         config=config,
         rows=rows,
         restarts=read_restarts(directory),
-        plan=make_plan(config.workload, config.mesh, config.system, config.strategy),
+        plan=config.plan,
         compiled=read_compiled(directory),
         measured=measured(config, rows, profile),
         profile=profile[0],

@@ -74,7 +74,7 @@ class Args:
     """Find the best mesh for a model on some chips: memory, every collective, the step time, and why."""
 
     model: Model
-    """A preset (tiny, llama3-8b, …) or the path of a Hugging Face config.json. See also --serve, and resnet50."""
+    """A preset (llama3-8b, …), a config.json, or a plan.yaml or a run to print again. See also --serve, resnet50."""
     workload: WorkloadArgs = field(default_factory=WorkloadArgs)
     search: SearchArgs = field(default_factory=SearchArgs)
     fixed: FixedArgs = field(default_factory=FixedArgs)

@@ -1,7 +1,8 @@
 """`meshwright plan`: the best mesh and way to run a model on chips, why, and what comes near it.
 
 Each kind of plan has its arguments (`args`) and a file: of training the ranking (`screen`), meshes beside each other
-(`compare`), sweeps (`sweep`), ops (`ops`); image models (`images`); serving (`serving`).
+(`compare`), sweeps (`sweep`), ops (`ops`), a plan that is kept in a file or a run (`kept`); image models (`images`);
+serving (`serving`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli.arguments import given_options
+from meshwright.cli.kept import kept_plan
 from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
+from meshwright.cli.plan.kept import print_kept
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.errors import MeshwrightError
 from meshwright.families import trained_seq_len
 from meshwright.files import check_outputs
 from meshwright.hardware import System
@@ -25,6 +27,7 @@ from meshwright.planner import (
     find_beyond,
     find_meshes,
     plan_one_mesh,
+    read_compared,
     read_count,
     read_mesh,
     read_price,
@@ -34,7 +37,7 @@ from meshwright.planner import (
     remats,
     training_run,
 )
-from meshwright.planner.sweep import Sweep
+from meshwright.planner.sweep import Sweep, swept_options
 from meshwright.record import Record
 from meshwright.step import Remat, Workload
 
@@ -42,6 +45,7 @@ EXAMPLES = (
     "meshwright plan llama3-8b --on v5p:4x4x4 --batch 512 --seq-len 8192 -o plan.yaml",
     "meshwright plan llama3-8b --on h100:64 --batch 512 --compare 1,64,1,1 8,8,1,1",
     "meshwright plan llama3-8b --on v5e:4x4 --serve decode --latency 30ms",
+    "meshwright plan plan.yaml --ops",
     "meshwright plan resnet50 --on a100-80gb:8 --batch 256",
     "meshwright plan llama3-8b --serve decode --help",
 )
@@ -57,7 +61,8 @@ def run(args: Args | ServeArgs | ImageArgs) -> int:
         from meshwright.cli.plan.images import plan_images
 
         return plan_images(args)
-    return _Training(args).run()
+    kept = kept_plan(args.model)
+    return _Training(args).run() if kept is None else print_kept(args, kept)
 
 
 class _Training:
@@ -66,7 +71,10 @@ class _Training:
     def __init__(self, args: Args) -> None:
         self.args = args
         self.sweep = None if args.search.sweep is None else read_sweep(args.search.sweep)
-        options = _workload_options(args, self.sweep)
+        # What a sweep goes over is not read, so that it is refused beside it.
+        options = given_options(args.workload, without=self.sweep.replaced if self.sweep else ())
+        if self.sweep is not None:
+            options = swept_options(self.sweep, options)
         fixed = given_options(args.fixed)
         options["param_dtype"] = fixed.pop("param_dtype")
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
@@ -99,10 +107,7 @@ class _Training:
         """Meshes beside each other."""
         from meshwright.cli.plan.compare import compare_data, print_compared
 
-        meshes = [read_mesh(text, self.system.num_devices) for text in texts]
-        for mesh in meshes:
-            if meshes.count(mesh) > 1:
-                raise MeshwrightError(f"--compare has {mesh} twice; leave one out")
+        meshes = read_compared(texts, self.system.num_devices)
         as_json = self.args.output.json
         check_all_read(self.args, "beside --compare")
         with waiting(f"planning {len(meshes)} meshes"):
@@ -162,16 +167,6 @@ class _Training:
         """The best meshes of a workload on a system, of what runs or of all that can be planned."""
         planned = self.include_planned
         return find_meshes(workload, system, self.policies, self.fields, top=top, include_planned=planned)
-
-
-def _workload_options(args: Args, sweep: Sweep | None) -> dict[str, Any]:
-    """The options of the workload; what a sweep goes over has the sweep's first value, and is not read."""
-    if sweep is None or sweep.key == "chips":
-        return given_options(args.workload)
-    if sweep.key == "seq_len" and args.workload.batch is None:
-        raise MeshwrightError("--sweep seq-len needs --batch: so many tokens are another batch at each length")
-    swept = ("batch", "batch_tokens") if sweep.key == "batch" else ("seq_len", "batch_tokens")
-    return given_options(args.workload, without=swept) | {sweep.key: sweep.values[0]}
 
 
 def _code(plans: Sequence[Plan]) -> int:

@@ -106,7 +106,7 @@ def print_plan(shown: Shown, *, output: Path | None, with_ops: bool) -> None:
     if asked is not None:
         _print_asked(asked, best)
     else:
-        _print_terms(best)
+        print_terms(best)
     _print_section("rules of thumb", map(say, rules_of_thumb(best)))
     _print_section("nearby", map(say, nearby(best)))
     print()
@@ -236,7 +236,7 @@ def _print_asked(asked: Plan, best: Plan) -> None:
     show(console(), comparison([best, asked]))
 
 
-def _print_terms(best: Plan) -> None:
+def print_terms(best: Plan) -> None:
     """What the step and the memory of a plan are made of."""
     record = best.predicted
     print(terms("step", {name: show_seconds(time) for name, time in record.breakdown_seconds.items() if time}))

@@ -9,7 +9,6 @@ from meshwright.cli.tables import console, headline, show
 from meshwright.cli.train.args import Args
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.planner import make_plan
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_rate, show_seconds
 
@@ -26,7 +25,7 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
 
     as_json = args.run.json
     check_all_read(args, "beside --dry-run")
-    plan = make_plan(config.workload, config.mesh, config.system, config.strategy)
+    plan = config.plan
     with waiting(f"compiling {config.workload.model.name} on {config.mesh} for {config.hardware}"):
         compiled = verify_plan(plan).compiled
     memory, usable = compiled.memory_bytes["peak"], config.system.usable_bytes

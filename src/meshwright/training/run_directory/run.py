@@ -19,7 +19,7 @@ from meshwright.field_types import check_fields, from_data
 from meshwright.files import append_line, write_file
 from meshwright.hardware import System, parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import read_mesh
+from meshwright.planner import Plan, make_plan, read_mesh
 from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
 from meshwright.training.data.config import DataConfig
 from meshwright.training.preference.loss import Preference
@@ -90,6 +90,11 @@ class RunConfig:
         """The system that `hardware` names."""
         system = parse_system(self.hardware, hardware_file=self.hardware_file)
         return replace(system, memory_headroom=self.memory_headroom)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of its step."""
+        return make_plan(self.workload, self.mesh, self.system, self.strategy)
 
     @property
     def draws(self) -> bool:

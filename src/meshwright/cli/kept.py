@@ -1,0 +1,24 @@
+"""A plan that is there already, in a plan's file or in the directory of a run, where a command takes either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.cli.waiting import waiting
+from meshwright.planner import Plan, is_run_directory, read_plan
+from meshwright.planner.plan import is_plan_file
+
+
+def kept_plan(text: str) -> Plan | None:
+    """The plan in a file, or of a run's step; None where a text names neither.
+
+    Raises:
+        MeshwrightError: where the file or the run's config.json is damaged, or the plan is one to serve.
+    """
+    if is_plan_file(text):
+        return read_plan(Path(text))
+    if not is_run_directory(text):
+        return None
+    with waiting("loading JAX"):
+        from meshwright.training import read_config
+    return read_config(Path(text)).plan

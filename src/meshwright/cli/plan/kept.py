@@ -1,0 +1,58 @@
+"""`meshwright plan FILE|RUN`: a plan that is there already, printed again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from meshwright.cli.plan.args import Args
+from meshwright.cli.plan.screen import headline, print_terms
+from meshwright.cli.tables import collective_table, console, show, speed
+from meshwright.cli.text import folded, next_line
+from meshwright.cli.typed import check_all_read
+from meshwright.planner import Plan, how, read_count, read_price, say, training_run, why
+from meshwright.units import show_bytes
+
+
+def print_kept(args: Args, plan: Plan) -> int:
+    """Print the plan of the file or the run that `args.model` names; 1 where it does not fit, else 0."""
+    where, as_json = f"of {args.model}, which is planned already", args.output.json
+    if as_json:
+        check_all_read(args, f"{where}, beside --json")
+        print(json.dumps(plan.to_json(), indent=2))
+        return _code(plan)
+    tokens = None if args.search.tokens is None else read_count("--tokens", args.search.tokens)
+    price = None if tokens is None or args.search.price is None else read_price(args.search.price)
+    with_ops = args.output.ops
+    check_all_read(args, where)
+    record = plan.predicted
+    show(console(), headline(plan))
+    print()
+    memory = f"{show_bytes(record.memory_bytes['peak'])} of {show_bytes(plan.system.usable_bytes)}"
+    fits = "" if record.fits else "   DOES NOT FIT"
+    show(console(), f"  {plan.mesh}   {speed(record)}   {memory}   {record.bound} bound{fits}", style="bold")
+    print(folded(f"how: {how(plan)}"))
+    for index, line in enumerate(map(say, why(plan))):
+        print(folded(f"why: {line}" if not index else f"     {line}"))
+    if tokens is not None:
+        print(folded(f"run: {say(training_run(plan, tokens, price))}"))
+    print()
+    print_terms(plan)
+    print()
+    show(console(), collective_table(record))
+    for note in record.notes:
+        print(folded(f"note: {note}"))
+    if with_ops:
+        from meshwright.cli.plan.ops import print_ops
+
+        print_ops(plan)
+    if plan.planned_only:
+        print(folded(f"train: {plan.planned_only}"))
+    else:
+        print(next_line(f"meshwright verify {shlex.quote(args.model)}", f"meshwright show {shlex.quote(args.model)}"))
+    return _code(plan)
+
+
+def _code(plan: Plan) -> int:
+    """The exit code: 1 where the plan does not fit."""
+    return 0 if plan.predicted.fits else 1
