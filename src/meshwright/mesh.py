@@ -77,13 +77,18 @@ AXES = tuple(field.name for field in fields(MeshShape))
 """Every mesh axis, in the order tables print them."""
 
 OTHERS_AXES: Mapping[str, str] = {
-    "data": "dp", "dp_replicate": "dp", "dp_shard": "fsdp", "fsdp_transpose": "fsdp, beside tp", "model": "tp",
-    "mp": "tp", "tensor": "tp", "tensor_transpose": "tp", "tensor_sequence": "tp, which splits the stream's tokens too",
-    "tensor_kv": "tp", "autoregressive": "tp or fsdp of plan --serve", "cp": "sp", "context": "sp", "sequence": "sp",
-    "seq": "sp", "expert": "ep", "stage": "pp", "pipeline": "pp", "pipe": "pp",
-} | {f"dcn_{name}_parallelism": f"the outermost axes of a system of several slices, as --on 2*v5p:4x4x4, {ours}"
-     for name, ours in (("data", "dp"), ("fsdp", "fsdp"), ("pipeline", "pp"))}  # fmt: skip
-"""The axes of MaxText, torchtitan, Megatron and EasyLM by the names that do the same here."""
+    "data": "dp", "dp_replicate": "dp", "dp_shard": "fsdp", "fsdp_transpose": "fsdp, the product of both degrees",
+    "model": "tp", "mp": "tp", "tensor": "tp", "tensor_transpose": "tp", "tensor_kv": "tp",
+    "tensor_sequence": "tp, which splits the stream's tokens too", "autoregressive": "tp of plan --serve decode",
+    "cp": "sp", "context": "sp", "context_usp_ulysses": "sp with --sp-method ulysses", "sequence": "sp", "seq": "sp",
+    "expert": "ep", "stage": "pp", "pipeline": "pp", "pipe": "pp",
+}  # fmt: skip
+"""The axes of MaxText, torchtitan, Megatron and EasyLM by the names that do the same here.
+
+Of MaxText by the `logical_axis_rules` in its src/maxtext/configs/base.yml (commit 000b810): fsdp_transpose splits the
+batch as fsdp does, and weights along mlp; tensor_sequence what tensor does, and `activation_norm_length`;
+autoregressive heads, mlp and vocabulary of weights, and heads of the cache.
+"""
 
 LAYOUT = ("pp", "dp", "fsdp", "ep", "sp", "tp")
 """The order in which axes are laid over devices, outermost first: pp and dp speak least, tp in every product."""
@@ -148,12 +153,23 @@ def _named(text: str) -> dict[str, int]:
     for part in text.split(","):
         axis, _, degree = (word.strip() for word in part.partition("="))
         if axis not in AXES:
-            ours = f"; here that is {OTHERS_AXES[axis]}" if axis in OTHERS_AXES else ""
-            raise MeshwrightError(f"mesh {text!r} names axis {axis!r}{ours}; the axes are {_list(AXES)}")
+            ours = _ours(axis)
+            hint = f"; here that is {ours}" if ours else ""
+            raise MeshwrightError(f"mesh {text!r} names axis {axis!r}{hint}; the axes are {_list(AXES)}")
         if axis in degrees:
             raise MeshwrightError(f"mesh {text!r} names {axis} twice")
         degrees[axis] = _degree(degree, text)
     return degrees
+
+
+def _ours(axis: str) -> str:
+    """What does here what another framework's axis does; nothing where that is not known."""
+    # MaxText has two degrees of each axis, within a slice (ICI) and across slices (DCN), which are multiplied.
+    degree = re.fullmatch(r"(ici|dcn)_(\w+)_parallelism", axis)
+    name = degree[2] if degree else axis
+    ours = OTHERS_AXES.get(name, name if degree and name in AXES else "")
+    across = " of a system of several slices, as --on 2*v5p:4x4x4, whose outermost axes cross them"
+    return ours + across if ours and degree and degree[1] == "dcn" else ours
 
 
 def _degree(word: str, text: str) -> int:

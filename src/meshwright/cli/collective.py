@@ -12,9 +12,10 @@ import tyro
 
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import console, show
-from meshwright.cli.text import folded, wrap
+from meshwright.cli.text import folded, next_line, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
+from meshwright.cli.words import spelled
 from meshwright.cost import CollectiveTime, collective_formula, collective_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Placement, System, lay_mesh, parse_system
@@ -32,6 +33,9 @@ KINDS: dict[str, Kind] = {
 
 MOST_BYTES = 10**15
 """The largest array: more than any system has."""
+
+MOST_SHOWN = 8
+"""The devices that `--run` shows: more would fill the screen."""
 
 COUNTED: dict[Kind, str] = {
     "all-gather": "the gathered array",
@@ -99,6 +103,10 @@ def run(args: Args) -> int:
         _print_measured(found, placement, measured)
     if is_shown:
         _show(args.kind, placement.degree)
+    if is_shown or placement.degree > MOST_SHOWN:
+        print(next_line(f"meshwright chips {system.chip.name}", note="its links, with their source"))
+    else:
+        print(next_line(spelled("collective", args, run=True)))
     return 0
 
 
@@ -190,8 +198,10 @@ def _show(kind: str, degree: int) -> None:
     """The collective on small numbers, really run on simulated devices, and its ring where it has one."""
     from meshwright.viz import show_collective, show_ring
 
-    if degree > 8:
-        raise MeshwrightError(f"--run shows up to 8 devices; {degree} would fill the screen: take a smaller mesh")
+    if degree > MOST_SHOWN:
+        raise MeshwrightError(
+            f"--run shows up to {MOST_SHOWN} devices; {degree} would fill the screen: take a smaller mesh"
+        )
     name = KINDS[kind]
     with waiting("running it on simulated devices"):
         from meshwright.runtime import claim_devices

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from meshwright.cli.arguments import Json, option
 from meshwright.cli.loading import ModelArgs, load_with_bar
 from meshwright.cli.tables import console, show, table
+from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
+from meshwright.cli.words import spelled
 from meshwright.errors import MeshwrightError
 from meshwright.units import show_estimate
 
@@ -63,6 +65,8 @@ def run(args: Args) -> int:
         with waiting(f"answering {len(questions):,} questions"):
             result = answer(model, questions)
         _print_task(result, as_json=as_json)
+        if not as_json:
+            print(_next(args))
         return 0
     for name in ("seq_len", "stride"):
         if (value := getattr(args, name)) is not None and value < 1:
@@ -80,7 +84,13 @@ def run(args: Args) -> int:
     rows = [*scores.items(), *([("all", every)] if len(scores) > 1 else [])]
     columns = ("text", "tokens", "bytes", "loss", "perplexity", "bits a byte")
     show(console(), table(columns, [(name, *_figures(score)) for name, score in rows]))
+    print(_next(args))
     return 0
+
+
+def _next(args: Args) -> str:
+    """The command to go on with: text from the same model."""
+    return next_line(spelled("generate", args, without=("data", "seq_len", "stride", "task")))
 
 
 def _figures(score: Score) -> tuple[str, ...]:

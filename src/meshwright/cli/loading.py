@@ -15,8 +15,13 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from meshwright.cli.arguments import CompileCache, Mesh, option, positional
 from meshwright.cli.tables import console
 from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
+from meshwright.families import usual_seq_len
 from meshwright.hardware import dtype_bytes
+from meshwright.planner import best_serving_plan
+from meshwright.planner.options import OUTPUT_LEN, PROMPT_LEN
 from meshwright.step import Dtype, num_parameters
+from meshwright.units import show_count, show_seconds
 
 if TYPE_CHECKING:
     from meshwright.inference import LoadedModel
@@ -45,6 +50,37 @@ class ModelArgs:
 def note(line: str) -> None:
     """A line for the user that is no part of the result."""
     print(f"note: {line}", file=sys.stderr)
+
+
+def note_advised_mesh(found: Found, batch: int) -> None:
+    """Where no mesh was given, note which one was taken, and the one that `plan --serve decode` advises if it is faster.
+
+    batch: the sequences that are decoded at once.
+    """
+    if found.run is not None and found.mesh == found.run.mesh:
+        return  # A run stays on the mesh that it was given.
+    longest = usual_seq_len(found.model)
+    options = {
+        "on": found.system,
+        "batch": batch,
+        "prompt_len": min(PROMPT_LEN, longest * 4 // 5),
+        "output_len": min(OUTPUT_LEN, longest // 5),
+        "dtype": found.dtype,
+        "weight_dtype": found.params_dtype,
+        "kv_dtype": found.dtype,
+    }
+    try:
+        taken = best_serving_plan(found.model, "decode", options, mesh=found.mesh).predicted.step_seconds
+        best = best_serving_plan(found.model, "decode", options)
+    except MeshwrightError:
+        return  # What cannot be planned may run all the same.
+    advised = best.predicted.step_seconds
+    if advised is not None and taken is not None and best.mesh != found.mesh and advised < taken:
+        note(
+            f"no mesh was given, so that all devices are along fsdp; for {show_count(batch, 'sequence')} at once"
+            f" `meshwright plan --serve decode` advises --mesh {best.mesh}: {show_seconds(advised)} a token, and"
+            f" {found.mesh} takes {show_seconds(taken)}"
+        )
 
 
 def load_with_bar(found: Found, compile_cache: str | None = None) -> LoadedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools as it
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
+from meshwright.cli.collective import KINDS
 from meshwright.cli.tables import console, show, table
-from meshwright.cli.text import folded, terms, wrap
+from meshwright.cli.text import folded, next_line, terms, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
+from meshwright.cli.words import spelled
 from meshwright.cost import PricedImplementation, PricedProduct, price, say_threshold
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, dtype_bytes, parse_system
@@ -87,9 +90,26 @@ def run(args: Args) -> int:
             executed = _execute(_small(priced))
     if top is None:
         print(json.dumps(priced.to_json() | ({"run": executed.to_json()} if executed else {}), indent=2))
-    elif executed:
-        _print_run(executed)
+    else:
+        if executed:
+            _print_run(executed)
+        print(next_line(_next(args, priced)))
     return 0
+
+
+def _next(args: Args, priced: PricedProduct) -> str:
+    """The command to go on with: run it; then look at the longest collective of way 1; without one, at the result."""
+    sizes, moves = priced.inference.sizes, priced.chosen.collectives
+    if not args.run and sizes.degree(sizes.degrees) <= MOST_DEVICES:
+        return spelled("matmul", args, without=("top",), run=True)
+    if moves:
+        move = max(moves, key=lambda move: move.seconds or 0.0)
+        kind = next(word for word, kind in KINDS.items() if kind == move.kind)
+        words = ["meshwright", "collective", kind, "--mesh", args.mesh, "--axis", ",".join(move.axes)]
+        return shlex.join([*words, "--on", args.on, "--bytes", str(move.bytes)])
+    result = priced.inference.result
+    dims = ",".join(f"{dim}={sizes.dims[dim]}" for dim in result.dims)
+    return shlex.join(["meshwright", "show", str(result), "--mesh", args.mesh, "--dims", dims, "--dtype", args.dtype])
 
 
 def _print(args: Args, priced: PricedProduct, system: System, top: int) -> None:

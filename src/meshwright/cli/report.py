@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from meshwright.cli.arguments import option, positional
+from meshwright.cli.text import next_line
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_output
@@ -39,4 +41,5 @@ def run(args: Args) -> int:
 
     report(args.runs, args.output)
     print(f"{args.output}: {len(args.runs)} run{'s' * (len(args.runs) > 1)}")
+    print(next_line(f"meshwright verify {shlex.quote(args.runs[0])}", note="what was measured beside what is compiled"))
     return 0

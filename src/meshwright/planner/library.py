@@ -125,7 +125,8 @@ def plan(
     if is_image_model(model):
         raise MeshwrightError(f"{model} is a model of images; meshwright.planner.plan_images plans it")
     check_model(model)
-    named = dict(mesh=mesh, compare=compare, sweep=sweep, top=top, strategy=strategy, tokens=tokens, price=price)
+    single = {"mesh": mesh, "top": top, "strategy": strategy, "tokens": tokens, "price": price}
+    named = {"compare": compare, "sweep": sweep, **single}
     named = {name: value for name, value in named.items() if value is not None}
     said = given({"on": on, **options}, ("on", *SearchOptions.__annotations__))
     if isinstance(model, str | Path) and (kept := _kept_plan(model, named | said)) is not None:

@@ -10,7 +10,14 @@ from meshwright.training.run_directory.restart import is_first_process, what_is_
 from meshwright.training.run_directory.resume import restore_adapters, restore_params, resumed_run
 from meshwright.training.run_directory.run import RunConfig, RunStoppedError, holds_run, read_config, read_metrics
 from meshwright.training.run_record import measured
-from meshwright.training.step import abstract_state, initial_state, lower_train_step, train_step
+from meshwright.training.step import (
+    abstract_batch,
+    abstract_params,
+    abstract_state,
+    initial_state,
+    lower_train_step,
+    train_step,
+)
 from meshwright.training.update.optimizer import Optimizer
 
 __all__ = [
@@ -22,6 +29,8 @@ __all__ = [
     "PlanDoesNotFitError",
     "RunConfig",
     "RunStoppedError",
+    "abstract_batch",
+    "abstract_params",
     "abstract_state",
     "allowed_differences",
     "check_start",

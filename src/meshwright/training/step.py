@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.families import workload_from_data
 from meshwright.mesh import MeshShape
@@ -183,9 +183,8 @@ def abstract_state(
 
     Layers are stacked over the slots of a pipeline where the layout splits them over its stages.
     """
-    declared = _stored(workload, layout, strategy)
-    params = _abstract_parameters(declared, mesh, layout, workload, workload.param_dtype)
-    state, trained = {"params": params}, drop_paths(declared, workload.frozen_paths)
+    params = abstract_params(workload, layout, mesh, strategy)
+    state, trained = {"params": params}, drop_paths(_stored(workload, layout, strategy), workload.frozen_paths)
     if strategy.master_weights and workload.param_dtype != "f32":
         state["master"] = abstract(trained, mesh, layout, "f32")
     stored = state.get("master", drop_paths(params, workload.frozen_paths))
@@ -200,8 +199,16 @@ def abstract_state(
     return state | {"optimizer": kept}
 
 
+def abstract_params(
+    workload: Workload, layout: ShardingContext, mesh: Mesh | AbstractMesh, strategy: Strategy = DEFAULT
+) -> Tree[jax.ShapeDtypeStruct]:
+    """The parameters as shapes, dtypes and shardings, in the slots of a pipeline where the layout has stages."""
+    declared = _stored(workload, layout, strategy)
+    return _abstract_parameters(declared, mesh, layout, workload, workload.param_dtype)
+
+
 def _abstract_parameters(
-    declared: Tree[Parameter], mesh: Mesh, layout: ShardingContext, workload: Workload, dtype: Dtype
+    declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, workload: Workload, dtype: Dtype
 ) -> Tree[jax.ShapeDtypeStruct]:
     """Parameters as shapes and shardings: what is trained in `dtype`, what is frozen as a workload stores it."""
     by_path = dict(leaves(declared))
@@ -226,7 +233,7 @@ def _on_mesh(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
 
 
 def abstract_batch(
-    workload: Workload, layout: ShardingContext, mesh: Mesh, strategy: Strategy = DEFAULT
+    workload: Workload, layout: ShardingContext, mesh: Mesh | AbstractMesh, strategy: Strategy = DEFAULT
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """A batch as shapes and shardings."""
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))

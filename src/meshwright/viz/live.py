@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, Sharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import divisors
+from meshwright.planner import Plan
+from meshwright.runtime import ShardingContext
+from meshwright.step import rules_of
+from meshwright.training import abstract_batch, abstract_params
 from meshwright.units import show_bytes, show_count
 from meshwright.viz.holdings import Holder, Holdings, Span, device_blocks
 from meshwright.viz.panels import Cell, Panel, Sketch
@@ -162,10 +166,20 @@ def tree_rows(tree: Any) -> tuple[Row, ...]:
     return tuple(_row(keystr(path, simple=True, separator=".") or "array", leaf) for path, leaf in leaves)
 
 
-def table_sketch(rows: Sequence[Row]) -> Sketch:
-    """The rows as a table, with totals in its title."""
+def plan_rows(plan: Plan) -> tuple[Row, ...]:
+    """A row for every parameter of a plan's model and every array of its batch, on a mesh that need not be there."""
+    degrees = plan.mesh.layout
+    mesh = AbstractMesh(tuple(degrees.values()), tuple(degrees), axis_types=(AxisType.Explicit,) * len(degrees))
+    layout = ShardingContext(plan.mesh, rules_of(plan.strategy))
+    params = abstract_params(plan.workload, layout, mesh, plan.strategy)
+    return tree_rows({**params, "batch": abstract_batch(plan.workload, layout, mesh, plan.strategy)})
+
+
+def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:
+    """The rows as a table, with totals in its title; of: what the arrays are of."""
     total, local = (sum(getattr(row, name) for row in rows) for name in ("total_bytes", "bytes_per_device"))
-    title = f"{show_count(len(rows), 'array')}   {show_bytes(total)}   {show_bytes(local)} a device"
+    counts = show_count(len(rows), "array"), show_bytes(total), f"{show_bytes(local)} a device"
+    title = "   ".join((*([of] if of else []), *counts))
     panel = Panel(
         cells=tuple(tuple(map(Cell, _texts(row))) for row in rows),
         rows=tuple(row.path for row in rows),

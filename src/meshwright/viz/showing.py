@@ -104,7 +104,8 @@ def show(
 
     Args:
       what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
-          sharding; or a tree of arrays, such as a model's parameters, shown as a table.
+          sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan, shown as the table of
+          its parameters and its batch.
       mesh: axes and degrees.
       dims: sizes of the dims.
       dtype: of the array.
@@ -123,18 +124,18 @@ def show(
         return Picture((sketch, *_torus(on, holdings, is_coloured=not every)))
     if mesh is not None or dims is not None or every:
         raise MeshwrightError("mesh, dims and every go with text in the notation; a live array has a mesh and a shape")
-    if isinstance(what, Plan):
-        raise MeshwrightError(
-            "a plan holds no arrays; print(plan) is its answer, and mw.show(tree) shows arrays put by plan.shardings"
-        )
     # Imported here: what is written in the notation is shown without JAX.
-    from meshwright.viz.live import live_holdings, table_sketch, tree_rows
+    from meshwright.viz.live import live_holdings, plan_rows, table_sketch, tree_rows
 
     if hasattr(what, "shape") and hasattr(what, "dtype"):
         holdings = live_holdings(what)
         return Picture((array_sketch(holdings), *_torus(on, holdings)))
     if on is not None:
         raise MeshwrightError(f"on={on!r} goes with one array; a tree may lie on several meshes")
+    if isinstance(what, Plan):
+        return Picture(
+            (table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}"),)
+        )
     return Picture((table_sketch(tree_rows(what)),))
 
 

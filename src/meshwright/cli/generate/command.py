@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.cli.generate.args import Args, samplings
 from meshwright.cli.generate.data import answer_data
 from meshwright.cli.generate.prompts import converse, one_way, read_prompts
-from meshwright.cli.loading import load_with_bar, note
+from meshwright.cli.loading import load_with_bar, note, note_advised_mesh
 from meshwright.cli.tables import console, show
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -76,6 +76,8 @@ def run(args: Args) -> int:
     compile_cache = args.compile_cache
     if prompts is None and args.chat:
         check_all_read(args, "in a conversation")
+        if args.mesh is None:
+            note_advised_mesh(found, 1)
         return converse(load_with_bar(found, compile_cache), {**options, "sampling": samples[0]})
     if prompts is None and found.run is None:
         raise MeshwrightError(f"{args.model} needs a prompt: PROMPT, --prompt TEXT or --prompts FILE")
@@ -85,6 +87,8 @@ def run(args: Args) -> int:
     as_json = args.json
     check_all_read(args, "here" if args.temperature else "at --temperature 0")
     _check_cache(found, len(rows), args.num_tokens)
+    if args.mesh is None:
+        note_advised_mesh(found, len(rows))
     model = load_with_bar(found, compile_cache)
     prompt_len = max(len(model.encode(row)) for row in rows)
     _note_length(found, model, prompt_len + args.num_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from meshwright.cli.arguments import Json, option, positional
+from meshwright.cli.arguments import Json, Mesh, option, positional
 from meshwright.cli.inspect.screen import print_buffers, print_screen
+from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
+from meshwright.cli.words import spelled
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.files import check_outputs
 from meshwright.hardware import parse_system
 from meshwright.mesh import parse_axes
+from meshwright.planner import is_run_directory
+from meshwright.planner.plan import is_plan_file
 
 if TYPE_CHECKING:
     from meshwright.inspection import Inspection
@@ -40,7 +45,7 @@ class Args:
 
     subject: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|DUMP")]
     """A function that takes a mesh, or a file of HLO text (.gz too), as XLA dumps and compiled.as_text() prints it."""
-    mesh: Annotated[str, option("MESH")]
+    mesh: Mesh = None
     """Every axis and its degree, outermost first, any names: dp=2,fsdp=4. Needed."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware to compile for, as v5p:4x4x4 or h100:16; of a dump, for its times. Default: simulated devices."""
@@ -54,6 +59,8 @@ class Args:
             "Default: default.",
         ),
     ] = "default"
+    state: Annotated[tuple[str, ...], option("NAME…")] = ()
+    """The arguments of which a step returns new values, so that they could be donated. Default: found by data flow."""
     html: Annotated[Path | None, option("FILE", "-o")] = None
     """Write one page with all of it, and the timeline of the step where it was simulated."""
     trace: Annotated[Path | None, option("FILE")] = None
@@ -85,6 +92,7 @@ def run(args: Args) -> int:
         print(json.dumps(_json(found, memory=memory), indent=2))
     else:
         print_screen(found, memory=memory)
+        print(_next(args))
     return int(is_check and bool(found.findings))
 
 
@@ -104,9 +112,23 @@ def _json(found: Inspection, *, memory: bool) -> dict[str, Any]:
     return found.to_json() | ({"buffers": buffers} if memory else {})
 
 
+def _next(args: Args) -> str:
+    """The command to go on with: the page, or where that is written the same call as a test."""
+    if args.html is None:
+        return next_line(spelled("inspect", args, html="report.html"))
+    return next_line(spelled("inspect", args, without=("html", "trace", "memory"), check=True), note="as a test")
+
+
 def _inspection(args: Args) -> Inspection:
     """The inspection that the arguments mean."""
-    mesh = parse_axes(args.mesh)
+    if is_plan_file(args.subject) or is_run_directory(args.subject):
+        raise MeshwrightError(
+            f"{args.subject} is a plan or a run; `meshwright verify {shlex.quote(args.subject)}` compiles its step and"
+            f" compares it with the plan"
+        )
+    if args.mesh is None:
+        raise MeshwrightError("--mesh is missing; it has every axis of the program, as dp=2,fsdp=4")
+    mesh, state = parse_axes(args.mesh), args.state or None
     is_dump = Path(args.subject).is_file()
     if not is_dump:
         if ":" not in args.subject:
@@ -120,11 +142,11 @@ def _inspection(args: Args) -> Inspection:
         check_all_read(args, "of a dump, which is compiled already")
         from meshwright.inspection import inspect
 
-        return inspect(args.subject, mesh=mesh, on=on)
+        return inspect(args.subject, mesh=mesh, on=on, state=state)
     types = args.axes
     effort = args.effort if on is None or parse_system(on).chip.kind == "tpu" else "default"
     check_all_read(args, f"on {on}")
     with waiting(f"compiling {args.subject} for {on}"):
         from meshwright.inspection import inspect
 
-        return inspect(args.subject, mesh=mesh, on=on, types=types, effort=effort)
+        return inspect(args.subject, mesh=mesh, on=on, types=types, effort=effort, state=state)

@@ -112,7 +112,10 @@ class _Training:
         check_all_read(self.args, "beside --compare")
         with waiting(f"planning {len(meshes)} meshes"):
             plans = [self._of_mesh(mesh) for mesh in meshes]
-        (compare_data if as_json else print_compared)(plans)
+        if as_json:
+            compare_data(plans)
+        else:
+            print_compared(plans, trained_seq_len(self.args.model))
         return _code(plans)
 
     def _rank(self) -> int:

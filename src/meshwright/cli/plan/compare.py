@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from meshwright.cli.plan.columns import comparison
-from meshwright.cli.plan.screen import candidate, headline
+from meshwright.cli.plan.screen import candidate, headline, notes_of
 from meshwright.cli.tables import GAP, console, show, speed
 from meshwright.cli.text import folded, next_line
 from meshwright.planner import Plan, gap_to, how, say
@@ -15,8 +15,11 @@ NAMES = 25
 """The columns of the names of a comparison's rows."""
 
 
-def print_compared(plans: Sequence[Plan]) -> None:
-    """Print the fastest that fits, then all meshes beside each other, then how each runs and why it loses."""
+def print_compared(plans: Sequence[Plan], trained: int) -> None:
+    """Print the fastest that fits, then all meshes beside each other, then how each runs and why it loses.
+
+    trained: see `Shown`.
+    """
     best = min(plans, key=order)
     show(console(), headline(best))
     print()
@@ -32,6 +35,8 @@ def print_compared(plans: Sequence[Plan]) -> None:
         loses = "the best of these" if plan == best else f"loses because: {say(gap_to(plan, best))}"
         print(folded(f"{plan.mesh}: {loses}"))
         print(folded(f"       {how(plan)}"))
+    for note in notes_of(best, trained):
+        print(folded(f"note: {note}"))
     print(next_line(f"--mesh {best.mesh} -o plan.yaml"))
 
 

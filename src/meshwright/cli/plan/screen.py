@@ -111,7 +111,7 @@ def print_plan(shown: Shown, *, output: Path | None, with_ops: bool) -> None:
     _print_section("nearby", map(say, nearby(best)))
     print()
     show(console(), collective_table(best.predicted))
-    for note in _notes(best, shown.trained):
+    for note in notes_of(best, shown.trained):
         print(folded(f"note: {note}"))
     if with_ops:
         from meshwright.cli.plan.ops import print_ops
@@ -251,7 +251,7 @@ def _print_section(title: str, lines: Iterable[str]) -> None:
         print(folded(line))
 
 
-def _notes(plan: Plan, trained: int) -> list[str]:
+def notes_of(plan: Plan, trained: int) -> list[str]:
     """What a reader should know beside the numbers."""
     notes, model = list(plan.predicted.notes), plan.workload.model
     if isinstance(model, ModelConfig) and model.positions != "learned" and 0 < trained < plan.workload.seq_len:

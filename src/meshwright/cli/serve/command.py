@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshwright.cli.loading import note, read_with_bar, start_with_bar
+from meshwright.cli.loading import note, note_advised_mesh, read_with_bar, start_with_bar
 from meshwright.cli.processes import report_end_to_others
 from meshwright.cli.serve.args import Args, hosts_and_origins, limits_and_keys
 from meshwright.cli.serve.plan import check_model, options_of_plan, read_decode_plan
@@ -50,6 +50,7 @@ def run(args: Args) -> int:
     with waiting("loading JAX"):
         from meshwright.loading import find_model
         from meshwright.runtime import claim_devices, use_compile_cache
+        from meshwright.serving.layout import ROWS
         from meshwright.serving.request import ClosedError
         from meshwright.serving.settings import EngineSettings
         from meshwright.training import is_first_process
@@ -93,6 +94,8 @@ def run(args: Args) -> int:
     is_first = is_first_process()
     with report_end_to_others(member, ClosedError):
         on_note = note if is_first else lambda line: None
+        if is_first and "mesh" not in options:
+            note_advised_mesh(found, options.get("rows") or ROWS)
         model = read_with_bar(found, on_note)
         draft = read_with_bar(found_draft, on_note) if found_draft else None
         if is_first:
@@ -144,11 +147,6 @@ def _serve(
         engine.on_failure = member.crash
         member.is_idle = lambda: engine.is_idle
     _print_layout(engine)
-    if model.seq_len is not None and engine.layout.context > model.seq_len:
-        note(
-            f"a context of {engine.layout.context} tokens is longer than the {model.seq_len} that {model.config.name}"
-            " was trained with; what it makes beyond them is often wrong"
-        )
     service = Service(
         engine=engine,
         model=http.model_name,
@@ -233,7 +231,7 @@ def _stop_without_front(service: Service) -> None:
 
 
 def _print_layout(engine: Engine) -> None:
-    """Print the batch, context and KV cache of an engine."""
+    """Print the batch, context and KV cache of an engine; with a note where texts are longer than it was trained on."""
     layout = engine.layout
     at_once = show_count(layout.shards * layout.rows, "sequence")
     cache_tokens = engine.scheduler.num_pages * layout.page_size
@@ -243,3 +241,9 @@ def _print_layout(engine: Engine) -> None:
         f" a KV cache of {cache_tokens} tokens in pages of {layout.page_size}",
         file=sys.stderr,
     )
+    longest = engine.model.seq_len
+    if longest is not None and layout.context > longest:
+        note(
+            f"a context of {layout.context} tokens is longer than the {longest} that {engine.model.config.name}"
+            " was trained with; what it makes beyond them is often wrong"
+        )

@@ -1,37 +1,43 @@
-"""`meshwright show`: what each device holds of an array, as a picture."""
+"""`meshwright show`: what each device holds of an array, as a picture; or of a plan's parameters, as a table."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional
 
-from meshwright.cli.arguments import Json, option, positional
+from meshwright.cli.arguments import Json, Mesh, option, positional
+from meshwright.cli.kept import kept_plan
 from meshwright.cli.tables import console
 from meshwright.cli.text import next_line
+from meshwright.cli.typed import check_all_read
+from meshwright.cli.waiting import waiting
+from meshwright.errors import MeshwrightError
 from meshwright.files import check_output, write_file
+from meshwright.planner import Plan
 from meshwright.viz import read_text, show, show_data
 
 EXAMPLES = (
     'meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8',
     'meshwright show "A[I_X, J_Y]" --mesh X=4,Y=4 --dims I=8,J=8 --on v5e:4x4 -o picture.svg',
+    "meshwright show plan.yaml",
 )
 
 
 @dataclass(frozen=True)
 class Args:
-    """What each device holds of an array, whatever its rank."""
+    """What each device holds of an array, whatever its rank; or of the parameters and the batch of a plan."""
 
-    array: Annotated[Positional[str], positional("ARRAY")]
-    """The array in the notation: its dims, and the mesh axes that split each."""
-    mesh: Annotated[str, option("MESH")]
-    """The degree of every mesh axis, outermost first, as X=2,Y=2. Needed."""
-    dims: Annotated[str, option("DIMS")]
-    """The size of every dim, as I=8,J=8. Needed."""
+    array: Annotated[Positional[str], positional("ARRAY|PLAN|RUN")]
+    """An array in the notation: its dims, and the mesh axes that split each. Or a plan.yaml, or a run directory."""
+    mesh: Mesh = None
+    """The degree of every mesh axis, outermost first, as X=2,Y=2. Needed for an array."""
+    dims: Annotated[str | None, option("DIMS")] = None
+    """The size of every dim, as I=8,J=8. Needed for an array."""
     dtype: Annotated[str, option("DTYPE")] = "bf16"
     """The type of the elements: f32, bf16, int8, … Default: bf16."""
     all: Annotated[bool, option()] = False
@@ -46,22 +52,46 @@ class Args:
 
 def run(args: Args) -> int:
     """Show the picture, and write it where that is asked for."""
-    if args.svg is not None:
-        check_output(args.svg)
+    svg, as_json = args.svg, args.json
+    if svg is not None:
+        check_output(svg)
+    if (plan := kept_plan(args.array)) is not None:
+        check_all_read(args, f"of {args.array}, which is planned already")
+        return _show_plan(args.array, plan, svg, as_json=as_json)
+    if args.mesh is None or args.dims is None:
+        raise MeshwrightError(
+            f"{'--mesh' if args.mesh is None else '--dims'} is missing: {args.array!r} is no plan's file and no run's"
+            f" directory, and an array needs both, as --mesh X=2,Y=2 --dims I=8,J=8"
+        )
     array, sizes = read_text(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype)
     picture = show(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype, every=args.all, on=args.on)
-    if args.svg is not None:
-        write_file(args.svg, picture.svg)
-    if args.json:
+    if svg is not None:
+        write_file(svg, picture.svg)
+    if as_json:
         print(json.dumps(show_data(array, sizes, every=args.all, on=args.on), indent=2))
         return 0
     # A line that is still too long after what could be left out must not be folded.
     console().print(picture, soft_wrap=True)
-    if args.svg is not None:
-        print(f"\n wrote  {args.svg}")
+    if svg is not None:
+        print(f"\n wrote  {svg}")
         return 0
     words = ["meshwright", "show", args.array, "--mesh", args.mesh, "--dims", args.dims]
     words += ["--dtype", args.dtype] if args.dtype != "bf16" else []
     words += ["--on", args.on] if args.on else []
     print(next_line(shlex.join(words) + (" --all --svg FILE" if args.all else " --all")))
+    return 0
+
+
+def _show_plan(name: str, plan: Plan, svg: Path | None, *, as_json: bool) -> int:
+    """The table of a plan's parameters and batch, and the command that compiles its step."""
+    with waiting("loading JAX"):
+        from meshwright.viz.live import plan_rows
+    picture = show(plan)
+    if svg is not None:
+        write_file(svg, picture.svg)
+    if as_json:
+        print(json.dumps({"mesh": plan.mesh.degrees, "arrays": [asdict(row) for row in plan_rows(plan)]}, indent=2))
+        return 0
+    console().print(picture, soft_wrap=True)
+    print(f"\n wrote  {svg}" if svg is not None else next_line(f"meshwright verify {shlex.quote(name)}"))
     return 0

@@ -20,9 +20,9 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
 from meshwright.cli.verify.serving import ServeArgs, verify_served, verify_serving_plan
 from meshwright.cli.waiting import waiting
+from meshwright.cli.words import spelled
 from meshwright.files import check_output, write_file
-from meshwright.planner import Plan, is_serving_plan_file, plan_to_run, read_serving_plan
-from meshwright.planner.plan import is_plan_file
+from meshwright.planner import Plan, is_run_directory, is_serving_plan_file, plan_to_run, read_serving_plan
 from meshwright.record import Record
 
 if TYPE_CHECKING:
@@ -113,9 +113,16 @@ def run(args: Args | ServeArgs) -> int:
         print(json.dumps(verification_data(found, measured), indent=2))
     else:
         print_verification(found, headline(plan.workload, plan.hardware))
-        if is_plan_file(args.model):
-            print(next_line(f"meshwright train {shlex.quote(args.model)}", note=f"on {plan.hardware}"))
+        print(_next(args, plan))
     return exit_code(found.rows, tolerance)
+
+
+def _next(args: Args, plan: Plan) -> str:
+    """The command to go on with: train what was compiled; of a run, which has been, its report."""
+    if is_run_directory(args.model):
+        return next_line(f"meshwright report {shlex.quote(args.model)}")
+    train = spelled("train", args, without=("run", "effort", "tolerance", "html"))
+    return next_line(train, note=f"on {plan.hardware}")
 
 
 def _write_page(path: Path, found: Verification, measured: Record | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
@@ -10,9 +11,11 @@ import tyro
 
 from meshwright.cli.arguments import Json, Mesh, given_options, option, positional
 from meshwright.cli.plan.args import FormatArgs, ServedArgs
+from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
 from meshwright.cli.waiting import waiting
+from meshwright.cli.words import spelled
 from meshwright.planner import ServingPlan, best_serving_plan
 from meshwright.step import CacheSplit
 
@@ -82,4 +85,14 @@ def verify_serving_plan(args: Any, plan: ServingPlan, compare: _Compare) -> int:
         tokens = f"{plan.batch:,} × {serving.prompt_len:,}{answers} tokens{chunks}"
         kept = f"weights {serving.weight_dtype}, cache {serving.kv_dtype}, products {serving.compute_dtype}"
         print_verification(found, f"{serving.model.name} · {serving.phase} · {tokens} · {kept} · {plan.hardware}")
+        print(_next(args, plan))
     return exit_code(found.rows, tolerance)
+
+
+def _next(args: Any, plan: ServingPlan) -> str:
+    """The command to go on with: serve the plan of a file; else plan the same, to choose and to keep."""
+    if isinstance(args, ServeArgs):
+        return next_line(f"{spelled('plan', args, without=('cache', 'effort', 'tolerance'))} -o plan.yaml")
+    if plan.serving.phase == "decode":
+        return next_line(f"meshwright serve DIRECTORY --plan {shlex.quote(args.model)}", note=f"on {plan.hardware}")
+    return next_line(spelled("verify", args, tolerance=0.1), note="as a test")

@@ -2,5 +2,6 @@
 
 from meshwright.cli.words.options import Option, declared_options
 from meshwright.cli.words.read import canonical, read_words, without_options
+from meshwright.cli.words.spell import spelled
 
-__all__ = ["Option", "canonical", "declared_options", "read_words", "without_options"]
+__all__ = ["Option", "canonical", "declared_options", "read_words", "spelled", "without_options"]

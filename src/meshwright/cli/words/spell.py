@@ -1,0 +1,47 @@
+"""A command line for some arguments: the opposite of `read_words`, for the commands that screens end with."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+from meshwright.cli.words.options import declared_words
+
+
+def spelled(command: str, args: Any, *, without: Collection[str] = (), **more: Any) -> str:
+    """The line of a command with the arguments that are not their defaults, quoted for a shell.
+
+    Args:
+        command: its name, which may be another than that of `args`.
+        args: a command's dataclass.
+        without: fields that are left out.
+        more: values of fields, instead of those in `args`.
+    """
+    values = {name: value for name, value in _said(args).items() if name not in without} | more
+    options, arguments = declared_words(type(args))
+    words = ["meshwright", *command.split()]
+    for argument in arguments:
+        value = values.get(argument.field, ())
+        words += map(str, value if isinstance(value, tuple) else (value,))
+    for option in {option.field: option for option in options.values()}.values():
+        if option.field not in values:
+            continue
+        value = values[option.field]
+        words += [option.name]
+        if option.takes != "none":
+            words += map(str, value if isinstance(value, tuple) else (value,))
+    return shlex.join(words)
+
+
+def _said(args: Any) -> dict[str, Any]:
+    """The fields that are not their defaults, those of groups too."""
+    found: dict[str, Any] = {}
+    for field in fields(args):
+        value = getattr(args, field.name)
+        if is_dataclass(value):
+            found |= _said(value)
+        elif field.default is MISSING or value != field.default:
+            found[field.name] = value
+    return found

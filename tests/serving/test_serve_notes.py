@@ -1,0 +1,53 @@
+"""What `serve` and `generate` note of the mesh that they take where none is given, and of a long context."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from serving_cases import drawn_model
+
+from meshwright.cli.loading import note_advised_mesh
+from meshwright.cli.serve.command import _print_layout
+from meshwright.families import PRESETS
+from meshwright.hardware import parse_system
+from meshwright.mesh import MeshShape
+from meshwright.planner import best_serving_plan
+from meshwright.serving.engine import Engine
+from meshwright.serving.settings import EngineSettings
+
+
+def found(mesh, run=None, model="llama3-8b", **options):
+    """A model as `find_model` finds it, as far as the note reads it."""
+    kept = {"system": parse_system("h100:8"), "dtype": "bf16", "params_dtype": "bf16"}
+    return SimpleNamespace(model=PRESETS[model], mesh=MeshShape(**mesh), run=run, **kept | options)
+
+
+@pytest.mark.parametrize(("batch", "sequences"), [(1, "1 sequence at once"), (64, "64 sequences at once")])
+def test_the_mesh_that_is_taken_is_said_with_the_one_that_the_planner_advises(batch, sequences, capsys):
+    note_advised_mesh(found({"fsdp": 8}), batch)
+    said = capsys.readouterr().err
+    best = best_serving_plan(PRESETS["llama3-8b"], "decode", {"on": "h100:8", "batch": batch})
+    assert said.startswith("note: no mesh was given, so that all devices are along fsdp; for ")
+    assert sequences in said
+    assert f"advises --mesh {best.mesh}: " in said
+    assert "and fsdp=8 takes " in said
+
+
+def test_models_with_few_learned_positions_are_planned_too(capsys):
+    note_advised_mesh(found({"fsdp": 4}, model="gpt2", system=parse_system("h100:4")), 1)
+    assert "advises --mesh" in capsys.readouterr().err
+
+
+def test_nothing_is_said_of_the_advised_mesh_itself_nor_of_a_runs_own(capsys):
+    best = best_serving_plan(PRESETS["llama3-8b"], "decode", {"on": "h100:8", "batch": 64}).mesh
+    note_advised_mesh(found(best.degrees), 64)
+    note_advised_mesh(found({"fsdp": 8}, run=SimpleNamespace(mesh=MeshShape(fsdp=8))), 64)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("longer", "is_noted"), [(0, False), (1, True)])
+def test_a_context_beyond_what_a_model_was_trained_on_is_noted(longer, is_noted, capsys):
+    model = replace(drawn_model(config=replace(PRESETS["tiny"], num_layers=1)), seq_len=64)
+    _print_layout(Engine(model, EngineSettings(rows=1, context=64 + longer, page_size=8)))
+    said = capsys.readouterr().err
+    assert ("a context of 65 tokens is longer than the 64 that tiny was trained with" in said) is is_noted
