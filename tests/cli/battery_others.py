@@ -56,7 +56,23 @@ CALLS = """
 2 | show "P(3)" --mesh X=2,Y=2 --dims I=8,J=8                                                | an axis in quotes
 2 | show "P(X)" --mesh X=2,Y=2 --dims I=8,J=8                                                | an axis in quotes
 0 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8 -o a.svg                                | wrote
-2 | show                                                                                     | ARRAY is missing
+2 | show                                                                                     | ARRAY|PLAN|RUN is missing
+0 | show plan.yaml                                                                           | meshwright verify plan.yaml
+0 | show plan.yaml --json                                                                    | bytes_per_device
+2 | show plan.yaml --mesh X=2                                                                | --mesh changes nothing of plan.yaml
+2 | show serve.yaml                                                                          | is a plan to serve
+2 | show run                                                                                 | run/config.json is not the config of a run
+2 | show none                                                                                | --mesh is missing: 'none' is no plan's file
+2 | show 'A[I_X]' --mesh X=2                                                                 | --dims is missing
+0 | show 'A[I_fsdp]' --mesh plan.yaml --dims I=8                                             | device
+0 | matmul 'A[I_fsdp, J] @ B[J, K]' --mesh plan.yaml --dims I=8,J=8,K=8 --on cpu:8           | --mesh plan.yaml --dims I=8,J=8,K=8 --on cpu:8 --run
+0 | collective all-gather --mesh plan.yaml --axis fsdp --on cpu:8 --bytes 1M                 | --bytes 1M --run
+0 | collective all-gather --mesh X=16 --axis X --on v5e:4x4 --bytes 64M                      | meshwright chips v5e
+0 | matmul 'A[I, J_X] @ B[J_X, K]' --mesh X=100 --dims I=800,J=800,K=800 --on h100:100       | meshwright collective all-reduce --mesh X=100
+0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=100 --dims I=800,J=8,K=8 --on h100:100             | meshwright show 'C[I_X, K]' --mesh X=100
+2 | inspect plan.yaml                                                                        | `meshwright verify plan.yaml`
+2 | inspect run                                                                              | `meshwright verify run`
+2 | inspect os:getcwd                                                                        | --mesh is missing
 2 | show 'A[I_X, J_Y]' --mesh X=2 --dims I=8,J=8                                             | Y
 2 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8                                             | J
 2 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8,J=8,Q=7                                     | Q

@@ -23,6 +23,20 @@ CALLS = """
 0 | plan tiny --on cpu:8 --batch 16 --remat auto                           | tiny · train
 0 | plan tiny --on cpu:8 --batch 16 --num-layers 1                         | tiny · train
 0 | plan tiny --on mine:8 --batch 16 --hardware mine.toml                  | mine:8
+0 | plan plan.yaml                                                         | meshwright verify plan.yaml
+0 | plan plan.yaml --ops                                                   | ops of a step
+0 | plan plan.yaml --json                                                  | meshwright_plan
+0 | plan plan.yaml --tokens 1T --price 2                                   | which cost
+2 | plan plan.yaml --on cpu:8                                              | --on changes nothing of plan.yaml
+2 | plan plan.yaml --json --ops                                            | --ops changes nothing of plan.yaml
+2 | plan plan.yaml --compare dp=8                                          | --compare changes nothing of plan.yaml
+2 | plan plan.yaml --serve decode --on cpu:8                               | plan.yaml is YAML, and no config.json
+2 | plan serve.yaml                                                        | is a plan to serve
+2 | plan cut.yaml                                                          | cut.yaml
+2 | plan none.yaml                                                         | no plan 'none.yaml'
+2 | plan run                                                               | run/config.json is not the config of a run
+0 | plan short.json --on cpu:8 --batch 16 --seq-len 128 --mesh tp=8        | was trained on 64 tokens
+0 | plan short.json --on cpu:8 --batch 16 --seq-len 128 --compare tp=8 dp=8 | was trained on 64 tokens
 0 | plan good --on cpu:8 --batch 16                                        | good · train
 0 | plan short.json --on cpu:8 --batch 16 --seq-len 128                    | was trained on 64 tokens
 0 | plan good/config.json --on cpu:8 --batch 16                            | good · train
@@ -252,7 +266,7 @@ CALLS = """
 2 | plan tiny --on cpu:8 --batch 16 -o /dev/fd/77                          | /dev/fd/77
 2 | plan tiny --on cpu:8 --batch 16 -o good/config.json/x                  | is not a directory
 2 | plan plan.json --on cpu:8 --batch 16                                   | plan.json
-2 | plan run --on cpu:8 --batch 16                                         | model_type
+2 | plan run --on cpu:8 --batch 16                                         | is not the config of a run
 2 | plan tiny --on cpu:8 --batch 16 --verbose                              | no option --verbose; --help
 2 | plan tiny --on cpu:8 --batch 16 --json false                           | no place for 'false'
 2 | plan tiny --on cpu:8 --serve decode --latency ３0ms                    | not a time

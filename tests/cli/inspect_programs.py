@@ -28,6 +28,16 @@ def whole(mesh):
         return jax.jit(forward).lower(params, x)
 
 
+def gradients(mesh):
+    """The gradients of two products by 4 MB of weights each, of which none is an update."""
+
+    def loss(params, x):
+        return ((jax.nn.relu(x @ params["w_in"]) @ params["w_out"]) ** 2).mean()
+
+    params = {"w_in": array(mesh, (256, 4096), None, "tp"), "w_out": array(mesh, (4096, 256), "tp", None)}
+    return jax.jit(jax.grad(loss)), (params, array(mesh, (16, 256), "dp"))
+
+
 def nothing(mesh):
     """No program."""
     return mesh.shape

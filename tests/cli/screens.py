@@ -35,6 +35,7 @@ MATMUL = ["matmul", "A[B_X, D] @ W[D_X, F] -> C[B_X, F]", "--mesh", "X=8", "--di
 SCREENS = {
     "plan": V5P,
     "plan mesh": [*V5P, "--mesh", "fsdp=16,tp=4", "--tokens", "15T", "--price", "4.2", "-o", "my plans/p.yaml"],
+    "plan kept": ["plan", "my plans/tiny.yaml"],
     "plan compare": [*V5P, "--compare", "fsdp=64", "dp=8,fsdp=8", "fsdp=16,tp=4"],
     "plan sweep": [*V5P, "--sweep", "chips=64..256"],
     "plan gpus": ["plan", "llama3-70b", "--on", "h100:64", "--batch", "512", "--optimizer", "adamw"],
@@ -73,6 +74,7 @@ SCREENS = {
     "chips h100": ["chips", "h100"],
     "chips v5p": ["chips", "v5p"],
     "show": ["show", "A[I_X, J_Y]", "--mesh", "X=2,Y=2", "--dims", "I=8,J=8", "--on", "v5e:2x2"],
+    "show plan": ["show", "my plans/tiny.yaml"],
     "show all": ["show", "A[I_X, J]", "--mesh", "X=4", "--dims", "I=8,J=8", "--all"],
     "show pipeline": ["show", "pipeline", "--stages", "4", "--microbatches", "8", "--virtual-stages", "2", "--layers",
                       "32"],

@@ -51,6 +51,18 @@ def test_a_mistake_is_told_with_its_cost_its_line_and_a_fix(capsys):
     assert max(map(len, shown.splitlines())) <= 100
 
 
+def test_the_arguments_that_are_state_can_be_named(capsys):
+    words = ["inspect", "inspect_programs:gradients", *MESH, "--axes", "auto"]
+    assert main(words) == 0
+    assert "not donated" not in capsys.readouterr().out
+    assert main([*words, "--state", "params"]) == 0
+    shown = capsys.readouterr().out
+    assert "not donated" in shown
+    assert "--axes auto --state params --html report.html" in shown
+    assert main([*words, "--state", "parms"]) == 2
+    assert "state names 'parms'; the program's arguments are params, x" in capsys.readouterr().err
+
+
 def test_json_has_the_record_and_the_findings(capsys):
     assert main(["inspect", "inspect_programs:whole", *MESH, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -9,9 +9,10 @@ from shutil import copytree
 import pytest
 from screens import SCREENS, make_folder, screen
 
-from meshwright.cli.main import COMMANDS, main
+from meshwright.cli.main import COMMANDS, command_module, main
 from meshwright.cli.tables import table
 from meshwright.cli.text import next_line, wrap
+from meshwright.cli.words import read_words
 
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
 UNCUT = (" next", "   or   ", "$ ", "  meshwright ")
@@ -59,6 +60,25 @@ def test_what_comes_next_can_be_typed_where_names_have_spaces(folder):
             assert not [word for word in words if word.startswith(("plans/", "runs/"))], line
         assert re.search(r"'my (plans|runs)/", text), text
     assert "'A[I_X, J_Y]'" in "\n".join(screen("show", 100, folder))
+
+
+GOES_ON = ("plan kept", "verify", "verify run", "verify plan", "verify tpu", "inspect", "inspect tpu", "report", "eval",
+           "eval task", "matmul", "matmul run", "collective", "collective gpus", "collective run", "show", "show plan",
+           "show all")  # fmt: skip
+"""Screens that end with a whole command, filled in with what was typed."""
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+def test_a_screen_ends_with_a_command_that_can_be_typed(name, folder):
+    text = "\n".join(screen(name, 140, folder)).rstrip()
+    line = text[text.rindex(" next   meshwright ") :].split("\n")[0]
+    _, _, *words = re.split(r"   or  |   \(", line)[0].split(maxsplit=1)[1].partition(" ")
+    command, *rest = shlex.split(words[0])
+    kind = command_module(command)
+    read, _ = read_words(rest, kind.args_of(rest) if hasattr(kind, "args_of") else kind.Args, kinds={}, hints={})
+    asked = [word for word in SCREENS[name] if word.startswith(("--mesh", "--on", "--dims", "--data"))]
+    assert command != SCREENS[name][0] or {*asked} <= {*rest}
+    assert read is not None
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, option, positional
+from meshwright.cli.kept import mesh_degrees
 from meshwright.cli.tables import console, show
 from meshwright.cli.text import folded, next_line, wrap
 from meshwright.cli.typed import check_all_read
@@ -19,7 +20,6 @@ from meshwright.cli.words import spelled
 from meshwright.cost import CollectiveTime, collective_formula, collective_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import Placement, System, lay_mesh, parse_system
-from meshwright.notation import parse_numbers
 from meshwright.record import Kind, wire_bytes
 from meshwright.units import parse_count, show_bytes, show_rate, show_seconds
 
@@ -64,7 +64,7 @@ class Args:
     ]
     """all-gather, reduce-scatter, all-reduce, all-to-all or permute."""
     mesh: Annotated[str, option("MESH")]
-    """The degree of every mesh axis, outermost first, as X=4,Y=2. Needed."""
+    """The degree of every mesh axis, outermost first, as X=4,Y=2; or a plan.yaml or a run, for its mesh. Needed."""
     axis: Annotated[str, option("AXIS")]
     """The mesh axis it runs over, or several, as X,Y. Needed."""
     on: Annotated[str, option("CHIPS")]
@@ -81,7 +81,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Price the collective; show or time it where that is asked for."""
-    degrees, axes = parse_numbers(args.mesh), tuple(axis.strip() for axis in args.axis.split(","))
+    degrees, axes = mesh_degrees(args.mesh), tuple(axis.strip() for axis in args.axis.split(","))
     system, nbytes = parse_system(args.on), _read_bytes(args.bytes)
     if len(set(axes)) < len(axes):
         raise MeshwrightError(f"--axis {args.axis} names an axis twice; a collective runs over each once")

@@ -20,6 +20,7 @@ from meshwright.units import show_estimate
 if TYPE_CHECKING:
     from meshwright.inference import Score, TaskResult
     from meshwright.inference.tasks import TaskFigures
+    from meshwright.loading import Found
 
 EXAMPLES = (
     "meshwright eval runs/tiny --data README.md docs",
@@ -66,7 +67,7 @@ def run(args: Args) -> int:
             result = answer(model, questions)
         _print_task(result, as_json=as_json)
         if not as_json:
-            print(_next(args))
+            print(_next(args, found))
         return 0
     for name in ("seq_len", "stride"):
         if (value := getattr(args, name)) is not None and value < 1:
@@ -84,13 +85,14 @@ def run(args: Args) -> int:
     rows = [*scores.items(), *([("all", every)] if len(scores) > 1 else [])]
     columns = ("text", "tokens", "bytes", "loss", "perplexity", "bits a byte")
     show(console(), table(columns, [(name, *_figures(score)) for name, score in rows]))
-    print(_next(args))
+    print(_next(args, found))
     return 0
 
 
-def _next(args: Args) -> str:
-    """The command to go on with: text from the same model."""
-    return next_line(spelled("generate", args, without=("data", "seq_len", "stride", "task")))
+def _next(args: Args, found: Found) -> str:
+    """The command to go on with: text from the same model; only a run needs no prompt."""
+    prompt = "" if found.run else " 'def '"
+    return next_line(spelled("generate", args, without=("data", "seq_len", "stride", "task")) + prompt)
 
 
 def _figures(score: Score) -> tuple[str, ...]:

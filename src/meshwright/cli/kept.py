@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.cli.waiting import waiting
+from meshwright.notation import parse_numbers
 from meshwright.planner import Plan, is_run_directory, read_plan
 from meshwright.planner.plan import is_plan_file
 
@@ -22,3 +23,11 @@ def kept_plan(text: str) -> Plan | None:
     with waiting("loading JAX"):
         from meshwright.training import read_config
     return read_config(Path(text)).plan
+
+
+def mesh_degrees(text: str) -> dict[str, int]:
+    """The degrees that --mesh says: as X=4,Y=2, or those above 1 of a plan's file or a run, outermost first."""
+    plan = kept_plan(text)
+    if plan is None:
+        return parse_numbers(text)
+    return {axis: degree for axis, degree in plan.mesh.layout.items() if degree > 1} or {"dp": 1}

@@ -53,7 +53,7 @@ def note(line: str) -> None:
 
 
 def note_advised_mesh(found: Found, batch: int) -> None:
-    """Where no mesh was given, note which one was taken, and the one that `plan --serve decode` advises if it is faster.
+    """Note the mesh that was taken where none was given, and the one that `plan --serve decode` advises if faster.
 
     batch: the sequences that are decoded at once.
     """

@@ -14,6 +14,7 @@ import tyro
 
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.collective import KINDS
+from meshwright.cli.kept import mesh_degrees
 from meshwright.cli.tables import console, show, table
 from meshwright.cli.text import folded, next_line, terms, wrap
 from meshwright.cli.typed import check_all_read
@@ -51,7 +52,7 @@ class Args:
     product: Annotated[tyro.conf.Positional[str], positional("PRODUCT")]
     """The product or resharding, in the notation (or MaxText's); the result wanted may be left out."""
     mesh: Annotated[str, option("MESH")]
-    """The degree of every mesh axis, outermost first, as X=4,Y=2. Needed."""
+    """The degree of every mesh axis, outermost first, as X=4,Y=2; or a plan.yaml or a run, for its mesh. Needed."""
     dims: Annotated[str, option("DIMS")]
     """The size of every dim, as B=65536,D=8192,F=32768. Needed."""
     on: Annotated[str, option("CHIPS")]
@@ -69,7 +70,7 @@ class Args:
 def run(args: Args) -> int:
     """Price the product, print it, and run it where that is asked for."""
     is_run = args.run
-    degrees = parse_numbers(args.mesh)
+    degrees = mesh_degrees(args.mesh)
     sizes = Sizes(degrees=degrees, dims=parse_numbers(args.dims), element_bytes=dtype_bytes(args.dtype))
     inference, system = infer(parse(args.product, axes=degrees), sizes), parse_system(args.on)
     there = {dim for array in (*inference.operands, inference.result) for dim in array.dims}

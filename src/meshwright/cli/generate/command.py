@@ -87,11 +87,11 @@ def run(args: Args) -> int:
     as_json = args.json
     check_all_read(args, "here" if args.temperature else "at --temperature 0")
     _check_cache(found, len(rows), args.num_tokens)
-    if args.mesh is None:
-        note_advised_mesh(found, len(rows))
     model = load_with_bar(found, compile_cache)
     prompt_len = max(len(model.encode(row)) for row in rows)
     _note_length(found, model, prompt_len + args.num_tokens)
+    if args.mesh is None:
+        note_advised_mesh(found, len(rows))
     with waiting("compiling"):
         model.compile(rows, **options)
     texts, measured = _write(model, rows, options, streams=not as_json and len(rows) == 1)

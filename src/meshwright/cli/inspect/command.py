@@ -60,7 +60,7 @@ class Args:
         ),
     ] = "default"
     state: Annotated[tuple[str, ...], option("NAME…")] = ()
-    """The arguments of which a step returns new values, so that they could be donated. Default: found by data flow."""
+    """The arguments that are a step's state, which it returns with new values. Default: those that it updates."""
     html: Annotated[Path | None, option("FILE", "-o")] = None
     """Write one page with all of it, and the timeline of the step where it was simulated."""
     trace: Annotated[Path | None, option("FILE")] = None

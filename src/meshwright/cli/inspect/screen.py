@@ -41,7 +41,9 @@ def print_screen(found: Inspection, *, memory: bool = False) -> None:
         print_buffers(found.buffers)
     _print_flops(found)
     for number, finding in enumerate(found.findings, start=1):
-        print(_told(number, finding))
+        print(f"\n{_told(number, finding)}")
+    if found.record.notes:
+        print()
     for note in found.record.notes:
         print(folded(f"note: {note}"))
 
@@ -112,7 +114,6 @@ def _print_flops(found: Inspection) -> None:
         rest = sum(flops for _, flops in scopes[_MOST_SCOPES:])
         rows.append([f"  {len(scopes) - _MOST_SCOPES} more", show_flops(rest), show_percent(rest / found.flops)])
     show(console(), table(["", "", ""], rows))
-    print()
 
 
 def _told(number: int, finding: Finding) -> str:
@@ -128,4 +129,4 @@ def _told(number: int, finding: Finding) -> str:
         f"fix: {finding.fix}",
     ):
         lines += wrap(words, first=" " * 12, then=" " * 12)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

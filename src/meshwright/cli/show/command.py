@@ -11,7 +11,7 @@ from typing import Annotated
 from tyro.conf import Positional
 
 from meshwright.cli.arguments import Json, Mesh, option, positional
-from meshwright.cli.kept import kept_plan
+from meshwright.cli.kept import kept_plan, mesh_degrees
 from meshwright.cli.tables import console
 from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
@@ -63,8 +63,9 @@ def run(args: Args) -> int:
             f"{'--mesh' if args.mesh is None else '--dims'} is missing: {args.array!r} is no plan's file and no run's"
             f" directory, and an array needs both, as --mesh X=2,Y=2 --dims I=8,J=8"
         )
-    array, sizes = read_text(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype)
-    picture = show(args.array, mesh=args.mesh, dims=args.dims, dtype=args.dtype, every=args.all, on=args.on)
+    mesh = mesh_degrees(args.mesh)
+    array, sizes = read_text(args.array, mesh=mesh, dims=args.dims, dtype=args.dtype)
+    picture = show(args.array, mesh=mesh, dims=args.dims, dtype=args.dtype, every=args.all, on=args.on)
     if svg is not None:
         write_file(svg, picture.svg)
     if as_json:

@@ -92,7 +92,8 @@ def verify_serving_plan(args: Any, plan: ServingPlan, compare: _Compare) -> int:
 def _next(args: Any, plan: ServingPlan) -> str:
     """The command to go on with: serve the plan of a file; else plan the same, to choose and to keep."""
     if isinstance(args, ServeArgs):
-        return next_line(f"{spelled('plan', args, without=('cache', 'effort', 'tolerance'))} -o plan.yaml")
+        line = spelled("plan", args, without=("cache", "effort", "tolerance"), serve=args.served.serve)
+        return next_line(f"{line} -o plan.yaml")
     if plan.serving.phase == "decode":
         return next_line(f"meshwright serve DIRECTORY --plan {shlex.quote(args.model)}", note=f"on {plan.hardware}")
     return next_line(spelled("verify", args, tolerance=0.1), note="as a test")
