@@ -276,7 +276,7 @@ WRONG = {
     "no hardware": (lambda: mw.plan("tiny", batch=4), r"tiny needs hardware: --on \(on=…\), as v5p:4x4x4"),
     "no plan's path": (lambda: mw.Plan.read(None), "path is None; it is the path of a file"),
     "no path to write": (lambda: tiny(mesh="tp=8").write(None), "path is None; it is the path of a file"),
-    "a plan to show": (lambda: mw.show(tiny(mesh="tp=8")), "a plan holds no arrays"),
+    "a plan to show on a torus": (lambda: mw.show(tiny(mesh="tp=8"), on="v5e:2x4"), "on='v5e:2x4' goes with one array"),
     "a sharding to show": (
         lambda: mw.show(jax.NamedSharding(tiny(mesh="tp=8").mesh(), jax.P())),
         "a sharding has no shape to show; give mw.show",

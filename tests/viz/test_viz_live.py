@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+import meshwright as mw
 from meshwright.errors import MeshwrightError
 from meshwright.families import load_model
 from meshwright.mesh import MeshShape
@@ -14,7 +15,7 @@ from meshwright.runtime import ShardingContext, abstract
 from meshwright.step import num_parameters, parameters
 from meshwright.units import show_bytes
 from meshwright.viz import show
-from meshwright.viz.live import live_holdings, tree_rows, type_text
+from meshwright.viz.live import live_holdings, plan_rows, tree_rows, type_text
 
 SPECS = [
     ((8, 8, 6), P("X", ("Y", "Z"))),
@@ -145,3 +146,15 @@ def test_the_parameters_of_a_model_are_a_table_that_fits_the_screen():
 def test_a_tree_without_arrays_is_refused():
     with pytest.raises(MeshwrightError, match="dict holds no arrays to show"):
         show({})
+
+
+@pytest.mark.parametrize("mesh", ["fsdp=8", "fsdp=2,tp=4", "dp=2,sp=4", "fsdp=2,pp=2,tp=2", "fsdp=512"])
+def test_of_a_plan_each_device_holds_what_is_predicted(mesh):
+    big = mesh == "fsdp=512"
+    what = ("llama3-405b", "h100:512", 512, 2048) if big else ("tiny", "cpu:8", 16, 64)
+    plan = mw.plan(what[0], on=what[1], batch=what[2], seq_len=what[3], mesh=mesh)
+    rows = plan_rows(plan)
+    held = {kind: sum(row.bytes_per_device for row in rows if row.path.startswith("batch.") == kind) for kind in (0, 1)}
+    predicted = plan.predicted.memory_bytes
+    assert [held[0], held[1]] == [predicted["parameters"], predicted["batch"]]
+    assert f"{what[0]} on {plan.mesh}, {plan.hardware}   {len(rows)} arrays" in str(show(plan))
