@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from meshwright.data import FileSource
 from meshwright.errors import MeshwrightError
 from meshwright.planner import plan_to_run
 from meshwright.training import new_run, resumed_run
@@ -32,10 +33,17 @@ def resume(run, **options):
     return config.data, lines
 
 
+def files(data):
+    """The files of the first source."""
+    source = data.find(data.sources[0])
+    assert isinstance(source, FileSource)
+    return list(source.files)
+
+
 def test_relative_data_is_found_from_any_folder(begun):
     data, _ = resume(begun)
     assert data.sources == ("texts",)
-    assert [str(path) for path in data.find("texts").files] == [str(begun.parent / "first" / "texts" / "a.txt")]
+    assert files(data) == [begun.parent / "first" / "texts" / "a.txt"]
     assert data.find("texts").name == "texts"
     # The same file by its path from here is no change.
     assert resume(begun, data="../first/texts") == (data, [])
@@ -46,17 +54,17 @@ def test_other_data_by_a_path_from_here_is_a_change_to_it(begun):
     other = begun.parent / "second" / "texts" / "b.txt"
     other.write_text("another text " * 100)
     # A folder of the same name here is not what the run began with.
-    assert [path.name for path in resume(begun)[0].find("texts").files] == ["a.txt"]
+    assert files(resume(begun)[0])[0].name == "a.txt"
     with pytest.raises(MeshwrightError, match="was begun with"):
         resume(begun, data="texts")
     data, lines = resume(begun, data="texts", change=True)
-    assert [path.name for path in data.find(data.sources[0]).files] == ["b.txt"]
+    assert [path.name for path in files(data)] == ["b.txt"]
     assert len(lines) == 1
 
 
 def test_data_that_moved_with_the_current_folder_is_found_there(begun):
     shutil.move(begun.parent / "first" / "texts", begun.parent / "second" / "texts")
-    assert resume(begun)[0].find("texts").files[0].name == "a.txt"
+    assert files(resume(begun)[0])[0].name == "a.txt"
 
 
 def test_lost_data_is_named_with_both_places(begun):
