@@ -67,7 +67,9 @@ def verdicts(kind: str) -> dict[str, Verdict]:
             field = each.row["field"]
             is_stranger = field in (*STRANGERS, "layer_types") and field not in config
             is_needed = each.row["changes"] == {field: ABSENT} and each.model is None
-            if is_stranger or is_needed:
+            # It was changed together with rotary embedding, which alone is refused.
+            is_of_rope = "rope_parameters" in each.row["changes"] and field == "max_position_embeddings"
+            if is_stranger or is_needed or (is_of_rope and each.model is None and field not in each.refusal):
                 continue
             outcome = "refused" if each.model is None else "without effect" if each.model == before else "honoured"
             outcomes.setdefault(field, set()).add(outcome)

@@ -70,6 +70,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama_dynamic": SIZES
     | {"max_position_embeddings": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 3.0}},
     "mistral": SIZES | {"sliding_window": 6},
+    "ministral3": SIZES
+    | {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            **YARN,
+            "original_max_position_embeddings": 8,
+            "max_position_embeddings": 64,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.6,
+        }
+    },
     "mixtral": SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": SIZES | {"head_dim": 4},
     "qwen2_moe": SIZES
@@ -121,7 +134,7 @@ FP8, BLOCK = "deepseek_v3_fp8", 8
 MXFP4 = "gpt_oss_mxfp4"
 """A golden whose experts' weights are in MXFP4."""
 
-WITH_GRADIENTS = ("llama", "gemma2", "gpt2")
+WITH_GRADIENTS = ("llama", "gemma2", "gpt2", "ministral3")
 SHARDED = ("mixtral",)
 LENGTHS = (5, 17, 12, 1, 9, 20, 3, 25)
 NUM_NEW = 8

@@ -124,6 +124,19 @@ STRANGERS: Mapping[str, Any] = {
 }
 """Fields of some families, given to those whose config.json has them not."""
 
+MINISTRAL3 = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 0.8,
+    "beta_slow": 0.1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.6,
+}
+"""The rotary embedding of the golden of that name."""
+
 MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
     "gemma3_text": (
         {"sliding_window_pattern": 2},
@@ -161,6 +174,12 @@ MORE: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"mlp_bias": True},
         {"num_mtp_layers": 1},
         {"ep_size": 4},
+    ),
+    "ministral3": (
+        *({"rope_parameters": {**MINISTRAL3, "llama_4_scaling_beta": beta}} for beta in (0.1, None)),
+        {"rope_parameters": {**MINISTRAL3, "original_max_position_embeddings": 16}},
+        {"rope_parameters": {**MINISTRAL3, "rope_type": "default"}},
+        {"sliding_window": 6},
     ),
     # As openai/gpt-oss-20b has them.
     "gpt_oss": ({"experts_per_token": 3}, {"initial_context_length": 8}, {"swiglu_limit": 7.0}),

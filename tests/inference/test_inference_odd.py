@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 import meshwright as mw
 from meshwright.families import hugging_face_config, load_model, model_from_hugging_face
+from meshwright.step.frequencies import YarnRopeScaling
 
 ODD = Path(__file__).parents[1] / "goldens" / "odd"
 NAMES = sorted(path.parent.name for path in ODD.glob("*/config.json"))
@@ -52,6 +53,18 @@ def test_a_text_part_is_saved_as_a_model_of_text(tmp_path):
     ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / "text", ODD / "mistral3_wrapper"))
     for name, array in ours.items():
         assert np.array_equal(array, theirs[f"language_model.{name}"])
+
+
+def test_the_text_of_a_mistral3_may_be_a_ministral3():
+    """What its config.json does not say has the defaults of a Ministral 3."""
+    text = {"model_type": "ministral3", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 8}
+    model = model_from_hugging_face({"model_type": "mistral3", "text_config": text}, name="wrapped")
+    assert (model.num_kv_heads, model.head_dim, model.sliding_window, model.norm_epsilon) == (8, 128, None, 1e-5)
+    assert model.rope_scaling == YarnRopeScaling(
+        factor=16.0, original_max_seq_len=16_384, mscale=1.0, mscale_all_dim=1.0, query_beta=0.1
+    )
+    assert hugging_face_config(model)["model_type"] == "ministral3"
 
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path):

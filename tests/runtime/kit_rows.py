@@ -14,7 +14,7 @@ from meshwright.families import PRESETS
 from meshwright.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.mesh import MeshShape
 from meshwright.step import DEFAULT, Experts, ModelConfig, Remat, Strategy, Workload
-from meshwright.step.frequencies import LongRopeScaling
+from meshwright.step.frequencies import LongRopeScaling, YarnRopeScaling
 from meshwright.step.model import LatentAttention
 
 DENSE = ModelConfig(name="dense", num_layers=4, embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=8, vocab=256)
@@ -297,6 +297,14 @@ SMALL = {"num_layers": 4, "num_heads": 16, "num_kv_heads": 8, "head_dim": 8, "vo
 """Sizes of released models at the width of the rows above."""
 
 MISTRAL = narrow("mistral-7b", **SMALL, sliding_window=12)
+MINISTRAL3 = narrow(
+    "mistral-7b",
+    **SMALL,
+    name="ministral3",
+    sliding_window=None,
+    # The rows' sequences are several times the original length.
+    rope_scaling=YarnRopeScaling(factor=4.0, original_max_seq_len=8, query_beta=0.6),
+)
 QWEN2 = narrow("qwen2-7b", **SMALL)
 QWEN3_MOE = narrow("qwen3-30b-a3b", **SMALL, experts=Experts(count=8, num_active=2, mlp=32, balance_weight=0.1))
 GEMMA = narrow("gemma-7b", **SMALL, embedding_scale=8.0)
@@ -311,6 +319,9 @@ PHI3 = narrow(
 
 FAMILIES = [
     Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(MINISTRAL3, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(MINISTRAL3, MeshShape(sp=4), Strategy(sp_method="ring", attention="flash")),
+    Row(MINISTRAL3, MeshShape(fsdp=2, pp=2), parts(4)),
     Row(QWEN2, MeshShape(fsdp=2, sp=2, tp=2)),
     Row(QWEN3_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
     Row(GEMMA, MeshShape(fsdp=2, sp=2, tp=2)),

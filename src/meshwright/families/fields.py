@@ -51,6 +51,20 @@ LATENT_DEFAULTS: Config = {
 
 DEFAULTS: Mapping[str, Config] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "ministral3": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16_384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "qwen2": {"num_key_value_heads": 32, "max_window_layers": 28},
     "qwen2_moe": {"num_key_value_heads": 16},
@@ -98,6 +112,7 @@ _BIASES, _WINDOWS = ("attention_bias", "mlp_bias", "qkv_bias"), ("sliding_window
 LACKING: Mapping[str, tuple[str, ...]] = {
     "llama": ("qkv_bias", *_WINDOWS),
     "mistral": (*_BIASES, "layer_types"),
+    "ministral3": (*_BIASES, "layer_types"),
     "mixtral": (*_BIASES, "layer_types"),
     "qwen2": ("attention_bias", "mlp_bias"),
     "qwen2_moe": ("attention_bias", "mlp_bias"),

@@ -1,4 +1,7 @@
-"""Llama and Mistral: grouped-query attention, RoPE, RMSNorm, SwiGLU; of Mistral a sliding window in every layer."""
+"""Llama, Mistral and Ministral 3: grouped-query attention, RoPE, RMSNorm, SwiGLU.
+
+Mistral has a sliding window in every layer; Ministral 3 multiplies queries by a number that grows with their position.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from typing import Any
 
 from meshwright.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
 from meshwright.families.fields import Fields, activation_name
-from meshwright.families.rope_fields import longest_sequence, read_rope, read_rotary_dims, rope_parameters
+from meshwright.families.rope_fields import QUERY_BETA, longest_sequence, read_rope, read_rotary_dims, rope_parameters
+from meshwright.step.frequencies import YarnRopeScaling
 from meshwright.step.model import Family, ModelConfig
 
 LLAMA = Family("llama")
@@ -43,12 +47,23 @@ def read(fields: Fields, *, has_rope: bool = True, partial_field: str | None = N
     return features | {"rope_theta": rope.theta, "rope_scaling": rope.scaling, "rotary_dims": rotary_dims}
 
 
+def read_ministral3(fields: Fields) -> Features:
+    """Mistral, whose queries grow with their position by a field of yarn."""
+    features = read(fields)
+    if not isinstance(scaling := features["rope_scaling"], YarnRopeScaling) or not scaling.query_beta:
+        field = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
+        raise fields.refusal(field, f"a ministral3 model has rope_type yarn and {QUERY_BETA} there")
+    return features
+
+
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a Llama, or of a Mistral where there is a window."""
-    is_mistral = model.sliding_window is not None
-    kind, architecture = ("mistral", "MistralForCausalLM") if is_mistral else ("llama", "LlamaForCausalLM")
-    windows = {"sliding_window": model.sliding_window} if is_mistral else write_biases(model)
-    return write_shared(model, kind, architecture) | windows
+    """The config.json of a Llama, of a Mistral where there is a window, of a Ministral 3 where queries are scaled."""
+    windows = {"sliding_window": model.sliding_window}
+    if isinstance(model.rope_scaling, YarnRopeScaling) and model.rope_scaling.query_beta:
+        return write_shared(model, "ministral3", "Ministral3ForCausalLM") | windows
+    if model.sliding_window is not None:
+        return write_shared(model, "mistral", "MistralForCausalLM") | windows
+    return write_shared(model, "llama", "LlamaForCausalLM") | write_biases(model)
 
 
 def write_biases(model: ModelConfig) -> dict[str, Any]:
@@ -107,7 +122,7 @@ TINY = (2, 128, 384, 8, 8, 256)
 
 FAMILY = PublishedFamily(
     family=LLAMA,
-    readers={"llama": read, "mistral": read},
+    readers={"llama": read, "mistral": read, "ministral3": read_ministral3},
     names=names_of(LLAMA_NAMES),
     write=write,
     presets=(

@@ -19,6 +19,9 @@ from meshwright.step.model import ModelConfig
 
 ORIGINAL = "original_max_position_embeddings"
 
+QUERY_BETA = "llama_4_scaling_beta"
+"""Of Ministral 3: how queries grow with their position."""
+
 SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -103,6 +106,10 @@ def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
 def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScaling | None:
     """The scaling of rotary frequencies; `found` are its fields."""
     needed, optional = SCALING_FIELDS[kind]
+    if kind == "yarn" and fields.family == "ministral3":
+        optional = (*optional, QUERY_BETA)
+        # The longest sequence, which stands beside it too and changes nothing.
+        found = {name: value for name, value in found.items() if name != "max_position_embeddings"}
     # transformers writes the original length of every kind.
     extra, absent = set(found) - {*needed, *optional, ORIGINAL}, set(needed) - set(found)
     if extra or absent:
@@ -159,6 +166,7 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
                 mscale=number("mscale"),
                 mscale_all_dim=number("mscale_all_dim"),
                 truncate=truncate,
+                query_beta=number(QUERY_BETA, 0.0),
             )
         case "longrope":
             length = _original_length(fields, found)
@@ -203,6 +211,7 @@ def rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]
             own |= {ORIGINAL: yarn.original_max_seq_len, "truncate": yarn.truncate}
             optional = ("attention_factor", "mscale", "mscale_all_dim")
             own |= {name: value for name in optional if (value := getattr(yarn, name)) is not None}
+            own |= {QUERY_BETA: yarn.query_beta} if yarn.query_beta else {}
         case LongRopeScaling() as long:
             own = {"rope_type": "longrope", "short_factor": [*long.short_factor], "long_factor": [*long.long_factor]}
             own |= {ORIGINAL: long.original_max_seq_len}

@@ -49,9 +49,21 @@ def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> 
         known = jnp.atleast_1d(length) if frequencies.depends_on_length else jnp.zeros(1, int)
         by_position = _angles(frequencies, size, (known[:, None] if known.ndim == 1 else known)[..., None])
         angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * by_position
-        scale = frequencies.magnitude
+        scale = frequencies.magnitude * _query_scale(frequencies, positions)
         tables[frequencies, size] = RotaryTables(scale * jnp.cos(angles), scale * jnp.sin(angles))
     return tables
+
+
+def _query_scale(frequencies: Frequencies, positions: Array) -> Array | float:
+    """What queries are multiplied by at each position, [b, s, 1]; 1 where the model does not scale them.
+
+    A rotation is linear, so the factor goes into cosines and sines.
+    """
+    scaling = frequencies.scaling
+    if not frequencies.scales_queries or not isinstance(scaling, YarnRopeScaling):
+        return 1.0
+    windows = jnp.atleast_2d(positions)[..., None] // scaling.original_max_seq_len
+    return 1.0 + scaling.query_beta * jnp.log1p(windows.astype(jnp.float32))
 
 
 def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -> Array:

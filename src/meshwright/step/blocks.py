@@ -224,7 +224,14 @@ def _heads(model: ModelConfig, first_layer: int, stream: str) -> tuple[LayerOp, 
         ]
     if model.positions == "rotary":
         size, by_layer = model.rotary_dims or model.head_dim, _frequencies(model, first_layer)
-        ops.append(Rotary(values=("query", "key"), size=size, by_layer=by_layer))
+        if any(frequencies.scales_queries for frequencies in by_layer):
+            keys = tuple(frequencies.of_keys for frequencies in by_layer)
+            ops += [
+                Rotary(values=("query",), size=size, by_layer=by_layer),
+                Rotary(values=("key",), size=size, by_layer=keys),
+            ]
+        else:
+            ops.append(Rotary(values=("query", "key"), size=size, by_layer=by_layer))
     return tuple(ops)
 
 

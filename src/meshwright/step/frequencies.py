@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,8 @@ class YarnRopeScaling:
     beta_fast, beta_slow: the turns within the original length above which a dim is kept and below which it is scaled.
     truncate: whether the pairs of dims where the ramp between them starts and ends are whole numbers. attention_factor:
     what cosines and sines are multiplied by; by default the paper's, from `mscale` and `mscale_all_dim` if it has both.
+    query_beta: the query at position p is multiplied by 1 + query_beta * ln(1 + floor(p / original length)), as in
+    Ministral 3 and Llama 4; 0 for no scaling.
     """
 
     factor: float
@@ -48,6 +50,7 @@ class YarnRopeScaling:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    query_beta: float = 0.0
 
     def magnitude(self, scale: float = 1.0) -> float:
         """0.1 scale ln(factor) + 1, equation 22 of the paper; DeepSeek multiplies its scores by such squares too."""
@@ -90,6 +93,17 @@ class Frequencies:
 
     theta: float
     scaling: RopeScaling | None = None
+
+    @property
+    def scales_queries(self) -> bool:
+        """Whether queries are multiplied by a number that depends on their position."""
+        return isinstance(self.scaling, YarnRopeScaling) and self.scaling.query_beta > 0
+
+    @property
+    def of_keys(self) -> Frequencies:
+        """The frequencies of keys, which are not multiplied."""
+        scaling = self.scaling
+        return replace(self, scaling=replace(scaling, query_beta=0.0)) if isinstance(scaling, YarnRopeScaling) else self
 
     @property
     def depends_on_length(self) -> bool:
