@@ -52,6 +52,7 @@ SCREENS = {
     "verify tpu": ["verify", "tiny", "--on", "v5e:2x2", "--mesh", "fsdp=2,tp=2", "--batch", "16", "--seq-len", "256",
                    "--effort", "default"],
     "inspect": ["inspect", "inspect_programs:whole", "--mesh", "dp=2,tp=4"],
+    "inspect plan": ["inspect", "my plans/tiny.yaml"],
     "inspect tpu": ["inspect", "inspect_programs:mistaken", "--mesh", "dp=2,tp=2", "--on", "v5e:2x2", "--memory"],
     "train": ["train", *TINY, "--steps", "20", "--data", "text.txt", "-o", "my runs/tiny"],
     "tokenize": ["tokenize", "task.jsonl", "-o", "my runs/tokens", "--fields", "[query],query"],
@@ -93,6 +94,7 @@ STORED = {
     "verify plan": "tiny_cpu",
     "verify tpu": "tiny_v5e",
     "inspect": "whole_cpu",
+    "inspect plan": "tiny_cpu",
     "inspect tpu": "mistaken_v5e",
 }
 """The compiled program of a screen, by the name of its file."""
