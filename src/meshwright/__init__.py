@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshwright.errors import MeshwrightError
     from meshwright.hardware import System
+    from meshwright.inference import Chat
     from meshwright.inspection import inspect
     from meshwright.loading import load
     from meshwright.mesh import MeshShape
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Chat",
     "MeshShape",
     "MeshwrightError",
     "Plan",
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Chat": "meshwright.inference",
     "MeshShape": "meshwright.mesh",
     "MeshwrightError": "meshwright.errors",
     "Plan": "meshwright.planner.plan",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import warnings
@@ -16,6 +17,7 @@ from meshwright.record import Record
 from meshwright.runtime import claim_devices
 from meshwright.training.checks import check_start
 from meshwright.training.data import check_templates, default_rows, open_data
+from meshwright.training.data.config import DataConfig
 from meshwright.training.data.pairs import load_pairs
 from meshwright.training.loop import Outcome, run_steps
 from meshwright.training.preference.loss import check_preference_options
@@ -160,6 +162,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
         memory_headroom=plan.memory_headroom,
         optimizer=Optimizer(learning_rate=rate, warmup_steps=default_warmup(count), decay_steps=count),
         steps=count,
+        data=DataConfig(folder=os.getcwd()),
         source=_source(what),
         strategy=plan.strategy,
         weights=source.weights and str(source.weights),

@@ -147,7 +147,7 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         if name == "fields":
             value = _templates(value)
         elif name in _LISTS:
-            value = _texts(value)
+            value = as_texts(value)
         part, _, field = SETTINGS[name].path.rpartition(".")
         of = parts.setdefault(part, {})
         if name == "save_every":
@@ -169,7 +169,7 @@ _LISTS = ("data", "no_decay", "rate", "eval_data", "eval_tasks")
 """Settings of several texts: a list, a tuple, or one text."""
 
 
-def _texts(value: Any) -> Any:
+def as_texts(value: Any) -> Any:
     """Several texts as a config has them, of a list or of one."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 

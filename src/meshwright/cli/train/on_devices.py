@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -46,7 +47,9 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
             config.data, config.workload, tokenizer, lambda name, size: byte_bar(f"tokenising {name}", size)
         )
     with waiting(f"starting {config.hardware}"):
-        several = claim_devices(config.system, args.process.processes, config.to_json())
+        # Each process may have been started in a folder of its own.
+        compared = replace(config, data=replace(config.data, folder=None)).to_json()
+        several = claim_devices(config.system, args.process.processes, compared)
         use_compile_cache(args.run.compile_cache)
     is_first = is_first_process()
     allow = allowed_differences(args.run.allow, args.settings, change=args.run.change)

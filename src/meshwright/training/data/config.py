@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from glob import glob
+from pathlib import Path
 from typing import Literal
 
-from meshwright.data import Rule, parse_sources, parse_templates
+from meshwright.data import FileSource, Rule, StoreSource, find_source, parse_sources, parse_templates
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 
@@ -21,7 +25,8 @@ class DataConfig:
     sources of Python's standard library. fields: templates of records (`data.template`), of one source as
     `qa.jsonl=[question],answer`, or of all others as `text`; by default the first record of a source says it. rows: see
     `RowKind`; None for windows of text and packed documents. held_out: the share that is left out of training, for
-    evaluation. bad_data: what is done with records that cannot be used.
+    evaluation. bad_data: what is done with records that cannot be used. folder: where the run began, which relative
+    sources are relative to; None of a run that was begun before this was kept.
     """
 
     sources: tuple[str, ...] = ()
@@ -29,6 +34,7 @@ class DataConfig:
     rows: RowKind | None = None
     held_out: float = 0.0
     bad_data: Rule = "error"
+    folder: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -41,3 +47,47 @@ class DataConfig:
         """The template of the records of a source; None where its first record says it."""
         templates = parse_templates(self.fields)
         return templates.get(path, templates.get(""))
+
+    def find(self, name: str) -> FileSource | StoreSource:
+        """What is at a source's path; its name stays as the config has it.
+
+        Raises:
+            MeshwrightError: as `find_path` and `find_source`.
+        """
+        path = self.find_path(name)
+        return find_source(name) if path == name else replace(find_source(path), name=name)
+
+    def find_path(self, name: str) -> str:
+        """A path of the config as it is from the current folder.
+
+        A relative path is looked for in the folder where the run began, then here: the two may have moved together.
+
+        Raises:
+            MeshwrightError: it is in neither.
+        """
+        if self.folder is None or Path(name).is_absolute() or self.folder == os.getcwd():
+            return name
+        there = str(Path(self.folder) / name)
+        if is_there(there):
+            return there
+        if is_there(name):
+            return name
+        raise MeshwrightError(
+            f"there is no {name!r} in {self.folder}, where the run began, nor in {os.getcwd()}: config.json has it by"
+            " its path from there; put it back in either, or go on with --data PATH --change"
+        )
+
+    def relative(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Paths from the current folder, weights after them, as paths from the folder where the run began."""
+        if self.folder is None or self.folder == os.getcwd():
+            return tuple(names)
+        return tuple(self._relative(name) for name in names)
+
+    def _relative(self, name: str) -> str:
+        path = os.path.relpath(name, self.folder)
+        return name if Path(name).is_absolute() else os.path.abspath(name) if path.startswith("..") else path
+
+
+def is_there(path: str) -> bool:
+    """Whether a path, or a pattern, has a file or folder."""
+    return os.path.lexists(path) or bool(glob(path, recursive=True))

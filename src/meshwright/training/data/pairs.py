@@ -89,7 +89,8 @@ def open_pairs(
     Raises:
         MeshwrightError: as `load_pairs`, or fewer pairs for training or held out than a batch has.
     """
-    data = load_pairs(config.sources, tokenizer, workload, config.bad_data)
+    sources, evaluated = ([config.find_path(name) for name in names] for names in (config.sources, evaluated))
+    data = load_pairs(sources, tokenizer, workload, config.bad_data)
     own, training = data.fingerprint, np.arange(len(data))
     if evaluated:
         other = load_pairs(evaluated, tokenizer, workload, config.bad_data)

@@ -15,7 +15,6 @@ from meshwright.data import (
     StoreSource,
     TokenStore,
     describe_bad,
-    find_source,
     parse_sources,
     parse_templates,
 )
@@ -107,7 +106,7 @@ def default_rows(config: DataConfig) -> RowKind:
     """What the rows of a run are that does not say it: windows where every source is text, else packed documents."""
     if config.rows is not None:
         return config.rows
-    sources = [find_source(path) for path, _ in parse_sources(config.sources)]
+    sources = [config.find(path) for path, _ in parse_sources(config.sources)]
     is_text = all(
         one.kind == "text" if isinstance(one, FileSource) else TokenStore(one.directory).info.form == "file"
         for one in sources
@@ -124,7 +123,7 @@ def check_templates(config: DataConfig, evaluated: Sequence[str] = ()) -> None:
     if not templates:
         return
     paths = [path for path, _ in (*parse_sources(config.sources), *parse_sources(tuple(evaluated)))]
-    without = {path: what for path in paths if (what := _without_fields(find_source(path)))}
+    without = {path: what for path in paths if (what := _without_fields(config.find(path)))}
     for path in templates:
         if path and path not in paths:
             raise MeshwrightError(not_a_choice("the source of --fields", path, paths))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from meshwright.data import FileSource, StoreSource, Tokenizing, find_encoder, find_source, parse_sources, tokenize
+from meshwright.data import FileSource, StoreSource, Tokenizing, find_encoder, parse_sources, tokenize
 from meshwright.data.store import STORE, StoreInfo, read_info
 from meshwright.step import Workload
 from meshwright.text import Tokenizer
@@ -21,7 +21,7 @@ Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 def run_sources(config: DataConfig) -> list[FileSource | StoreSource]:
     """The sources of a run. Text files without weights are one text."""
     weighted = parse_sources(config.sources)
-    sources = [find_source(path) for path, _ in weighted]
+    sources = [config.find(path) for path, _ in weighted]
     if not sources:
         return [FileSource("Python's standard library", "text", tuple(standard_library()))]
     texts = [one for one in sources if isinstance(one, FileSource) and one.kind == "text"]

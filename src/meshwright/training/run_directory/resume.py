@@ -24,7 +24,7 @@ from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.compatible import OF_KIND, check_allowed, config_differences
 from meshwright.training.run_directory.frozen import abstract_parts, with_frozen
 from meshwright.training.run_directory.run import RunConfig, read_config
-from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
+from meshwright.training.settings import SETTINGS, TrainOptions, as_texts, get_setting, with_settings
 from meshwright.training.update.optimizer import check_optimizer_options
 
 SHAPES = ("num_layers", *OF_KIND)
@@ -55,6 +55,9 @@ def resumed_run(
     """
     said = given(options, ("from_scratch", *TrainOptions.__annotations__))
     before = read_config(directory)
+    for name in ("data", "eval_data", "eval_tasks"):
+        if name in said:
+            said[name] = before.data.relative(as_texts(said[name]))
     if what is not None:
         said = check_begun_with(what, said, before, directory)
     if said.get("packed") and before.data.rows is not None:  # How rows are made says it, in a run.

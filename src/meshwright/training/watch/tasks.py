@@ -51,7 +51,7 @@ class Tasks:
             seq_len=workload.seq_len,
         )
         self._questions = {}
-        for path in map(Path, config.evaluating.tasks):
+        for path in (Path(config.data.find_path(task)) for task in config.evaluating.tasks):
             if path.stem in self._questions:
                 raise MeshwrightError(
                     f"--eval-tasks has two files called {path.stem}, by which metrics are named; rename one"
