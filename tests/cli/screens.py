@@ -36,6 +36,7 @@ SCREENS = {
     "plan": V5P,
     "plan mesh": [*V5P, "--mesh", "fsdp=16,tp=4", "--tokens", "15T", "--price", "4.2", "-o", "my plans/p.yaml"],
     "plan kept": ["plan", "my plans/tiny.yaml"],
+    "plan run": ["plan", "runs/tiny"],
     "plan compare": [*V5P, "--compare", "fsdp=64", "dp=8,fsdp=8", "fsdp=16,tp=4"],
     "plan sweep": [*V5P, "--sweep", "chips=64..256"],
     "plan gpus": ["plan", "llama3-70b", "--on", "h100:64", "--batch", "512", "--optimizer", "adamw"],
