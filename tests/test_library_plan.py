@@ -95,6 +95,13 @@ def test_the_file_of_a_plan_is_the_plan(tmp_path):
         mw.plan(tmp_path / "plan.yaml", on="cpu:8")
 
 
+def test_of_a_run_the_call_that_has_its_plan_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(mw.MeshwrightError, match=r"is the directory of a run; mw.verify\('.*'\).plan is its plan"):
+        mw.plan(tmp_path)
+
+
 WRONG = {
     "a mesh beside compare": (
         lambda: mw.plan("tiny", **TINY, compare=["tp=8"], mesh="tp=8"),

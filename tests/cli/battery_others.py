@@ -70,8 +70,8 @@ CALLS = """
 0 | collective all-gather --mesh X=16 --axis X --on v5e:4x4 --bytes 64M                      | meshwright chips v5e
 0 | matmul 'A[I, J_X] @ B[J_X, K]' --mesh X=100 --dims I=800,J=800,K=800 --on h100:100       | meshwright collective all-reduce --mesh X=100
 0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=100 --dims I=800,J=8,K=8 --on h100:100             | meshwright show 'C[I_X, K]' --mesh X=100
-2 | inspect plan.yaml                                                                        | `meshwright verify plan.yaml`
-2 | inspect run                                                                              | `meshwright verify run`
+2 | inspect plan.yaml --mesh dp=8                                                            | --mesh changes nothing of plan.yaml
+2 | inspect run                                                                              | run/config.json is not the config of a run
 2 | inspect os:getcwd                                                                        | --mesh is missing
 2 | show 'A[I_X, J_Y]' --mesh X=2 --dims I=8,J=8                                             | Y
 2 | show 'A[I_X, J_Y]' --mesh X=2,Y=2 --dims I=8                                             | J

@@ -36,6 +36,7 @@ SCREENS = {
     "plan": V5P,
     "plan mesh": [*V5P, "--mesh", "fsdp=16,tp=4", "--tokens", "15T", "--price", "4.2", "-o", "my plans/p.yaml"],
     "plan kept": ["plan", "my plans/tiny.yaml"],
+    "plan run": ["plan", "runs/tiny"],
     "plan compare": [*V5P, "--compare", "fsdp=64", "dp=8,fsdp=8", "fsdp=16,tp=4"],
     "plan sweep": [*V5P, "--sweep", "chips=64..256"],
     "plan gpus": ["plan", "llama3-70b", "--on", "h100:64", "--batch", "512", "--optimizer", "adamw"],
@@ -52,6 +53,7 @@ SCREENS = {
     "verify tpu": ["verify", "tiny", "--on", "v5e:2x2", "--mesh", "fsdp=2,tp=2", "--batch", "16", "--seq-len", "256",
                    "--effort", "default"],
     "inspect": ["inspect", "inspect_programs:whole", "--mesh", "dp=2,tp=4"],
+    "inspect plan": ["inspect", "my plans/tiny.yaml"],
     "inspect tpu": ["inspect", "inspect_programs:mistaken", "--mesh", "dp=2,tp=2", "--on", "v5e:2x2", "--memory"],
     "train": ["train", *TINY, "--steps", "20", "--data", "text.txt", "-o", "my runs/tiny"],
     "tokenize": ["tokenize", "task.jsonl", "-o", "my runs/tokens", "--fields", "[query],query"],
@@ -93,6 +95,7 @@ STORED = {
     "verify plan": "tiny_cpu",
     "verify tpu": "tiny_v5e",
     "inspect": "whole_cpu",
+    "inspect plan": "tiny_cpu",
     "inspect tpu": "mistaken_v5e",
 }
 """The compiled program of a screen, by the name of its file."""

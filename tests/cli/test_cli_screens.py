@@ -62,9 +62,9 @@ def test_what_comes_next_can_be_typed_where_names_have_spaces(folder):
     assert "'A[I_X, J_Y]'" in "\n".join(screen("show", 100, folder))
 
 
-GOES_ON = ("plan kept", "verify", "verify run", "verify plan", "verify tpu", "inspect", "inspect tpu", "report", "eval",
-           "eval task", "matmul", "matmul run", "collective", "collective gpus", "collective run", "show", "show plan",
-           "show all")  # fmt: skip
+GOES_ON = ("plan kept", "plan run", "verify", "verify run", "verify plan", "verify tpu", "inspect", "inspect plan",
+           "inspect tpu", "report", "eval", "eval task", "matmul", "matmul run", "collective", "collective gpus",
+           "collective run", "show", "show plan", "show all")  # fmt: skip
 """Screens that end with a whole command, filled in with what was typed."""
 
 

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 import meshwright
 from meshwright.errors import MeshwrightError
+from meshwright.verification.plans import step_request
 
 
 @pytest.fixture(autouse=True)
@@ -265,3 +266,22 @@ def test_what_cannot_be_inspected_is_one_line(call, reason):
     with pytest.raises(MeshwrightError, match=reason) as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+def test_of_a_plan_the_step_is_compiled_that_verify_compiles(monkeypatch):
+    plan = meshwright.plan("tiny", on="cpu:8", batch=16, seq_len=64, mesh="fsdp=8")
+    requests = []
+
+    def note(request):
+        requests.append(request)
+        raise MeshwrightError(f"{request.function} was reached")
+
+    monkeypatch.setattr("meshwright.inspection.functions.compile_in_child", note)
+    with pytest.raises(MeshwrightError, match="train step of tiny was reached"):
+        meshwright.inspect(plan, effort="fast")
+    assert requests == [step_request(plan, effort="fast")]
+    for said in ({"on": "cpu:8"}, {"mesh": "fsdp=8"}, {"types": "auto"}):
+        with pytest.raises(MeshwrightError, match=f"a plan says its {next(iter(said))} itself"):
+            meshwright.inspect(plan, **said)
+    with pytest.raises(MeshwrightError, match="a plan says its arguments itself"):
+        meshwright.inspect(plan, 3)

@@ -23,6 +23,7 @@ from meshwright.planner import (
     search,
     whole_space,
 )
+from meshwright.planner import space as space_module
 from meshwright.planner.overlap import least_budget
 from meshwright.planner.prediction import step_bound_seconds, step_seconds
 from meshwright.planner.space import factorings
@@ -228,8 +229,8 @@ def test_the_search_is_exhaustive_on_spaces_drawn_at_random(seed):
         assert misses or plan.predicted.step_seconds == pytest.approx(seconds, rel=1e-12)
 
 
-WORK = {"seconds": 3652, "_bound": 938, "memory": 108, "priced": 92, "built": 108}
-"""Ops and groups that were priced, steps whose whole memory was folded, plans priced and steps built, at most."""
+WORK = {"check_runnable": 2343, "seconds": 3652, "_bound": 938, "memory": 108, "priced": 92, "built": 108}
+"""At most: ways held to what runs, ops and groups priced, whole memories folded, plans priced, steps built."""
 
 
 def test_the_work_of_a_search_does_not_grow(monkeypatch):
@@ -248,9 +249,23 @@ def test_the_work_of_a_search_does_not_grow(monkeypatch):
     counted(cost_seconds.OpTimer, "seconds")
     counted(memory._Step, "memory")
     counted(search._Search, "_bound")
-    for cached in (train._ops, train.train_step, cost_seconds._time, cost_seconds._known_seconds):
+    counted(space_module, "check_runnable")
+    for cached in (train._ops, train.train_step, cost_seconds._time, space_module._does_run):
         cached.cache_clear()
     workload = Workload(model=PRESETS["llama3-8b"], batch=512, seq_len=8192)
     ranking = rank(workload, parse_system("h100:64"), is_runnable=True)
     counts |= {"priced": ranking.num_priced, "built": train._ops.cache_info().misses}
     assert {name: counts[name] for name in WORK if counts[name] > WORK[name]} == {}
+
+
+def test_what_is_faster_than_a_time_is_found_or_nothing_and_nothing_slower_is_priced(monkeypatch):
+    workload = Workload(model=TINY, batch=8, seq_len=64)
+    system = parse_system("h100:4")
+    best = find_best(workload, system)
+    seconds = best.predicted.step_seconds
+    assert search.find_faster(workload, system, 1.001 * seconds) == best
+    assert search.find_faster(workload, system, 0.999 * seconds) is None
+    priced = []
+    monkeypatch.setattr(search._Search, "_price", lambda _, group: priced.append(group))
+    assert search.find_faster(workload, system, 1e-9 * seconds) is None
+    assert priced == []

@@ -5,7 +5,7 @@ A product takes what `product_seconds` says of its sizes; what is between produc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
@@ -147,11 +147,15 @@ def _mean(parts: list[tuple[PassSeconds, int]]) -> PassSeconds:
 
 @dataclass(frozen=True)
 class _Timed:
-    """The time of one microbatch: of a layer of each stack, and of the logits; `shares`, what programs reach of ops."""
+    """The time of one microbatch: of a layer of each stack, and of the logits.
+
+    shares: what programs reach of ops. known: the time of each op, by its work.
+    """
 
     layers: dict[str, LayerSeconds]
     ends: PassSeconds
     shares: dict[str, float]
+    known: Mapping[int, float]
 
     def layer(self, name: str) -> PassSeconds:
         """One layer, inside the program of a step."""
@@ -196,26 +200,23 @@ def _time(
     if experts := workload.model.experts:
         sent = routed_tokens(workload, mesh) / sent_tokens(workload, mesh)
         sizes["R"] = tokens * mesh.ep * sent / experts.count
-    known = _known_seconds(with_remat(workload, "none"), mesh, system, strategy, tokens, rows)
+    # Under every policy ops take the same: those that keep less recompute some of the forward pass.
+    plain = with_remat(workload, "none")
+    known = dict(_time(plain, mesh, system, strategy, tokens, rows).known) if workload.remat != "none" else {}
     timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy, known)
     shares = dict(layer_shares(system))
     if strategy.attention != "scores":
         shares["attention"] = 1.0
     names = [stack.name for stack in program(workload.model).stacks]
-    return _Timed({name: timer.layer(name) for name in names}, timer.passes(timer.ops("logits")), shares)
-
-
-@lru_cache(maxsize=1 << 14)
-def _known_seconds(
-    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, tokens: float, rows: float | None
-) -> dict[int, float]:
-    """The time of each op that `_time` met, by its work: under every policy that recomputes ops they are the same."""
-    return {}
+    return _Timed({name: timer.layer(name) for name in names}, timer.passes(timer.ops("logits")), shares, timer.known)
 
 
 @dataclass(frozen=True)
 class OpTimer:
-    """The time of an op of a step on one device, by its kind. dtype: that of products."""
+    """The time of an op of a step on one device, by its kind. dtype: that of products.
+
+    known: what is known already, by the work of ops; it grows with what is timed.
+    """
 
     step: Step
     extents: Extents

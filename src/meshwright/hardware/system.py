@@ -31,6 +31,10 @@ class System:
     num_slices: int = 1
     memory_headroom: float | None = None
 
+    def __hash__(self) -> int:
+        """Of what tells most systems apart: a search looks them up too often to hash every field."""
+        return hash((self.chip.name, self.shape, self.num_slices))
+
     def __post_init__(self) -> None:
         if self.memory_headroom is not None and not 0 <= self.memory_headroom < 1:
             raise MeshwrightError(f"memory_headroom is {self.memory_headroom}; it is a share from 0 to below 1, as 0.1")

@@ -55,8 +55,9 @@ from meshwright.inspection.meshes import (
     set_mesh,
 )
 from meshwright.mesh import MeshShape, parse_axes
-from meshwright.planner import read_system
+from meshwright.planner import Plan, as_run, read_system
 from meshwright.record import Collective
+from meshwright.verification.plans import step_request
 
 _SDY_MESH = re.compile(r"sdy\.mesh @\S+ = <\[([^\]]+)\]>")
 _SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')
@@ -85,7 +86,8 @@ def inspect(
     Args:
         function: any JAX function, jitted or not; an object with `.lower`, as of `nnx.jit`, `eqx.filter_jit` and
             `jax.pmap`; what `.trace`, `.lower` or `.compile` returned; or, as the command takes them, `module:function`
-            of one that takes a mesh, or the path of an HLO dump.
+            of one that takes a mesh, or the path of an HLO dump. Or a plan, whose train step is inspected, as
+            `meshwright.verify` compiles it.
         args, kwargs: arrays or `jax.ShapeDtypeStruct`s, whose shardings count, and whatever else it is called with.
         mesh: the mesh it is for, or its axes and degrees, outermost first, as `dp=2,fsdp=4`; by default that of the
             arguments, or the one in use. A mesh that is given is in use while the function is traced.
@@ -103,13 +105,19 @@ def inspect(
         MeshwrightError: where the compiler is not installed, or the function does not lower or compile; its own error
             is the cause.
     """
+    given = {"rules": rules, "expected": expected, "state": (state,) if isinstance(state, str) else state}
+    if isinstance(function, Plan):
+        said = {"arguments": args or kwargs, "mesh": mesh, "on": on, "types": types}
+        for name in (name for name, value in said.items() if value):
+            raise MeshwrightError(f"a plan says its {name} itself; leave {name} out")
+        step = f"train step of {function.workload.model.name}"
+        return _inspect_in_child(step, step_request(as_run(function), effort=effort), given)
     if on is not None:
         on = str(read_system(on))
     if isinstance(mesh, (str, MeshShape)):
         mesh = parse_axes(mesh) if isinstance(mesh, str) else mesh.layout
     if types not in ("explicit", "auto", None):
         raise MeshwrightError(not_a_choice("types", types, ("explicit", "auto")))
-    given = {"rules": rules, "expected": expected, "state": (state,) if isinstance(state, str) else state}
     if isinstance(function, (str, Path)):
         return _inspect_by_name(str(function), bool(args or kwargs), mesh, on, types, effort, given)
     call, held = Call(function, args, kwargs), stage_of(function)

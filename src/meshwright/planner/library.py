@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from meshwright.planner.options import (
     remats,
 )
 from meshwright.planner.plan import Plan, as_run, is_plan_file, make_plan, read_plan
-from meshwright.planner.search import Ranking, find_best, plan_stages, rank_space
+from meshwright.planner.search import Ranking, find_faster, plan_stages, rank_space
 from meshwright.planner.space import Space, run_strategy, runnable_space, whole_space
 from meshwright.planner.sweep import Point, read_sweep, run_sweep, swept_options
 from meshwright.planner.ties import simplest_first
@@ -225,11 +226,9 @@ def find_meshes(
 
 def find_beyond(best: Plan, policies: tuple[Remat, ...], fields: Mapping[str, Any]) -> Plan | None:
     """The best that can be planned, where it is faster than the best that runs, or fits where that does not."""
-    found = find_best(best.workload, best.system, remats=policies, **fields)
-    if not found.predicted.fits or not found.planned_only:
-        return None
-    is_faster = (found.predicted.step_seconds or 0.0) < (best.predicted.step_seconds or 0.0)
-    return found if is_faster or not best.predicted.fits else None
+    seconds = best.predicted.step_seconds if best.predicted.fits else None
+    found = find_faster(best.workload, best.system, math.inf if seconds is None else seconds, remats=policies, **fields)
+    return found if found and found.planned_only else None
 
 
 def plan_one_mesh(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import heapq
+import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,20 @@ def find_best(workload: Workload, system: System, *, remats: tuple[Remat, ...] =
     return rank(workload, system, remats=remats, top=1, **choices).plans[0]
 
 
+def find_faster(
+    workload: Workload, system: System, seconds: float, *, remats: tuple[Remat, ...] = (), **choices: Any
+) -> Plan | None:
+    """The best of everything that can be planned, if it fits and a step takes less than `seconds`.
+
+    The search ends at the first bound that is no less: what is behind it is never priced.
+    """
+    space = whole_space(workload, system, remats, **choices)
+    with _without_collector():
+        found = next(_Search(space, seconds).plans(tuple(filter(space.parts, space.meshes()))), None)
+    # What is predicted adds up in another order than what the search compares.
+    return found if found and (found.predicted.step_seconds or 0.0) < seconds else None
+
+
 def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
     """The plan of a mesh with stages, in the best of the ways that run: schedule, microbatches and virtual stages.
 
@@ -140,10 +155,11 @@ class _Search:
 
     Ways are bounded in groups with the same ops but for what is recomputed; then for each mesh of a group and ZeRO
     stage, with what its weights wait for at least, and then its activations too; then each strategy that fits is
-    priced.
+    priced. limit: the seconds below which all plans are found, and no others.
     """
 
     space: Space
+    limit: float = math.inf
     num_priced: int = 0
     heap: list[tuple[float, float, int, object]] = field(default_factory=list[tuple[float, float, int, object]])
     numbers: Iterator[int] = field(default_factory=count)
@@ -162,8 +178,9 @@ class _Search:
                 yield _plan(self.space, item)
 
     def _push(self, seconds: float, item: object, peak: float = 0.0) -> None:
-        """Keep an item for later; bounds come before exact times that are equal."""
-        heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))
+        """Keep an item below the limit for later; bounds come before exact times that are equal."""
+        if seconds < self.limit:
+            heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))
 
     def _open(self, group: _Group) -> None:
         """Bound the meshes of a group one by one, if any of them can fit, or price the ways of its only one."""
@@ -233,7 +250,7 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
             alike.setdefault((mesh.tp, mesh.ep, mesh.pp, shards, parts), []).append(mesh)
     for (*_, parts), members in alike.items():
         for remats in space.alike_remats(members[0]):
-            if running := tuple(mesh for mesh in members if space.strategies(mesh, parts, remats[0])):
+            if running := tuple(mesh for mesh in members if space.has_strategies(mesh, parts, remats[0])):
                 yield _Group(running, parts, remats)
 
 

@@ -79,13 +79,12 @@ class Space:
 
     def num_candidates(self, meshes: tuple[MeshShape, ...]) -> int:
         """All ways on some meshes."""
-        each = (
-            len(self._forms(mesh, parts, remat))
+        return sum(
+            len(remats) * len(self._forms(mesh, parts, remats[0]))
             for mesh in meshes
+            for remats in self.alike_remats(mesh)
             for parts in self.parts(mesh)
-            for remat in self.remats
         )
-        return sum(each)
 
     def parts(self, mesh: MeshShape) -> list[int]:
         """The numbers of microbatches that a device's batch can be cut into."""
@@ -116,10 +115,10 @@ class Space:
     def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
         """The strategies of a mesh, whose microbatches are still to be set; they depend on whether a round is whole."""
         is_whole = parts % mesh.pp == 0
-        if (mesh, is_whole) not in self._known_forms:
+        forms = self._known_forms.get((mesh, is_whole))
+        if forms is None:
             found = (self._of_base(base, mesh, is_whole) for base in self.bases)
-            self._known_forms[mesh, is_whole] = next(filter(None, found), ())
-        forms = self._known_forms[mesh, is_whole]
+            forms = self._known_forms[mesh, is_whole] = next(filter(None, found), ())
         if not self._is_by_remat(mesh):
             return forms
         return tuple(form for form in forms if remat in STAGE_REMATS[form.schedule])
@@ -147,13 +146,18 @@ class Space:
         """
         if mesh.tp > 1 and self.system.chip.kind == "gpu":
             found = tuple(ring for form in found for ring in _with_and_without_rings(form))
-        return tuple(form for form in found if _does_run(self.workload.model, mesh, form))
+        shape = _run_shape(mesh)
+        return tuple(form for form in found if _does_run(self.workload.model, shape, form))
 
     def runs(self, mesh: MeshShape) -> bool:
         """Whether what runs takes a mesh."""
         if lay_mesh(self.system, mesh.layout).is_refused:
             return False
-        return any(self.strategies(mesh, parts, remat) for parts in self.parts(mesh)[:1] for remat in self.remats)
+        return any(self.has_strategies(mesh, parts, remat) for parts in self.parts(mesh)[:1] for remat in self.remats)
+
+    def has_strategies(self, mesh: MeshShape, parts: int, remat: Remat) -> bool:
+        """Whether a mesh has any strategy with so many microbatches."""
+        return bool(self._forms(mesh, parts, remat))
 
     def with_remat(self, remat: Remat) -> Workload:
         """The workload with a policy."""
@@ -324,6 +328,12 @@ def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
     except MeshwrightError:
         return False
     return True
+
+
+@lru_cache(maxsize=1 << 12)
+def _run_shape(mesh: MeshShape) -> MeshShape:
+    """The part of a mesh that decides which strategies run: dp never does, and fsdp only by the ends of stages."""
+    return replace(mesh, dp=1) if mesh.pp > 1 else replace(mesh, dp=1, fsdp=1)
 
 
 def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:

@@ -11,7 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import count
 from typing import Literal, NamedTuple
 
 from meshwright.mesh import MeshShape
@@ -125,13 +126,16 @@ class Repeat:
     once: int = 1
 
 
-_NUMBERS: dict[tuple[object, ...], int] = {}
-"""The number of each kind of work that was met."""
+_UNUSED_NUMBERS = count()
 
 
-def _number(work: tuple[object, ...]) -> int:
-    """The number of a kind of work: the ops of a step are hashed once, not each time they are priced."""
-    return _NUMBERS.setdefault(work, len(_NUMBERS))
+@lru_cache(maxsize=1 << 14)
+def _number(_work: tuple[object, ...]) -> int:
+    """The number of a kind of work: the ops of a step are hashed once, not each time they are priced.
+
+    No number is given twice, so that work which was forgotten is priced again, never for another's time.
+    """
+    return next(_UNUSED_NUMBERS)
 
 
 @dataclass(frozen=True, kw_only=True)

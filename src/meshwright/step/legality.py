@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
 from meshwright.step.blocks import layers, program
-from meshwright.step.layer import Attention, Lookup
+from meshwright.step.layer import Lookup
 from meshwright.step.model import Model, ProgramModel
 from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.precision import check_precision
@@ -114,14 +116,17 @@ def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) 
 
 def _check_lowered(model: Model) -> None:
     """Raise where a model has something that no code here runs."""
-    ops = [op for stack in layers(model) for op in stack.ops]
-    reasons = [*model.planned_only]
-    if any(isinstance(op, Attention) and op.has_alibi for op in ops):
-        reasons.append("positions='alibi'")
-    if reasons:
+    if reasons := _only_planned(model):
         raise MeshwrightError(
             f"model {model.name} has {' and '.join(reasons)}; it can be planned, and does not run yet"
         )
+
+
+@lru_cache(maxsize=1 << 6)
+def _only_planned(model: Model) -> tuple[str, ...]:
+    """What a model has that no code here runs."""
+    has_alibi = any(op.has_alibi for op in attention_ops(model))
+    return (*model.planned_only, *(("positions='alibi'",) if has_alibi else ()))
 
 
 def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:

@@ -213,6 +213,10 @@ class ModelConfig:
     lora: LoRA | None = None
     planned_only: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        """Of what tells most models apart: a search looks them up too often to hash every field."""
+        return hash((self.name, self.num_layers, self.embed))
+
     def __post_init__(self) -> None:
         check_fields(self)
         for field in SIZES:
@@ -277,6 +281,10 @@ class ProgramModel:
     program: Program
     experts: Experts | None = None
     has_stages: bool = False
+
+    def __hash__(self) -> int:
+        """Of what tells most models apart: a search looks them up too often to hash every field."""
+        return hash(self.name)
 
     @property
     def num_layers(self) -> int:

@@ -18,7 +18,7 @@ from meshwright.mesh import MeshShape
 from meshwright.step.model import Model
 from meshwright.step.parameter_tree import Parameter, Tree, leaves, map_leaves, parameters
 from meshwright.step.rules import RULES, local_parameter_shape, rules_of
-from meshwright.step.strategy import Strategy
+from meshwright.step.strategy import Strategy, TpStream
 from meshwright.step.workload import FOREIGN_REMATS, Remat
 
 STAGE_REMATS: Mapping[str, tuple[Remat, ...]] = {"1f1b": ("block",), "gpipe": ("none", "attention", "matmuls", "block")}
@@ -90,13 +90,16 @@ def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
             f" or stages that divide the layers"
         )
     # Layers fill slots whatever their number; the tables at both ends are split over stages too.
-    _check_ends(model, mesh, Strategy(zero_stage=3 if strategy.zero_stage else 0, tp_stream=strategy.tp_stream))
+    _check_ends(model, mesh, strategy.zero_stage > 0, strategy.tp_stream)
 
 
 @lru_cache(maxsize=1 << 14)
-def _check_ends(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where the parameters before and after the layers do not divide over a mesh by the rules of a strategy."""
-    rules = rules_of(strategy)
+def _check_ends(model: Model, mesh: MeshShape, is_sharded: bool, tp_stream: TpStream) -> None:
+    """Raise where the parameters before and after the layers do not divide over a mesh.
+
+    is_sharded: whether fsdp shards them, as ZeRO does at any stage.
+    """
+    rules = rules_of(Strategy(zero_stage=3 if is_sharded else 0, tp_stream=tp_stream))
     for path, parameter in leaves(parameters(model)):
         if "layers" not in parameter.axes:
             local_parameter_shape(parameter, mesh=mesh, rules=rules, what=path)

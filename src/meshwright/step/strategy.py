@@ -121,6 +121,10 @@ class Strategy:
     profile: FrameworkProfile = XLA
     reference_mesh: MeshShape | None = None
 
+    def __hash__(self) -> int:
+        """Of what tells most strategies apart: a search looks them up too often to hash every field."""
+        return hash((self.num_microbatches, self.zero_stage, self.schedule, self.virtual_stages, self.attention))
+
     def __post_init__(self) -> None:
         check_fields(self)
         for field in ("num_microbatches", "virtual_stages"):

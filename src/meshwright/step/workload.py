@@ -62,6 +62,10 @@ class Workload:
     packed: bool = False
     z_loss: float = 0.0
 
+    def __hash__(self) -> int:
+        """Of what tells most workloads apart: a search looks them up too often to hash every field."""
+        return hash((self.model.name, self.batch, self.seq_len, self.remat))
+
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0 <= self.z_loss < 1:

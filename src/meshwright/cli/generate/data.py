@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from meshwright.cli.generate.args import Args, samplings
-from meshwright.cli.loading import load_with_bar, note, start_with_bar
+from meshwright.cli.loading import load_with_bar, note, note_advised_mesh, start_with_bar
 from meshwright.cli.tables import console
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -52,6 +52,8 @@ def answer_data(args: Args, data: Path) -> int:
     if not request.stop_tokens and model.tokenizer:
         request = replace(request, stop_tokens=model.tokenizer.stop_tokens)
     engine = Engine(model, settings)
+    if args.mesh is None:
+        note_advised_mesh(found, engine.layout.shards * engine.layout.rows)
     weights = " + ".join(str(path.resolve()) for path in (args.model, args.adapter) if path)
     prompts = PromptFile(data, model, request, engine.layout.context, as_chat, weights)
     began = None

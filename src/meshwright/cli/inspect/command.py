@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import tyro
 
 from meshwright.cli.arguments import Json, Mesh, option, positional
 from meshwright.cli.inspect.screen import print_buffers, print_screen
+from meshwright.cli.kept import kept_plan
 from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -23,8 +23,6 @@ from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.files import check_outputs
 from meshwright.hardware import parse_system
 from meshwright.mesh import parse_axes
-from meshwright.planner import is_run_directory
-from meshwright.planner.plan import is_plan_file
 
 if TYPE_CHECKING:
     from meshwright.inspection import Inspection
@@ -32,21 +30,22 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "meshwright inspect my_module:make_step --mesh dp=2,fsdp=4",
     "meshwright inspect my_module:make_step --mesh fsdp=16,tp=4 --on v5p:4x4x4 --html report.html",
+    "meshwright inspect plan.yaml",
     "meshwright inspect module.after_optimizations.txt --mesh data=2,model=4 --on v5e:2x4",
 )
 
 
 @dataclass(frozen=True)
 class Args:
-    """Compile what a function makes, or read a dumped HLO text: collectives by axis, memory, flops, findings.
+    """Compile what a function makes or a plan's train step, or read an HLO text: collectives, memory, flops, findings.
 
     The function takes a mesh and returns jax.jit(…).lower(…), or (function, arguments).
     """
 
-    subject: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|DUMP")]
-    """A function that takes a mesh, or a file of HLO text (.gz too), as XLA dumps and compiled.as_text() prints it."""
+    subject: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|DUMP|PLAN|RUN")]
+    """A function that takes a mesh, a file of HLO text (.gz too), or a plan.yaml or a run, for its train step."""
     mesh: Mesh = None
-    """Every axis and its degree, outermost first, any names: dp=2,fsdp=4. Needed."""
+    """Every axis and its degree, outermost first, any names: dp=2,fsdp=4. Needed, unless a plan says it."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware to compile for, as v5p:4x4x4 or h100:16; of a dump, for its times. Default: simulated devices."""
     axes: Annotated[Literal["explicit", "auto"] | None, option("explicit|auto")] = None
@@ -121,11 +120,15 @@ def _next(args: Args) -> str:
 
 def _inspection(args: Args) -> Inspection:
     """The inspection that the arguments mean."""
-    if is_plan_file(args.subject) or is_run_directory(args.subject):
-        raise MeshwrightError(
-            f"{args.subject} is a plan or a run; `meshwright verify {shlex.quote(args.subject)}` compiles its step and"
-            f" compares it with the plan"
-        )
+    if (plan := kept_plan(args.subject)) is not None:
+        effort = args.effort if plan.system.chip.kind == "tpu" else "default"
+        state = args.state or None
+        _check_trace(args, plan.hardware)
+        check_all_read(args, f"of {args.subject}, which is planned already")
+        with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
+            from meshwright.inspection import inspect
+
+            return inspect(plan, effort=effort, state=state)
     if args.mesh is None:
         raise MeshwrightError("--mesh is missing; it has every axis of the program, as dp=2,fsdp=4")
     mesh, state = parse_axes(args.mesh), args.state or None
@@ -136,8 +139,7 @@ def _inspection(args: Args) -> Inspection:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
     on = args.on or (None if is_dump else f"cpu:{math.prod(mesh.values())}")
-    if args.trace is not None and (on is None or on.startswith("cpu") or args.effort == "fast"):
-        raise MeshwrightError("--trace needs --on a TPU or GPUs, and --effort default: else no step is simulated")
+    _check_trace(args, on)
     if is_dump:  # It is compiled already.
         check_all_read(args, "of a dump, which is compiled already")
         from meshwright.inspection import inspect
@@ -150,3 +152,9 @@ def _inspection(args: Args) -> Inspection:
         from meshwright.inspection import inspect
 
         return inspect(args.subject, mesh=mesh, on=on, types=types, effort=effort, state=state)
+
+
+def _check_trace(args: Args, on: str | None) -> None:
+    """Raise where a trace is asked for and no step is simulated."""
+    if args.trace is not None and (on is None or on.startswith("cpu") or args.effort == "fast"):
+        raise MeshwrightError("--trace needs --on a TPU or GPUs, and --effort default: else no step is simulated")
