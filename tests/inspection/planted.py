@@ -353,7 +353,7 @@ def small_matrices(mesh: Any, *, size: int) -> Program:
     def forward(w: Any, x: Any) -> Any:
         return jnp.einsum("eij,ejk->eik", jnp.tanh(jnp.einsum("eij,ejk->eik", x, w)), w)
 
-    return forward, (array(mesh, (4096, size, size), "dp"), array(mesh, (4096, size, size), "dp"))
+    return forward, (array(mesh, (16384, size, size), "dp"), array(mesh, (16384, size, size), "dp"))
 
 
 def row_and_column(mesh: Any) -> Program:
