@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,7 @@ class DataConfig:
     `qa.jsonl=[question],answer`, or of all others as `text`; by default the first record of a source says it. rows: see
     `RowKind`; None for windows of text and packed documents. held_out: the share that is left out of training, for
     evaluation. bad_data: what is done with records that cannot be used. folder: where the run began, which relative
-    sources are relative to; None of a run that was begun before this was kept.
+    sources are relative to, and no part of what a run is; None of a run that was begun before this was kept.
     """
 
     sources: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class DataConfig:
     rows: RowKind | None = None
     held_out: float = 0.0
     bad_data: Rule = "error"
-    folder: str | None = None
+    folder: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
