@@ -1,6 +1,7 @@
 """`meshwright plan` as users type it: the classics, meshes beside each other, own hardware, nothing that fits."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,8 @@ def test_a_screen_says_the_answer_first_in_100_columns(words, capsys):
     fits = main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{words[1]} · train · ")
-    assert any("step " in line and "MFU" in line for line in lines[:5])
-    assert fits == ("DOES NOT FIT" not in lines[3])
+    assert any("step " in line and ("MFU" in line) == ("cpu" not in words[3]) for line in lines[:5])
+    assert fits == ("DOES NOT FIT" not in lines[2])
     assert max(map(len, lines)) <= 100
     assert any(line.startswith(" next") for line in lines[-12:])
 
@@ -147,10 +148,42 @@ def test_memory_beyond_the_headroom_does_not_fit(capsys):
     assert "(10.4% headroom for the error of the prediction)" in capsys.readouterr().out.replace("\n        ", " ")
 
 
-def test_mfu_beyond_the_peak_is_explained_by_the_causal_mask(capsys):
-    assert main(["plan", "llama3-8b", "--on", "v5p:4x4x4", "--batch", "4", "--seq-len", "1048576"]) in (0, 1)
+def test_mfu_of_the_screen_is_of_what_is_computed_and_the_usual_one_is_explained(capsys):
+    words = ["plan", "llama3-8b", "--on", "v5p:4x4x4", "--batch", "4", "--seq-len", "1048576"]
+    assert main([*words, "--explain"]) in (0, 1)
     printed = " ".join(capsys.readouterr().out.split())
     assert "counts all scores of attention; of those that the causal mask keeps" in printed
+    shown, usual = (float(share) for share in re.findall(r"MFU ([0-9.]+)%", printed)[:2])
+    assert shown < 100 < usual
+
+
+def test_a_plan_is_about_20_lines_and_all_of_it_on_demand(capsys):
+    words = ["plan", "llama3-8b", "--on", "h100:64", "--batch", "128"]
+    assert main(words) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 22
+    assert main([*words, "--explain"]) == 0
+    full = capsys.readouterr().out
+    for heading in ("rules of thumb", "nearby", "collective  "):
+        assert heading in full, heading
+        assert heading not in short, heading
+    answer = [line for line in short.splitlines() if not line.startswith((" next", "why:"))]
+    assert set(answer) <= set(full.splitlines()), "what both say is said in the same words"
+
+
+def test_a_plan_says_what_to_set_where_it_wants_more_than_jax_takes_of_a_gpu(capsys):
+    for batch, wanted in (("128", "XLA_PYTHON_CLIENT_MEM_FRACTION=0.90"), ("8", None)):
+        devices = "h100:64" if batch == "128" else "h100:8"
+        assert main(["plan", "tiny" if wanted is None else "llama3-8b", "--on", devices, "--batch", batch]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("XLA_PYTHON_CLIENT_MEM_FRACTION" in printed) == (wanted is not None)
+        assert wanted is None or wanted in printed
+
+
+def test_simulated_devices_have_no_mfu(capsys):
+    """They share the cores of one machine, whose peak is not 8 times a core's."""
+    assert main(["plan", "tiny", "--on", "cpu:8", "--batch", "16", "--seq-len", "64"]) == 0
+    assert "MFU" not in capsys.readouterr().out
 
 
 def test_a_choice_that_train_cannot_run_says_so(capsys):

@@ -1,5 +1,6 @@
 """The cache of compiled programs: what a second start finds there, and how few programs a first one waits for."""
 
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -98,13 +99,24 @@ def test_a_cache_is_where_it_is_asked_for_or_nowhere(tmp_path, monkeypatch, unch
     assert found is not None
     assert found.parent == tmp_path / "user" / "meshwright" / "executables"
     assert found.stat().st_mode & 0o077 == 0, "who can write there can run code"
-    assert jax.config.jax_compilation_cache_max_size == 4 << 30
     assert use_compile_cache(str(tmp_path / "own")).parent == tmp_path / "own"
     assert use_compile_cache("off") is None
     assert not jax.config.jax_enable_compilation_cache
     (tmp_path / "file").write_text("")
     with pytest.raises(MeshwrightError, match=r"--compile-cache .*file cannot be written: not a directory; give a"):
         use_compile_cache(str(tmp_path / "file"))
+
+
+def test_what_was_not_used_for_longest_is_deleted_at_a_start(tmp_path, monkeypatch, unchanged_options):
+    monkeypatch.setattr("meshwright.runtime.compile_cache.MAX_BYTES", 25)
+    directory = use_compile_cache(str(tmp_path))
+    for age, name in enumerate(("new-cache", "old-cache", "oldest-cache")):
+        (directory / name).write_bytes(b"0123456789")
+        os.utime(directory / name, (1e9 - age, 1e9 - age))
+    # Read since it was written.
+    os.utime(directory / "oldest-cache", (2e9, 1e9 - 2))
+    use_compile_cache(str(tmp_path))
+    assert sorted(path.name for path in directory.iterdir()) == ["new-cache", "oldest-cache"]
 
 
 def test_a_directory_that_jax_was_told_of_is_kept(tmp_path, unchanged_options):

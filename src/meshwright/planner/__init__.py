@@ -1,6 +1,6 @@
 """From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
 
-from meshwright.planner.explain import gap_to, training_run, why
+from meshwright.planner.explain import answer, computed_mfu, gap_to, training_run, why
 from meshwright.planner.files import check_data_file, is_run_directory
 from meshwright.planner.fit import Fix, ways_to_fit
 from meshwright.planner.library import PlanLike, find_beyond, find_meshes, plan_one_mesh, plan_to_run, read_compared
@@ -72,11 +72,13 @@ __all__ = [
     "ServingPlan",
     "ServingPoint",
     "ServingRanking",
+    "answer",
     "as_run",
     "best_prefill",
     "best_serving_plan",
     "check_data_file",
     "chips_that_fit",
+    "computed_mfu",
     "fact_data",
     "find_best",
     "find_beyond",

@@ -28,10 +28,37 @@ CAUSAL_SHARE = 0.2
 """The share of MFU that scores behind the mask have from which it is worth a word."""
 
 
+WAITING_SHARE = 0.05
+"""The share of a step from which waiting for the network or the pipeline is part of the answer."""
+
+
 def why(plan: Plan) -> tuple[WhyFact, ...]:
     """What decides the step of a plan, with the numbers."""
     found = (_tokens(plan), _tensor(plan), _exposed(plan), _bubble(plan), _memory(plan), _causal(plan))
     return tuple(fact for fact in found if fact is not None)
+
+
+def answer(plan: Plan) -> tuple[WhyFact, ...]:
+    """The facts of `why` that decide: tokens, memory, and the wait for the network or the pipeline where it is long."""
+    facts = why(plan)
+    return tuple(
+        fact
+        for fact in facts
+        if isinstance(fact, TokensPerDevice | MemoryUse)
+        or (isinstance(fact, ExposedCommunication | PipelineBubble) and fact.share >= WAITING_SHARE)
+    )
+
+
+def computed_mfu(plan: Plan) -> float | None:
+    """The model flops utilisation of what is computed: without the scores that a causal mask hides, where they count.
+
+    A fused kernel skips them, so that with long sequences the usual MFU, which counts them all, can be over 100%.
+    None on simulated CPU devices, which share the cores of one machine and have no peak of their own.
+    """
+    if plan.system.chip.kind == "cpu":
+        return None
+    causal = _causal(plan)
+    return causal.causal_mfu if causal else plan.predicted.mfu
 
 
 def training_run(plan: Plan, tokens: int, price: float | None = None) -> TrainingRun:

@@ -142,8 +142,8 @@ def _(fact: Gap) -> str:
         case GapKind.MEMORY:
             return f"wants {show_bytes(fact.peak_bytes)}"
         case GapKind.TIED:
-            more = f", {fact.parts} more to set up" if fact.parts > 0 else ""
-            return f"a tie: {show_seconds(fact.seconds)} less{more}"
+            more = f", {show_count(fact.parts, 'more setting')}" if fact.parts > 0 else ""
+            return f"a tie: {show_seconds(fact.seconds)} faster{more}"
         case GapKind.FASTER:
             return f"faster by {show_seconds(fact.seconds)}"
         case GapKind.RECOMPUTE:

@@ -33,8 +33,8 @@ class SearchArgs:
     """Say what training on so many tokens takes, as 15T: days and chip hours."""
     price: Annotated[str | None, option("AMOUNT")] = None
     """With --tokens, what a chip costs an hour, as 4.2, for the cost of the training."""
-    top: Top = "8"
-    """How many meshes to print. Default: 8."""
+    top: Top = "5"
+    """How many meshes to print. Default: 5."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class OutputArgs:
     """Write the plan, as YAML or .json, for verify and train."""
     plot: Annotated[Path | None, option("FILE")] = None
     """Draw the candidates, or the sweep, to this file (.svg, .png or .pdf)."""
+    explain: Annotated[bool, option()] = False
+    """Say why in full: terms of step and memory, collectives, rules of thumb, what is near, faster ways not run yet."""
     ops: Annotated[bool, option()] = False
     """Print every op of the best mesh's step in the notation too: sizes, flops, collectives, what binds it."""
     json: Json = False

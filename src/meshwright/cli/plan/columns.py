@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from meshwright.cli.tables import Lines, table
-from meshwright.planner import Plan
+from meshwright.planner import Plan, computed_mfu
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
@@ -14,10 +14,10 @@ Row = tuple[str, ...]
 
 def comparison(plans: Sequence[Plan]) -> Lines:
     """The plans side by side: step, MFU, each term of the step, of the memory, and what is exposed over each axis."""
-    records = [plan.predicted for plan in plans]
+    records, shares = [plan.predicted for plan in plans], [computed_mfu(plan) for plan in plans]
     rows = [
         _row("step", records, lambda record: show_seconds(record.step_seconds or 0.0)),
-        _row("MFU", records, lambda record: show_percent(record.mfu or 0.0)),
+        *([] if None in shares else [("MFU", *(show_percent(share or 0.0) for share in shares))]),
         _row("tokens a second", records, lambda record: show_rate(record.tokens_per_second or 0.0, "tok/s")),
         _row("bound by", records, lambda record: str(record.bound)),
         *_terms("", records, lambda record: record.breakdown_seconds, show_seconds),

@@ -128,6 +128,8 @@ class _Training:
         tokens = None if search_args.tokens is None else read_count("--tokens", search_args.tokens)
         price = None if tokens is None or search_args.price is None else read_price(search_args.price)
         path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
+        # JSON has everything, so that --explain beside it changes nothing.
+        is_explained = as_json or output.explain
         if path is not None:
             check_data_file(path)
         if plot is not None:
@@ -140,7 +142,8 @@ class _Training:
             asked = None if mesh is None else self._of_mesh(mesh)
             ranking = self._find(self.workload, self.system, top=top)
             best = ranking.plans[0]
-            beyond = None if best.planned_only else find_beyond(best, self.policies, self.fields)
+            is_wanted = not best.planned_only and (is_explained or not best.predicted.fits)
+            beyond = find_beyond(best, self.policies, self.fields) if is_wanted else None
         chosen = asked or best
         if path is not None:
             chosen.write(path)
@@ -154,7 +157,7 @@ class _Training:
         if as_json:
             plan_data(shown, with_ops=with_ops)
         else:
-            print_plan(shown, output=path, with_ops=with_ops)
+            print_plan(shown, output=path, is_explained=is_explained, with_ops=with_ops)
         return _code([chosen])
 
     def _of_mesh(self, mesh: MeshShape) -> Plan:

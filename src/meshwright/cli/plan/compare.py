@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from meshwright.cli.plan.columns import comparison
-from meshwright.cli.plan.screen import candidate, headline, notes_of
-from meshwright.cli.tables import GAP, console, show, speed
+from meshwright.cli.plan.screen import candidate, headline, notes_of, plan_speed
+from meshwright.cli.tables import GAP, console, show
 from meshwright.cli.text import folded, next_line
 from meshwright.planner import Plan, gap_to, how, say
 
@@ -24,7 +24,7 @@ def print_compared(plans: Sequence[Plan], trained: int) -> None:
     show(console(), headline(best))
     print()
     fits = "" if best.predicted.fits else "   NONE FITS"
-    show(console(), f"  {best.mesh}   {speed(best.predicted)}   {best.predicted.bound} bound{fits}", style="bold")
+    show(console(), f"  {best.mesh}   {plan_speed(best)}   {best.predicted.bound} bound{fits}", style="bold")
     widest = max(12, *(len(str(plan.mesh)) for plan in plans)) + GAP
     abreast = max(1, (console().width - NAMES) // widest)
     for start in range(0, len(plans), abreast):

@@ -6,11 +6,11 @@ import json
 import shlex
 
 from meshwright.cli.plan.args import Args
-from meshwright.cli.plan.screen import headline, print_terms
-from meshwright.cli.tables import collective_table, console, show, speed
+from meshwright.cli.plan.screen import headline, plan_speed, print_terms, print_why
+from meshwright.cli.tables import collective_table, console, show
 from meshwright.cli.text import folded, next_line
 from meshwright.cli.typed import check_all_read
-from meshwright.planner import Plan, how, read_count, read_price, say, training_run, why
+from meshwright.planner import Plan, read_count, read_price, say, training_run
 from meshwright.units import show_bytes
 
 
@@ -23,23 +23,22 @@ def print_kept(args: Args, plan: Plan) -> int:
         return _code(plan)
     tokens = None if args.search.tokens is None else read_count("--tokens", args.search.tokens)
     price = None if tokens is None or args.search.price is None else read_price(args.search.price)
-    with_ops = args.output.ops
+    is_explained, with_ops = args.output.explain, args.output.ops
     check_all_read(args, where)
     record = plan.predicted
     show(console(), headline(plan))
     print()
     memory = f"{show_bytes(record.memory_bytes['peak'])} of {show_bytes(plan.system.usable_bytes)}"
     fits = "" if record.fits else "   DOES NOT FIT"
-    show(console(), f"  {plan.mesh}   {speed(record)}   {memory}   {record.bound} bound{fits}", style="bold")
-    print(folded(f"how: {how(plan)}"))
-    for index, line in enumerate(map(say, why(plan))):
-        print(folded(f"why: {line}" if not index else f"     {line}"))
+    show(console(), f"  {plan.mesh}   {plan_speed(plan)}   {memory}   {record.bound} bound{fits}", style="bold")
+    print_why(plan, is_explained=is_explained)
     if tokens is not None:
         print(folded(f"run: {say(training_run(plan, tokens, price))}"))
-    print()
-    print_terms(plan)
-    print()
-    show(console(), collective_table(record))
+    if is_explained:
+        print()
+        print_terms(plan)
+        print()
+        show(console(), collective_table(record))
     for note in record.notes:
         print(folded(f"note: {note}"))
     if with_ops:

@@ -1,4 +1,4 @@
-"""The screen of `meshwright plan`: the answer, why, the runners-up, a mesh that was asked for, rules and thresholds."""
+"""The screen of `meshwright plan`: the answer, why and the runners-up in about 20 lines; with --explain all of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.plan.columns import comparison
-from meshwright.cli.tables import collective_table, console, show, speed, table
+from meshwright.cli.tables import collective_table, console, show, table
 from meshwright.cli.text import folded, next_line, terms
 from meshwright.planner import (
     Fix,
     Plan,
     Ranking,
+    answer,
     chips_that_fit,
+    computed_mfu,
     fact_data,
     gap_to,
     how,
@@ -95,29 +97,31 @@ def candidate(plan: Plan, best: Plan) -> dict[str, Any]:
     }
 
 
-def print_plan(shown: Shown, *, output: Path | None, with_ops: bool) -> None:
-    """Print the answer first, then why, then what comes near it, then its terms."""
+def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_ops: bool) -> None:
+    """Print the answer first, then why, then what comes near it; explained, its terms and thresholds too."""
     ranking, asked = shown.ranking, shown.asked
     best = ranking.plans[0]
-    _print_answer(shown)
+    _print_answer(shown, is_explained=is_explained)
     if not best.predicted.fits:
         _print_fixes(best)
     _print_candidates(ranking)
     if asked is not None:
-        _print_asked(asked, best)
-    else:
-        print_terms(best)
-    _print_section("rules of thumb", map(say, rules_of_thumb(best)))
-    _print_section("nearby", map(say, nearby(best)))
-    print()
-    show(console(), collective_table(best.predicted))
-    for note in notes_of(best, shown.trained):
+        _print_asked(asked, best, is_explained=is_explained)
+    if is_explained:
+        print()
+        if asked is None:
+            print_terms(best)
+        _print_section("rules of thumb", map(say, rules_of_thumb(best)))
+        _print_section("nearby", map(say, nearby(best)))
+        print()
+        show(console(), collective_table(best.predicted))
+    for note in notes_of(asked or best, shown.trained):
         print(folded(f"note: {note}"))
     if with_ops:
         from meshwright.cli.plan.ops import print_ops
 
         print_ops(asked or best)
-    print(_next(best, asked, output))
+    print(_next(shown, output, is_explained=is_explained))
 
 
 def headline(plan: Plan) -> str:
@@ -130,22 +134,25 @@ def headline(plan: Plan) -> str:
     )
 
 
-def _print_answer(shown: Shown) -> None:
+def plan_speed(plan: Plan) -> str:
+    """Step time and the MFU of what is computed, in a few words."""
+    mfu = computed_mfu(plan)
+    step = f"step {show_seconds(plan.predicted.step_seconds or 0.0)}"
+    return step if mfu is None else f"{step}   MFU {show_percent(mfu)}"
+
+
+def _print_answer(shown: Shown, *, is_explained: bool) -> None:
     """The best plan, how it runs, and why it is what it is."""
-    ranking = shown.ranking
-    best = ranking.plans[0]
+    best = shown.ranking.plans[0]
     record, room = best.predicted, show_bytes(best.system.usable_bytes)
     show(console(), headline(best))
-    print(
-        f"{ranking.num_meshes:,} meshes in {ranking.num_candidates:,} ways; {ranking.num_priced:,} had to be priced\n"
-    )
     memory = f"{show_bytes(record.memory_bytes['peak'])} of {room}"
     rate = show_rate(record.tokens_per_second or 0.0, "tok/s")
     fits = "" if record.fits else "   DOES NOT FIT"
-    show(console(), f"  {best.mesh}   {speed(record)}   {rate}   {memory}   {record.bound} bound{fits}", style="bold")
-    print(folded(f"how: {how(best)}"))
-    for index, line in enumerate(map(say, why(best))):
-        print(folded(f"why: {line}" if not index else f"     {line}"))
+    line = f"  {best.mesh}   {plan_speed(best)}   {rate}   {memory}   {record.bound} bound{fits}"
+    print()
+    show(console(), line, style="bold")
+    print_why(best, is_explained=is_explained)
     if shown.run is not None:
         print(folded(f"run: {say(shown.run)}"))
     if best.planned_only:
@@ -155,11 +162,18 @@ def _print_answer(shown: Shown) -> None:
     print()
 
 
+def print_why(plan: Plan, *, is_explained: bool) -> None:
+    """How a plan runs, and what decides it; explained, every fact."""
+    print(folded(f"how: {how(plan)}"))
+    for index, line in enumerate(map(say, (why if is_explained else answer)(plan))):
+        print(folded(f"why: {line}" if not index else f"     {line}"))
+
+
 def _beyond(beyond: Plan, best: Plan) -> str:
     """The best that can be planned beside the best that runs, and why it does not run."""
     now, then = best.predicted.step_seconds or 0.0, beyond.predicted.step_seconds or 0.0
     gain = f"{show_percent(1 - then / now)} faster" if best.predicted.fits else "fits"
-    return f"{beyond.mesh} {run_as(beyond)}, {speed(beyond.predicted)}, {gain}, but {beyond.planned_only}"
+    return f"{beyond.mesh} {run_as(beyond)}, {plan_speed(beyond)}, {gain}, but {beyond.planned_only}"
 
 
 def _print_fixes(best: Plan) -> None:
@@ -174,7 +188,7 @@ def _print_fixes(best: Plan) -> None:
         print(folded(f"to fit: {changes}: {show_bytes(fix.peak_bytes)}, {takes}"))
     if not fixes:
         more = chips_that_fit(best)
-        found = f"{more.hardware} is, with {more.mesh}, {speed(more.predicted)}" if more else "nor is 64x the chips"
+        found = f"{more.hardware} is, with {more.mesh}, {plan_speed(more)}" if more else "nor is 64x the chips"
         print(folded(f"to fit: no change of mesh, policy or optimizer is enough; {found}"))
     print()
 
@@ -185,28 +199,31 @@ def _fixes(plan: Plan) -> tuple[Fix, ...]:
 
 
 def _print_candidates(ranking: Ranking) -> None:
-    """The best plan and the runners-up, each with the one reason why it loses."""
+    """The best plan and the runners-up, each beside the first."""
     plans = ranking.plans
-    columns = ("", "mesh", "run as", "step", "MFU", "memory", "loses because")
+    best, has_mfu = plans[0], computed_mfu(plans[0]) is not None
+    columns = ("", "mesh", "run as", "step", *(("MFU",) if has_mfu else ()), "memory", "compared with the first")
     rows = [
         (
             str(place),
             str(plan.mesh),
             run_as(plan),
             show_seconds(plan.predicted.step_seconds or 0.0),
-            show_percent(plan.predicted.mfu or 0.0),
+            *((show_percent(computed_mfu(plan) or 0.0),) if has_mfu else ()),
             show_bytes(plan.predicted.memory_bytes["peak"]),
-            say(gap_to(plan, plans[0])),
+            say(gap_to(plan, best)),
         )
         for place, plan in enumerate(plans, start=1)
     ]
-    show(console(), table(columns, rows, left=(1, 2, 6), folds=-1))
+    show(console(), table(columns, rows, left=(1, 2, len(columns) - 1), folds=-1))
     if ranking.num_tied > 1:
         within = f"they differ by less than {show_percent(RATIO_ERROR)}, the error of such a comparison"
         print(folded(f"1 to {ranking.num_tied} tie: {within}; the simplest is first"))
     if any(plan.strategy.num_microbatches > 1 or plan.strategy.zero_stage < 3 for plan in plans):
         print(folded("run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3"))
-    print()
+    meshes = f"{ranking.num_meshes:,} mesh{'es' if ranking.num_meshes > 1 else ''}"
+    searched = f"{meshes} in {show_count(ranking.num_candidates, 'way')}"
+    print(folded(f"searched {searched}; {ranking.num_priced:,} had to be priced"))
 
 
 def run_as(plan: Plan) -> str:
@@ -220,18 +237,17 @@ def run_as(plan: Plan) -> str:
     return " ".join(words)
 
 
-def _print_asked(asked: Plan, best: Plan) -> None:
+def _print_asked(asked: Plan, best: Plan, *, is_explained: bool) -> None:
     """The mesh that was asked for beside the best."""
+    print()
     if (asked.mesh, asked.workload, asked.strategy) == (best.mesh, best.workload, best.strategy):
-        print(f"asked for: {asked.mesh}, which is the best\n")
+        print(f"asked for: {asked.mesh}, which is the best")
         return
     record = asked.predicted
     fits = "" if record.fits else "   DOES NOT FIT"
-    show(console(), f"  asked for: {asked.mesh}   {speed(record)}   {record.bound} bound{fits}", style="bold")
-    print(folded(f"how: {how(asked)}"))
+    show(console(), f"  asked for: {asked.mesh}   {plan_speed(asked)}   {record.bound} bound{fits}", style="bold")
     print(folded(f"loses because: {say(gap_to(asked, best))}"))
-    for index, line in enumerate(map(say, why(asked))):
-        print(folded(f"why: {line}" if not index else f"     {line}"))
+    print_why(asked, is_explained=is_explained)
     print()
     show(console(), comparison([best, asked]))
 
@@ -259,11 +275,12 @@ def notes_of(plan: Plan, trained: int) -> list[str]:
     return notes
 
 
-def _next(best: Plan, asked: Plan | None, output: Path | None) -> str:
+def _next(shown: Shown, output: Path | None, *, is_explained: bool) -> str:
     """The command to go on with."""
+    chosen = shown.asked or shown.ranking.plans[0]
     if output is not None:
-        chosen = asked or best
         if not chosen.planned_only:
             return next_line(f"meshwright verify {shlex.quote(str(output))}", note=str(chosen.mesh))
         return f"\n wrote  {output} ({chosen.mesh}); train and verify cannot run it yet"
-    return next_line("-o plan.yaml, then meshwright verify plan.yaml", "--compare MESH…, --sweep chips=64..1024")
+    more = "--compare MESH…, --sweep chips=64..1024" if is_explained else "--explain, --ops, --compare MESH…"
+    return next_line("-o plan.yaml, then meshwright verify plan.yaml", more)

@@ -51,9 +51,13 @@ def plan_sweep(
     show(console(), f"{_headline(workload, sweep=sweep.key)} · {chips}")
     print(f"sweep over {sweep.key}, the best plan for each\n")
     columns = (sweep.key, "hardware", "best mesh", "step", "MFU", "a device", "scaling", "memory", "bound by")
+    # Simulated devices share the cores of one machine: neither a share of a peak nor scaling means anything there.
+    left_out = {4, 6} if system.chip.kind == "cpu" else set[int]()
     priced = [point for point in points if point.record]
     first = next((point for point in priced if point.record and point.record.fits), priced[0])
-    show(console(), table(columns, [_row(point, first) for point in points], left=(1, 2, 8)))
+    lines = [columns, *(_row(point, first) for point in points)]
+    shown, *rows = [tuple(cell for at, cell in enumerate(line) if at not in left_out) for line in lines]
+    show(console(), table(shown, rows, left=(1, 2, len(shown) - 1)))
     for point in points:
         if point.record is None:
             print(folded(f"{sweep.key}={point.value:,}: {point.reason}"))

@@ -16,6 +16,7 @@ from meshwright.hardware import MeshPlacement, System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner.files import has_fields, read_data, write_data
 from meshwright.planner.plan import is_plan_file
+from meshwright.planner.prediction import pool_notes
 from meshwright.record import Record, merge
 from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving
 
@@ -142,7 +143,7 @@ def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshP
         tokens_per_second=step_tokens(serving, serving.batch) / step.seconds,
         breakdown_seconds=step.breakdown_seconds,
         collectives=merge(step.collectives),
-        notes=laid.notes + borrowed_notes(system),
+        notes=laid.notes + borrowed_notes(system) + pool_notes(system, memory["peak"]),
     )
 
 
