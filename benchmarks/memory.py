@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/memory.py [--json] [--write tests/data/compiled_memory.json]
 
-Two dozen steps of a few scanned layers at the widths of real models, each compiled for hardware that need not be there
+Steps of a few scanned layers at the widths of real models, 27, each compiled for hardware that need not be there
 (10 to 60 s each the first time, then read from the cache), its peak as `meshwright.compiler` defines it beside the
 predicted one. Layers are alike, so few of them say what many do; every model is run as a Llama-style decoder of its
 widths. With `--write` the compiled figures go to a file, to which `tests/cost/test_cost_memory_compiled.py` holds the
@@ -124,6 +124,9 @@ CONFIGURATIONS = (
     Configuration("llama2-7b", 8, 32, 2048, "block", "v5e:2x4", fsdp=4, pp=2, parts=8, schedule="gpipe"),
     Configuration("llama2-7b", 8, 16, 2048, "block", "v5e:2x4", fsdp=2, pp=4, parts=8),
     Configuration("llama2-7b", 8, 16, 2048, "block", "h100:8", tp=2, pp=4, parts=8),
+    Configuration("llama3-8b", 2, 1, 65_536, "block", "v5p:2x2x1", sp=4),
+    Configuration("llama3-8b", 4, 4, 8192, "none", "v5p:2x2x1", fsdp=4),
+    Configuration("llama3-8b", 2, 2, 16_384, "block", "v5p:2x2x1", fsdp=2, tp=2),
 )
 
 

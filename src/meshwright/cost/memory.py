@@ -218,18 +218,31 @@ class _Step:
         """
         is_apart = self.kind == "gpu" and self.strategy.profile.flat_buffers
         both = 1 if self.workload.model.tied_embeddings or is_apart or not self._trains_logits else 2
+        weight, narrow = self._gathered(self._logits_weight), self._narrow_logits()
+        if self.kind == "tpu":
+            # The weight's gradient is made of the narrow one, once the float32 logits are no longer needed.
+            narrow = max(0.0, narrow - (both - 1) * weight)
         return {
             "activations": self._kept(last=True),
             "gradients": self._summed(),
-            "logits": self.activations.logits + self._narrow_logits(),
-            "gathered": both * self._gathered(self._logits_weight),
+            "logits": self.activations.logits + narrow,
+            "gathered": both * weight,
         }
 
     def _narrow_logits(self) -> float:
-        """On GPUs the gradient of the logits in the compute dtype, for its two products, beside the float32 logits."""
+        """The gradient of the logits in the compute dtype, for its two products, beside the float32 logits.
+
+        XLA:GPU always writes it. The TPU compiler makes it within each product, but for a microbatch of one sequence a
+        device that has fewer tokens than vocab, outside a pipeline, and whose logits no softcap bends.
+        """
         size = dtype_bytes(self.workload.compute_dtype)
-        if self.kind != "gpu" or self.strategy.profile.flat_buffers or size == 4:
+        if self.kind == "cpu" or self.strategy.profile.flat_buffers or size == 4:
             return 0.0
+        if self.kind == "tpu":
+            op, local = self.activations.step.ops.forward[LOGITS].matmuls[0], self.activations.step.extents.local_dims
+            is_one = local(op.rows[:1]) == 1 and local(op.rows) < local(op.columns) and self.mesh.pp == 1
+            if not is_one or self.workload.model.logits_softcap:
+                return 0.0
         return size * self.activations.logit_elements
 
     def _attention(self) -> dict[str, float]:
