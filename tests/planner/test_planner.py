@@ -283,6 +283,21 @@ def test_a_plan_says_what_gpus_multiply_more_than_it_prices():
         assert any("grouped products" in note for note in predict(workload, mesh, parse_system(on)).notes) is says
 
 
+def test_a_plan_says_that_simulated_devices_exchange_rows_for_any_routing():
+    bounded = replace(MOE, model=replace(MOE.model, experts=replace(MOE.model.experts, capacity_factor=1.25)))
+    for workload, mesh, on, says in (
+        (MOE, MeshShape(dp=2, ep=4), "cpu:8", "4x the rows"),
+        (MOE, MeshShape(fsdp=8), "cpu:8", None),
+        (MOE, MeshShape(dp=2, ep=4), "h100:8", None),
+        (bounded, MeshShape(dp=2, ep=4), "cpu:8", None),
+    ):
+        found = [
+            note for note in predict(workload, mesh, parse_system(on)).notes if "simulated devices exchange" in note
+        ]
+        assert len(found) == (says is not None)
+        assert says is None or says in found[0]
+
+
 def test_a_faster_plan_ties_only_within_the_error_of_a_comparison():
     best = find_best(LLAMA, V5P)
 

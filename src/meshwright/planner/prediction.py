@@ -37,7 +37,7 @@ from meshwright.planner.overlap import (
 )
 from meshwright.planner.reference import reference_seconds, timed_reference_collectives
 from meshwright.record import Bound, Collective, Phase, Record, merge
-from meshwright.step import DEFAULT, RULES, Strategy, Workload, device_blocks, has_reference
+from meshwright.step import DEFAULT, RULES, Strategy, Workload, device_blocks, dropless_padding, has_reference
 from meshwright.step.blocks import program
 from meshwright.step.passes.pipeline import is_shared_before, pre_pipeline_stack
 from meshwright.units import show_bytes
@@ -90,6 +90,11 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     if system.chip.kind == "gpu" and experts and experts.capacity_factor is None:
         size = device_blocks(workload, mesh, strategy).size
         notes += (f"priced with grouped products; XLA has none for GPUs: train multiplies {size} rows at a time",)
+    if system.chip.kind == "cpu" and experts and (room := dropless_padding(workload, mesh)) > 1:
+        notes += (
+            "planned for tokens spread evenly over experts; as none may be dropped, simulated devices exchange"
+            f" {room:.3g}x the rows, TPUs and GPUs only the rows that there are",
+        )
     if experts and experts.balance_weight and strategy.num_microbatches > 1:
         notes += (
             f"the loss of experts' balance is of each of {strategy.num_microbatches} microbatches, not of the batch:"
