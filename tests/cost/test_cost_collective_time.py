@@ -10,7 +10,7 @@ from meshwright.hardware import lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import predict
 from meshwright.record import Collective
-from meshwright.step import Workload
+from meshwright.step import Strategy, Workload
 
 COMPILED = {
     "v5e:2x2": False,
@@ -51,6 +51,18 @@ def test_a_sum_over_a_part_of_a_slice_is_onto_shards():
 
 def test_each_of_several_slices_is_whole():
     assert runs_as_all_reduce("2*v5e:4x4", dp=2, fsdp=16)
+    assert runs_as_all_reduce("2*v5e:4x4", fsdp=32)
+    assert not runs_as_all_reduce("2*v5e:4x4", fsdp=8, tp=4)
+
+
+def test_a_sum_over_slices_at_once_takes_as_long_as_in_turn():
+    """A sum over two slices at once waits for the all-reduce in each of them as one slice after the other does."""
+    workload = Workload(model=PRESETS["llama3-70b"], batch=1024, seq_len=8192)
+    at_once, in_turn = (
+        predict(workload, mesh, parse_system("2*v5p:8x8x8"), Strategy(num_microbatches=2))
+        for mesh in (MeshShape(fsdp=128, sp=8), MeshShape(dp=2, fsdp=64, sp=8))
+    )
+    assert in_turn.step_seconds == pytest.approx(at_once.step_seconds, rel=1e-3)
 
 
 def scatters(hardware, mesh):

@@ -78,6 +78,25 @@ def test_a_system_that_is_not_there_is_refused_with_what_is(text, error):
         parse_system(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "chips", "resized"),
+    [
+        ("2*v5p:8x8x8", 512, "v5p:8x8x8"),
+        ("2*v5p:8x8x8", 2048, "4*v5p:8x8x8"),
+        ("2*v5p:8x8x8", 256, "v5p:4x8x8"),
+        ("2*v5e:4x4", 40, None),
+        ("v5p:4x4x4", 128, "v5p:4x4x8"),
+    ],
+)
+def test_a_system_of_more_or_fewer_chips_has_whole_slices_where_it_can(text, chips, resized):
+    system = parse_system(text)
+    if resized is None:
+        with pytest.raises(MeshwrightError):
+            system.resized(chips)
+    else:
+        assert str(system.resized(chips)) == resized
+
+
 def test_a_device_of_tpu7x_is_half_a_chip():
     system = parse_system("tpu7x:4x4x4")
     assert system.peak("bf16") == 2.307e15 / 2

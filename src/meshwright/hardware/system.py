@@ -45,11 +45,18 @@ class System:
         return parse_system(text)
 
     def resized(self, num_chips: int) -> System:
-        """The same system with another number of chips in as many slices. Raises if there is no such slice."""
-        per_slice, rest = divmod(num_chips, self.num_slices)
+        """The same system with another number of chips: fewer or more of its slices, a part of one, or as many others.
+
+        Raises if there is no such slice.
+        """
+        slice_chips = math.prod(self.shape)
+        if self.num_slices > 1 and num_chips > 0 and num_chips % slice_chips == 0:
+            return replace(self, num_slices=num_chips // slice_chips)
+        num_slices = self.num_slices if num_chips > slice_chips else 1
+        per_slice, rest = divmod(num_chips, num_slices)
         if rest:
-            raise MeshwrightError(f"{num_chips} chips are not {self.num_slices} slices of one shape")
-        system = make_system(self.chip, (per_slice,), num_slices=self.num_slices)
+            raise MeshwrightError(f"{num_chips} chips are not {num_slices} slices of one shape")
+        system = make_system(self.chip, (per_slice,), num_slices=num_slices)
         return replace(system, memory_headroom=self.memory_headroom)
 
     @property

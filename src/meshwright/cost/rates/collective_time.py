@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.cost.rates.collective import collective_seconds
 from meshwright.cost.rates.links import collective_efficiency
-from meshwright.hardware import MeshPlacement, System
+from meshwright.hardware import MeshPlacement, Placement, System
 from meshwright.record import Collective, Kind
 
 _LEAST_CHIPS = 16
@@ -23,37 +25,48 @@ def achieved_seconds(kind: Kind, nbytes: float, layout: MeshPlacement, axes: tup
         layout: the mesh laid on its system.
         axes: the mesh axes of its groups.
     """
-    once = collective_seconds(kind, nbytes, layout.placement(axes))
-    return max(once.bandwidth_seconds / collective_efficiency(layout.system, once), once.latency_seconds)
+    return _achieved(kind, nbytes, layout.system, layout.placement(axes))
+
+
+def _achieved(kind: Kind, nbytes: float, system: System, placement: Placement) -> float:
+    """`achieved_seconds` over the links of a placement."""
+    once = collective_seconds(kind, nbytes, placement)
+    return max(once.bandwidth_seconds / collective_efficiency(system, once), once.latency_seconds)
 
 
 def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
     """The time of all runs of a planned collective: of what the chip's compiler makes of it.
 
-    Shards that go round tp beside products do so in halves, one each way, where the links of a torus close.
+    Shards that go round tp beside products do so in halves, one each way, where the links of a torus close. Where an
+    all-reduce in each slice stands for a reduce-scatter over several, shards alone travel between them.
     """
-    kind, nbytes = move.kind, move.bytes / move.count
+    kind, nbytes, placement = move.kind, move.bytes / move.count, layout.placement(move.axes)
     if kind == "collective-permute" and move.axes == ("tp",):
-        nbytes /= 2 if any(ring.is_wrapped for ring in layout.placement(move.axes).rings) else 1
+        nbytes /= 2 if any(ring.is_wrapped for ring in placement.rings) else 1
+    seconds = achieved_seconds(kind, nbytes, layout, move.axes)
     if reduce_scatter_runs_as_all_reduce(move, layout):
-        kind = "all-reduce"
-    return move.count * achieved_seconds(kind, nbytes, layout, move.axes)
+        inside = replace(placement, degree=_degree_inside(placement), crossings=())
+        seconds = max(seconds, _achieved("all-reduce", nbytes, layout.system, inside))
+    return move.count * seconds
 
 
 def reduce_scatter_runs_as_all_reduce(move: Collective, layout: MeshPlacement) -> bool:
     """Whether a collective is a reduce-scatter that the compiler makes an all-reduce and a slice, of twice the bytes.
 
-    The TPU compiler (libtpu 0.0.42.1) does so where a sum is over every chip of a slice: on v5e and v6e of square ones
-    from 4x4, on v5p from 2x2x4 on (`benchmarks/whole_slice_sums.py`). Other chips were not tried.
+    The TPU compiler (libtpu 0.0.42.1) does so where a sum is over every chip of a slice, or of several: on v5e and v6e
+    of square ones from 4x4, on v5p from 2x2x4 on (`benchmarks/whole_slice_sums.py`). Other chips were not tried.
     """
-    return move.kind == "reduce-scatter" and _sums_whole_slices(layout.system, layout.placement(move.axes).degree)
-
-
-def _sums_whole_slices(system: System, degree: int) -> bool:
-    """Whether a sum over `degree` devices is over whole slices of a shape where the compiler takes no shards of it."""
+    if move.kind != "reduce-scatter":
+        return False
+    system = layout.system
     chips = system.num_chips // system.num_slices
-    if degree != chips * system.devices_per_chip or chips < _LEAST_CHIPS:
+    if chips < _LEAST_CHIPS or _degree_inside(layout.placement(move.axes)) != chips * system.devices_per_chip:
         return False
     if system.chip.name in ("v5e", "v6e"):
         return system.shape[0] == system.shape[1]
     return system.chip.name == "v5p"
+
+
+def _degree_inside(placement: Placement) -> int:
+    """The devices of one slice that a collective is over."""
+    return placement.chip_members * math.prod(ring.size for ring in placement.rings)
