@@ -4,18 +4,17 @@ To take new ones: python tests/test_public.py
 """
 
 import ast
+import contextlib
 import importlib
-import os
+import io
 import pkgutil
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 import meshwright
-from meshwright.cli.main import COMMANDS
+from meshwright.cli.main import COMMANDS, main
 
 ROOT = Path(meshwright.__file__).parent
 DATA = Path(__file__).parent / "data"
@@ -40,10 +39,13 @@ def public_names():
 
 def help_of(words):
     """The help of a command, 100 columns wide, without colours."""
-    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-m", "meshwright.cli.main", *words, "--help"]
-    done = subprocess.run(command, capture_output=True, env=environment, check=True)
-    return done.stdout.decode()
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setenv("COLUMNS", "100")
+        patch.setenv("NO_COLOR", "1")
+        assert main([*words, "--help"]) == 0
+    out.seek(0)
+    return out.read()
 
 
 def help_file(name):
