@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import P
 
 from meshwright.families import PRESETS
 from meshwright.mesh import MeshShape
@@ -122,6 +123,22 @@ def test_the_gradients_of_a_norm_are_those_of_its_formula(dtype):
         assert found.dtype == wanted.dtype
         difference = np.linalg.norm(np.asarray(found - wanted, np.float32))
         assert difference <= (1e-6 if dtype == jnp.float32 else 5e-3) * np.linalg.norm(np.asarray(wanted, np.float32))
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_norm_over_dims_that_devices_split_is_that_of_one_device(kind):
+    """Over heads of which devices split the groups, as a server does over sp (OLMo 2), and the kv heads too."""
+    rng = np.random.default_rng(0)
+    dims = (("kv_heads", 4), ("group", 2), ("head_dim", 4))
+    op = Norm(name="norm", source="x", target="y", size=32, dims=dims, kind=kind)
+    x, scale = np.float32(rng.normal(size=(2, 3, 4, 2, 4))), np.float32(rng.uniform(size=(4, 2, 4)))
+    wanted = norm(jnp.asarray(x), op, jnp.asarray(scale))
+    mesh = jax.make_mesh((2, 2), ("tp", "sp"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        for split in (("tp", None, None), (None, "sp", None), ("tp", "sp", None)):
+            on_mesh = jax.device_put(x, P(None, None, *split)), jax.device_put(scale, P(*split))
+            found = jax.jit(norm, static_argnums=1)(on_mesh[0], op, on_mesh[1])
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -54,10 +54,13 @@ def serving(
             server.run()
         except Exception as error:
             errors.append(error)
+            ready.set()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert ready.wait(180)
+    if errors:
+        raise errors[0]
     try:
         yield Started(server.url, service, server, thread, errors)
     finally:

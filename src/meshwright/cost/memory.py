@@ -26,7 +26,7 @@ from meshwright.step import (
 )
 from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Matmul
-from meshwright.step.layer import Stack
+from meshwright.step.layer import CrossEntropy, Stack
 from meshwright.step.passes.pipeline import (
     LOGITS,
     is_spmd_pipeline,
@@ -241,7 +241,8 @@ class _Step:
         if self.kind == "tpu":
             op, local = self.activations.step.ops.forward[LOGITS].matmuls[0], self.activations.step.extents.local_dims
             is_one = local(op.rows[:1]) == 1 and local(op.rows) < local(op.columns) and self.mesh.pp == 1
-            if not is_one or self.workload.model.logits_softcap:
+            losses = (op for op in program(self.workload.model).logits if isinstance(op, CrossEntropy))
+            if not is_one or any(loss.softcap for loss in losses):
                 return 0.0
         return size * self.activations.logit_elements
 

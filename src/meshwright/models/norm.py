@@ -22,18 +22,31 @@ from meshwright.step.layer import Norm
 
 def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
     """The norm of x [..., d] over its last dim, or over `op.dims`: in float32, returned in the dtype of x."""
+    if op.offset:
+        scale = scale.astype(jnp.float32) + op.offset
+        op = replace(op, offset=0.0)
     if op.dims:
+        if any(jax.typeof(x).sharding.spec[1 - len(op.dims) :]):
+            return _over_split_dims(x, op, scale, bias)
         flat = x.reshape(*x.shape[: -len(op.dims)], op.size)
         return norm(flat, replace(op, dims=()), scale.reshape(-1), None if bias is None else bias.reshape(-1)).reshape(
             x.shape
         )
-    if op.offset:
-        scale = scale.astype(jnp.float32) + op.offset
     if op.kind == "layer":
         moved: Any = _layer_norm(op.epsilon, x, scale, jnp.zeros_like(scale) if bias is None else bias)
         return moved
     normed: Any = _rms_norm(op.epsilon, x, scale)
     return normed if bias is None else normed + lax.broadcast_to_rank(bias.astype(x.dtype), x.ndim)
+
+
+def _over_split_dims(x: Array, op: Norm, scale: Array, bias: Array | None) -> Array:
+    """The norm over dims of which devices split others than the first, so that no reshape makes them one dim."""
+    axes, wide = tuple(range(-len(op.dims), 0)), x.astype(jnp.float32)
+    if op.kind == "layer":
+        wide -= jnp.mean(wide, axis=axes, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=axes, keepdims=True) + op.epsilon)
+    normed = wide * inverse * _float32_per_token(scale, x)
+    return (normed if bias is None else normed + _float32_per_token(bias, x)).astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -94,7 +107,7 @@ _layer_norm.defvjp(_layer_forward, _layer_backward)
 
 
 def _float32_per_token(vector: Array, x: Array) -> Array:
-    """A vector [d] in float32, broadcast to the rank of x [..., d]."""
+    """A vector [d], or its dims, in float32, broadcast to the rank of x [..., d]."""
     return lax.broadcast_to_rank(vector.astype(jnp.float32), x.ndim)
 
 
