@@ -113,10 +113,12 @@ def test_what_was_not_used_for_longest_is_deleted_at_a_start(tmp_path, monkeypat
     for age, name in enumerate(("new-cache", "old-cache", "oldest-cache")):
         (directory / name).write_bytes(b"0123456789")
         os.utime(directory / name, (1e9 - age, 1e9 - age))
+    (directory / "autotuning").mkdir()
+    os.utime(directory / "autotuning", (1, 1))
     # Read since it was written.
     os.utime(directory / "oldest-cache", (2e9, 1e9 - 2))
     use_compile_cache(str(tmp_path))
-    assert sorted(path.name for path in directory.iterdir()) == ["new-cache", "oldest-cache"]
+    assert sorted(path.name for path in directory.iterdir()) == ["autotuning", "new-cache", "oldest-cache"]
 
 
 def test_a_directory_that_jax_was_told_of_is_kept(tmp_path, unchanged_options):

@@ -35,7 +35,15 @@ from meshwright.cost.kv_cache import (
     token_cache_bytes,
     wasted_share,
 )
-from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, offloaded_bytes, peak_within, step_memory
+from meshwright.cost.memory import (
+    argument_bytes,
+    host_bytes,
+    in_flight,
+    offloaded_bytes,
+    peak_within,
+    pool_notes,
+    step_memory,
+)
 from meshwright.cost.model_states import states_bytes
 from meshwright.cost.rates.achieved import contention_seconds, straggling_seconds
 from meshwright.cost.rates.borrowed import borrowed_figures, borrowed_notes
@@ -124,6 +132,7 @@ __all__ = [
     "op_seconds",
     "peak_within",
     "planned_seconds",
+    "pool_notes",
     "prefill_servers",
     "price",
     "product_efficiency",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Literal
 
 from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import States, stored_elements
-from meshwright.hardware import dtype_bytes
+from meshwright.hardware import System, dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.step import (
     DEFAULT,
@@ -36,11 +37,16 @@ from meshwright.step.passes.pipeline import (
     stage_layers,
 )
 from meshwright.step.sequence import has_attention
+from meshwright.units import show_bytes
 
 Kind = Literal["tpu", "gpu", "cpu"]
 
 _ROUNDING = 64
 """More bytes than a peak loses where its terms become whole numbers."""
+
+JAX_POOL = 0.75
+"""The share of a GPU's memory that JAX takes at its start and allocates from, unless XLA_PYTHON_CLIENT_MEM_FRACTION
+says another (docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
 
 ALWAYS = ("parameters", "optimizer", "activations", "gradients")
 """The terms that are told even where they are 0."""
@@ -53,9 +59,8 @@ def step_memory(
 
     That moment is in the loss, in the backward pass of a layer's attention or mlp, in the gradient of the table of
     embeddings, or in the update: terms of the others are left out. Of a pipeline it is the stage with most layers, its
-    first or its last. What the runtime keeps is not counted, as `System.usable_bytes` is without it; JAX gives programs
-    on GPUs three quarters of the memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says more
-    (docs.jax.dev/en/latest/gpu_memory_allocation.html). kind: of the chip; a TPU fills arrays up to tiles.
+    first or its last. What the runtime keeps is not counted, as `System.usable_bytes` is without it; of a GPU's
+    memory JAX takes a part (`JAX_POOL`). kind: of the chip; a TPU fills arrays up to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
 
@@ -124,6 +129,20 @@ def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> flo
     if virtual > 1 and not last:
         most *= 1 + (stages - 1) / (stages * virtual)
     return min(most, strategy.num_microbatches)
+
+
+def pool_notes(system: System, peak: float) -> tuple[str, ...]:
+    """What to set where a plan wants more of a GPU's memory in bytes than JAX takes by itself."""
+    physical = system.chip.physical_bytes
+    pool, wanted = JAX_POOL * physical, peak * (1 + (system.memory_headroom or 0.0))
+    if system.chip.kind != "gpu" or not pool < wanted <= system.usable_bytes:
+        return ()
+    # In steps of 5%, as far as the CUDA context leaves memory for it.
+    fraction = min(math.ceil(20 * wanted / physical) / 20, math.floor(100 * system.chip.usable_bytes / physical) / 100)
+    return (
+        f"JAX takes {JAX_POOL:.0%} of a GPU's memory by default, {show_bytes(pool)}: set"
+        f" XLA_PYTHON_CLIENT_MEM_FRACTION={fraction:.2f} for this plan",
+    )
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,9 @@ def why(plan: Plan) -> tuple[WhyFact, ...]:
 
 def answer(plan: Plan) -> tuple[WhyFact, ...]:
     """The facts of `why` that decide: tokens, memory, and the wait for the network or the pipeline where it is long."""
-    facts = why(plan)
     return tuple(
         fact
-        for fact in facts
+        for fact in why(plan)
         if isinstance(fact, TokensPerDevice | MemoryUse)
         or (isinstance(fact, ExposedCommunication | PipelineBubble) and fact.share >= WAITING_SHARE)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from meshwright.cost import (
     model_flops,
     offloaded_bytes,
     planned_seconds,
+    pool_notes,
     step_collectives,
     step_flops,
     step_memory,
@@ -103,25 +103,6 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
     if waiting := host_bytes(workload, mesh, strategy):
         notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
     return notes
-
-
-JAX_POOL = 0.75
-"""The share of a GPU's memory that JAX takes at its start and allocates from, unless XLA_PYTHON_CLIENT_MEM_FRACTION
-says another (docs.jax.dev, GPU memory allocation)."""
-
-
-def pool_notes(system: System, peak: float) -> tuple[str, ...]:
-    """What to set where a plan wants more of a GPU's memory in bytes than JAX takes by itself."""
-    physical = system.chip.physical_bytes
-    pool, wanted = JAX_POOL * physical, peak * (1 + (system.memory_headroom or 0.0))
-    if system.chip.kind != "gpu" or not pool < wanted <= system.usable_bytes:
-        return ()
-    # In steps of 5%, as far as the CUDA context leaves memory for it.
-    fraction = min(math.ceil(20 * wanted / physical) / 20, math.floor(100 * system.chip.usable_bytes / physical) / 100)
-    return (
-        f"JAX takes {JAX_POOL:.0%} of a GPU's memory by default, {show_bytes(pool)}: set"
-        f" XLA_PYTHON_CLIENT_MEM_FRACTION={fraction:.2f} for this plan",
-    )
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:

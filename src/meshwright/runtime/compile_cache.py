@@ -77,8 +77,10 @@ def _delete_unused(directory: Path, max_bytes: int) -> None:
         for entry in entries:
             # Another process may delete at the same time.
             with contextlib.suppress(FileNotFoundError):
-                stat = entry.stat()
-                found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, entry.path))
+                # XLA:GPU keeps its autotuning in a folder beside the programs.
+                if entry.is_file():
+                    stat = entry.stat()
+                    found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, entry.path))
     excess = sum(size for _, size, _ in found) - max_bytes
     for _, size, path in sorted(found):
         if excess <= 0:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.cli.plan.columns import comparison
-from meshwright.cli.tables import collective_table, console, show, table
+from meshwright.cli.tables import collective_table, console, show, speed, table
 from meshwright.cli.text import folded, next_line, terms
 from meshwright.planner import (
     Fix,
@@ -136,9 +136,7 @@ def headline(plan: Plan) -> str:
 
 def plan_speed(plan: Plan) -> str:
     """Step time and the MFU of what is computed, in a few words."""
-    mfu = computed_mfu(plan)
-    step = f"step {show_seconds(plan.predicted.step_seconds or 0.0)}"
-    return step if mfu is None else f"{step}   MFU {show_percent(mfu)}"
+    return speed(replace(plan.predicted, mfu=computed_mfu(plan)))
 
 
 def _print_answer(shown: Shown, *, is_explained: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.cost import ServingStep, borrowed_notes, serving_flops, serving_memory, serving_step
+from meshwright.cost import ServingStep, borrowed_notes, pool_notes, serving_flops, serving_memory, serving_step
 from meshwright.errors import MeshwrightError
 from meshwright.families import serving_from_data
 from meshwright.field_types import from_data
@@ -16,7 +16,6 @@ from meshwright.hardware import MeshPlacement, System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner.files import has_fields, read_data, write_data
 from meshwright.planner.plan import is_plan_file
-from meshwright.planner.prediction import pool_notes
 from meshwright.record import Record, merge
 from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving
 
