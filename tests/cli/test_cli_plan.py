@@ -223,3 +223,14 @@ def test_the_usual_sequence_of_a_model_is_taken_where_none_is_said(capsys):
         assert f"64 × {tokens} tokens" in capsys.readouterr().out.splitlines()[0]
     assert main(["plan", "llama2-7b", "--on", "h100:64", "--batch", "64", "--seq-len", "8192"]) == 0
     assert "llama2-7b was trained on 4,096 tokens" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_sweep_over_lengths_has_the_mfu_of_the_scores_that_are_computed(capsys):
+    words = ["plan", "llama3-8b", "--num-layers", "2", "--on", "h100:8", "--batch", "8", "--remat", "block"]
+    assert main([*words, "--sweep", "seq-len=262144"]) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("262,144")]
+    assert main([*words, "--seq-len", "262144"]) == 0
+    [answer] = [line for line in capsys.readouterr().out.splitlines() if " MFU " in line and "bound" in line]
+    share = re.search(r"MFU (\S+%)", answer)[1]
+    assert share in row.split()
+    assert float(share[:-1]) < 60  # All scores counted, it is half as much again.

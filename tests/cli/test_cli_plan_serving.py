@@ -21,7 +21,7 @@ def printed(words, capsys, code=0):
 
 
 def test_the_screen_has_the_answer_why_the_others_and_the_frontier(capsys):
-    out = printed([*DECODE, *NARROW, "--latency", "12ms", "--top", "3"], capsys)
+    out = printed([*DECODE, *NARROW, "--latency", "12ms", "--top", "3", "--explain"], capsys)
     head, counts, _, answer, why, *_ = out.splitlines()
     assert head == "llama2-7b · decode · 1984 + 64 tokens · v5e:2x2 · 12.0 ms asked for"
     assert counts == "weights int8, cache int8, products bf16; 12 layouts, 12 legal, 12 fit"
@@ -31,10 +31,16 @@ def test_the_screen_has_the_answer_why_the_others_and_the_frontier(capsys):
     for line in ("latency keeps the batch", "products are compute bound from batch 121", "in 128 pages of 16, 0%"):
         assert line in out
     assert "prompts keep " in out
-    assert "loses because" in out
+    assert "compared with the first" in out
     assert " frontier: no layout that fits has both a shorter step and more tokens a second" in out
     assert " step    weights " in out
     assert "all-reduce  tp" in out
+
+
+def test_a_plan_answers_in_about_twenty_lines_and_says_how_to_see_the_rest(capsys):
+    out = printed([*DECODE, *NARROW, "--latency", "12ms"], capsys).splitlines()
+    assert len(out) <= 22
+    assert out[-1] == " next   --explain   or  -o serve.yaml"
 
 
 def test_a_line_is_never_wider_than_the_screen(capsys):

@@ -12,7 +12,7 @@ WORKLOAD = Workload(model=load_model("llama3-8b"), batch=256, seq_len=4096)
 
 
 def best(workload, system):
-    return find_best(workload, system).predicted
+    return find_best(workload, system)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_each_point_is_the_plan_of_its_own_value():
     points = run_sweep(read_sweep("chips=16..64"), WORKLOAD, parse_system("v5p:4x4x4"), best)
     assert [point.system for point in points] == ["v5p:2x2x4", "v5p:2x4x4", "v5p:4x4x4"]
     for point in points:
-        assert point.record == best(WORKLOAD, parse_system(point.system))
+        assert point.plan == best(WORKLOAD, parse_system(point.system))
 
 
 def test_a_value_that_cannot_be_has_the_reason_and_the_others_their_plans():

@@ -154,7 +154,7 @@ def plan(
         return plan_one_mesh(workload, mesh, system, policies, fields, include_planned=include_planned)
 
     if swept is not None:
-        return run_sweep(swept, workload, system, lambda workload, system: find(workload, system, 1).plans[0].predicted)
+        return run_sweep(swept, workload, system, lambda workload, system: find(workload, system, 1).plans[0])
     if compare is not None:
         return tuple(map(of_mesh, read_compared(compare, system.num_devices)))
     if strategy is not None and (mesh is None or fields):

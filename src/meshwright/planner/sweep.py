@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
+from meshwright.planner.plan import Plan
 from meshwright.record import Record
 from meshwright.step import Workload
 from meshwright.units import parse_count
@@ -32,12 +33,17 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Point:
-    """One value with the record of its best mesh; None where there is none, and then the reason."""
+    """One value with its best plan; None where there is none, and then the reason."""
 
     value: int
     system: str
-    record: Record | None
+    plan: Plan | None
     reason: str = ""
+
+    @property
+    def record(self) -> Record | None:
+        """What the plan predicts."""
+        return self.plan.predicted if self.plan else None
 
 
 def read_sweep(text: str) -> Sweep:
@@ -75,14 +81,14 @@ def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_sweep(
-    sweep: Sweep, workload: Workload, system: System, best: Callable[[Workload, System], Record]
+    sweep: Sweep, workload: Workload, system: System, best: Callable[[Workload, System], Plan]
 ) -> tuple[Point, ...]:
     """The points of a sweep, each with what `best` finds for it; a value that cannot be has the reason."""
     return tuple(_point(sweep.key, value, workload, system, best) for value in sweep.values)
 
 
 def _point(
-    key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Record]
+    key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Plan]
 ) -> Point:
     """One point of a sweep."""
     try:

@@ -133,10 +133,12 @@ class ServingOutputArgs:
 
     mesh: Mesh = None
     """Look at this mesh alone: tp=4, or dp,fsdp,tp,sp as 1,1,4,1. Default: all."""
-    top: Top = "8"
-    """How many layouts to print. Default: 8."""
+    top: Top = "5"
+    """How many layouts to print. Default: 5."""
     output: Output = None
     """Write the best plan, as YAML or .json."""
+    explain: Annotated[bool, option()] = False
+    """Print the frontier of latency and throughput, the terms of step and memory, and the collectives too."""
     json: Json = False
     """Print data instead of tables: {"candidates": [plan, …], "frontier", …}."""
 

@@ -38,7 +38,6 @@ from meshwright.planner import (
     training_run,
 )
 from meshwright.planner.sweep import Sweep, swept_options
-from meshwright.record import Record
 from meshwright.step import Remat, Workload
 
 EXAMPLES = (
@@ -165,9 +164,9 @@ class _Training:
         planned = self.include_planned
         return plan_one_mesh(self.workload, mesh, self.system, self.policies, self.fields, include_planned=planned)
 
-    def _best(self, workload: Workload, system: System) -> Record:
-        """The record of the best plan of another workload or system."""
-        return self._find(workload, system, top=1).plans[0].predicted
+    def _best(self, workload: Workload, system: System) -> Plan:
+        """The best plan of another workload or system."""
+        return self._find(workload, system, top=1).plans[0]
 
     def _find(self, workload: Workload, system: System, *, top: int) -> Ranking:
         """The best meshes of a workload on a system, of what runs or of all that can be planned."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from meshwright.cli.plan.columns import comparison
-from meshwright.cli.plan.screen import candidate, headline, notes_of, plan_speed
+from meshwright.cli.plan.screen import candidate, notes_of, print_head
 from meshwright.cli.tables import GAP, console, show
 from meshwright.cli.text import folded, next_line
 from meshwright.planner import Plan, gap_to, how, say
@@ -21,10 +21,7 @@ def print_compared(plans: Sequence[Plan], trained: int) -> None:
     trained: see `Shown`.
     """
     best = min(plans, key=order)
-    show(console(), headline(best))
-    print()
-    fits = "" if best.predicted.fits else "   NONE FITS"
-    show(console(), f"  {best.mesh}   {plan_speed(best)}   {best.predicted.bound} bound{fits}", style="bold")
+    print_head(best)
     widest = max(12, *(len(str(plan.mesh)) for plan in plans)) + GAP
     abreast = max(1, (console().width - NAMES) // widest)
     for start in range(0, len(plans), abreast):

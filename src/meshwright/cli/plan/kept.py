@@ -6,12 +6,11 @@ import json
 import shlex
 
 from meshwright.cli.plan.args import Args
-from meshwright.cli.plan.screen import headline, plan_speed, print_terms, print_why
+from meshwright.cli.plan.screen import print_head, print_terms, print_why
 from meshwright.cli.tables import collective_table, console, show
 from meshwright.cli.text import folded, next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.planner import Plan, read_count, read_price, say, training_run
-from meshwright.units import show_bytes
 
 
 def print_kept(args: Args, plan: Plan) -> int:
@@ -25,12 +24,7 @@ def print_kept(args: Args, plan: Plan) -> int:
     price = None if tokens is None or args.search.price is None else read_price(args.search.price)
     is_explained, with_ops = args.output.explain, args.output.ops
     check_all_read(args, where)
-    record = plan.predicted
-    show(console(), headline(plan))
-    print()
-    memory = f"{show_bytes(record.memory_bytes['peak'])} of {show_bytes(plan.system.usable_bytes)}"
-    fits = "" if record.fits else "   DOES NOT FIT"
-    show(console(), f"  {plan.mesh}   {plan_speed(plan)}   {memory}   {record.bound} bound{fits}", style="bold")
+    print_head(plan)
     print_why(plan, is_explained=is_explained)
     if tokens is not None:
         print(folded(f"run: {say(training_run(plan, tokens, price))}"))
@@ -38,8 +32,8 @@ def print_kept(args: Args, plan: Plan) -> int:
         print()
         print_terms(plan)
         print()
-        show(console(), collective_table(record))
-    for note in record.notes:
+        show(console(), collective_table(plan.predicted))
+    for note in plan.predicted.notes:
         print(folded(f"note: {note}"))
     if with_ops:
         from meshwright.cli.plan.ops import print_ops

@@ -124,7 +124,19 @@ def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_op
     print(_next(shown, output, is_explained=is_explained))
 
 
-def headline(plan: Plan) -> str:
+def print_head(plan: Plan) -> None:
+    """Print what is planned, and in one line the mesh with its speed, its memory and what binds it."""
+    record = plan.predicted
+    rate = show_rate(record.tokens_per_second or 0.0, "tok/s")
+    memory = f"{show_bytes(record.memory_bytes['peak'])} of {show_bytes(plan.system.usable_bytes)}"
+    fits = "" if record.fits else "   DOES NOT FIT"
+    show(console(), _headline(plan))
+    print()
+    line = f"  {plan.mesh}   {plan_speed(plan)}   {rate}   {memory}   {record.bound} bound{fits}"
+    show(console(), line, style="bold")
+
+
+def _headline(plan: Plan) -> str:
     """What a plan is about."""
     workload, system = plan.workload, plan.system
     tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
@@ -142,14 +154,7 @@ def plan_speed(plan: Plan) -> str:
 def _print_answer(shown: Shown, *, is_explained: bool) -> None:
     """The best plan, how it runs, and why it is what it is."""
     best = shown.ranking.plans[0]
-    record, room = best.predicted, show_bytes(best.system.usable_bytes)
-    show(console(), headline(best))
-    memory = f"{show_bytes(record.memory_bytes['peak'])} of {room}"
-    rate = show_rate(record.tokens_per_second or 0.0, "tok/s")
-    fits = "" if record.fits else "   DOES NOT FIT"
-    line = f"  {best.mesh}   {plan_speed(best)}   {rate}   {memory}   {record.bound} bound{fits}"
-    print()
-    show(console(), line, style="bold")
+    print_head(best)
     print_why(best, is_explained=is_explained)
     if shown.run is not None:
         print(folded(f"run: {say(shown.run)}"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 
 from meshwright.cli.arguments import given_options
 from meshwright.cli.plan.args import ServeArgs
 from meshwright.cli.tables import collective_table, console, show, table
-from meshwright.cli.text import folded, terms
+from meshwright.cli.text import folded, next_line, terms
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
@@ -49,6 +50,8 @@ def plan_serving(args: ServeArgs) -> int:
     mesh = None if args.output.mesh is None else read_mesh(args.output.mesh, system.num_devices)
     path, as_json = args.output.output, args.output.json
     top = None if as_json else read_count("--top", args.output.top)
+    # JSON has everything, so that --explain beside it changes nothing.
+    is_explained = as_json or args.output.explain
     if path is not None:
         check_data_file(path)
     check_all_read(args, "beside --json" if as_json else "here")
@@ -62,10 +65,15 @@ def plan_serving(args: ServeArgs) -> int:
     else:
         _print_answer(ranking, system)
         _print_candidates(ranking, system, top)
-        _print_frontier(ranking, top)
-        _print_terms(best)
-        if path is not None:
+        if is_explained:
+            _print_frontier(ranking, top)
+            _print_terms(best)
+        if path is not None and phase == "decode":
+            print(next_line(shlex.join(["meshwright", "serve", args.model, "--plan", str(path)])))
+        elif path is not None:
             print(f"\n wrote  {path}")
+        else:
+            print(next_line(*(() if is_explained else ("--explain",)), "-o serve.yaml"))
     return 0 if best.predicted.fits and best.is_in_time else 1
 
 
@@ -130,7 +138,7 @@ def _print_answer(ranking: ServingRanking, system: System) -> None:
 def _print_candidates(ranking: ServingRanking, system: System, top: int) -> None:
     """The best batch of each layout, and why it loses."""
     best = ranking.candidates[0]
-    columns = ("", "mesh", "cache by", "batch", "step", "tok/s", "memory", "bound by", "loses because")
+    columns = ("", "mesh", "cache by", "batch", "step", "tok/s", "memory", "bound by", "compared with the first")
     rows = [
         (
             str(place),

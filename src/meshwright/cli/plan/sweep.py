@@ -13,7 +13,7 @@ from meshwright.cli.text import folded
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
-from meshwright.planner import Plan, Point, run_sweep
+from meshwright.planner import Plan, Point, computed_mfu, run_sweep
 from meshwright.planner.sweep import Sweep
 from meshwright.record import Record
 from meshwright.step import Workload
@@ -27,7 +27,7 @@ def plan_sweep(
     sweep: Sweep,
     workload: Workload,
     system: System,
-    best: Callable[[Workload, System], Record],
+    best: Callable[[Workload, System], Plan],
     *,
     plot: Path | None,
     as_json: bool,
@@ -106,16 +106,16 @@ def _limits(workload: Workload, system: System) -> Limits:
 
 def _row(point: Point, first: Point) -> tuple[str, ...]:
     """A point's line; scaling is the rate a device has beside that of the first point that fits."""
-    record = point.record
-    if record is None:
+    if point.plan is None:
         return (f"{point.value:,}", point.system, "-", "", "", "", "", "", "")
+    record = point.plan.predicted
     rate, base = _device_rate(record), _device_rate(first.record or record)
     return (
         f"{point.value:,}",
         point.system,
         mesh_name(record),
         show_seconds(record.step_seconds or 0.0),
-        show_percent(record.mfu or 0.0),
+        show_percent(computed_mfu(point.plan) or 0.0),
         show_rate(rate, "tok/s"),
         show_percent(rate / base),
         show_bytes(record.memory_bytes["peak"]) + ("" if record.fits else " !"),
