@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
+from jax.sharding import reshard
 
 from meshwright.models.dropout import DropoutRng, dropout_of_weights
 from meshwright.models.remat import INTERMEDIATE, SCORES
@@ -290,6 +291,8 @@ def _scores(
     scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32) / scoring.divisor
     if scoring.softcap:
         scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
+    # Each device makes the rows of its own queries.
+    positions = reshard(positions, P(jax.typeof(query).sharding.spec[1]))
     distance = positions[:, None] - jnp.arange(key.shape[1])[None, :]
     visible = distance >= 0
     if window is not None:
@@ -297,7 +300,8 @@ def _scores(
     if documents is not None:
         is_same = documents.queries[:, None, None, :, None] == documents.keys[:, None, None, None, :]
         visible = lax.broadcast_to_rank(visible, is_same.ndim) & is_same
-    return scores + lax.broadcast_to_rank(jnp.where(visible, 0.0, -jnp.inf), scores.ndim)
+    # Of `jnp.where` JAX would keep both operands, whole arrays of a constant, from the first layer on (JAX 0.10.2).
+    return scores + lax.broadcast_to_rank(jnp.log(visible.astype(jnp.float32)), scores.ndim)
 
 
 def _largest(scores: Array, sinks: Array | None) -> Array:
