@@ -118,10 +118,15 @@ class Record:
         """Those over the axes of this record's mesh: a frozen reference's are over the axes of another."""
         return tuple(move for move in self.collectives if move.phase != "reference")
 
+    @property
+    def shown_mfu(self) -> float | None:
+        """`mfu`; None on simulated CPU devices, which share the cores of one machine and have no peak of their own."""
+        return None if self.hardware.startswith("cpu:") else self.mfu
+
     def __str__(self) -> str:
         """The step, MFU, memory and what binds it, in a line."""
         parts = [f"step {show_seconds(self.step_seconds)}"] if self.step_seconds is not None else []
-        parts += [f"MFU {show_percent(self.mfu)}"] if self.mfu is not None else []
+        parts += [f"MFU {show_percent(self.shown_mfu)}"] if self.shown_mfu is not None else []
         parts += [show_bytes(self.memory_bytes["peak"])] if "peak" in self.memory_bytes else []
         parts += ["DOES NOT FIT"] if self.fits is False else []
         parts += [f"{self.bound} bound"] if self.bound else []

@@ -60,7 +60,7 @@ CALLS = """
 1 | plan llama3-405b --on h100:8 --serve decode                            | DOES NOT FIT
 1 | plan llama3-8b --on v5e:2x2 --batch 8 --num-layers 16                  | DOES NOT FIT
 1 | plan llama3-8b --on v5e:2x2 --batch 8 --num-layers 16 --json           | fixes
-1 | plan llama3-8b --on v5e:2x2 --batch 8 --compare fsdp=4                 | NONE FITS
+1 | plan llama3-8b --on v5e:2x2 --batch 8 --compare fsdp=4                 | DOES NOT FIT
 1 | plan tiny --on cpu:8 --serve decode --latency 1us                      | TOO LATE
 2 |                                                                        |
 2 | plan                                                                   | MODEL is missing

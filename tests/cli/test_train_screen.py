@@ -2,15 +2,15 @@
 
 import io
 import re
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from meshwright.cli.train import screen as train_screen
 from meshwright.cli.train.screen import LEAST_BAR, TrainScreen, loss_chart, usage
+from meshwright.record import Record
 
-PLAN = SimpleNamespace(step_seconds=0.0575)
+PLAN = Record(origin="predicted", mesh={}, hardware="h100:8", step_seconds=0.0575, mfu=0.6)
 
 
 def row(step):

@@ -26,7 +26,7 @@ def console(*, stderr: bool = False) -> Console:
     return Console(highlight=False, width=terminal_columns() or WIDTH)
 
 
-_WRONG = r"DOES NOT FIT|TOO LATE|NONE FITS|NOT AS INFERRED"
+_WRONG = r"DOES NOT FIT|TOO LATE|NOT AS INFERRED"
 
 
 def show(out: Console, item: RenderableType, **options: Any) -> None:
@@ -175,7 +175,7 @@ def headline(workload: Workload, hardware: str) -> str:
 def speed(record: Record) -> str:
     """Step time and MFU in a few words."""
     step = show_seconds(record.step_seconds) if record.step_seconds is not None else "?"
-    return f"step {step}" + (f"   MFU {show_percent(record.mfu)}" if record.mfu is not None else "")
+    return f"step {step}" + (f"   MFU {show_percent(record.shown_mfu)}" if record.shown_mfu is not None else "")
 
 
 def promise(planned: Record) -> str:

@@ -54,10 +54,8 @@ def computed_mfu(plan: Plan) -> float | None:
     A fused kernel skips them, so that with long sequences the usual MFU, which counts them all, can be over 100%.
     None on simulated CPU devices, which share the cores of one machine and have no peak of their own.
     """
-    if plan.system.chip.kind == "cpu":
-        return None
     causal = _causal(plan)
-    return causal.causal_mfu if causal else plan.predicted.mfu
+    return causal.causal_mfu if causal and plan.predicted.shown_mfu else plan.predicted.shown_mfu
 
 
 def training_run(plan: Plan, tokens: int, price: float | None = None) -> TrainingRun:

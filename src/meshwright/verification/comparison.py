@@ -160,7 +160,7 @@ def _times(predicted: Record, compiled: Record, measured: Record | None) -> Iter
     quantities: tuple[tuple[str, Unit, str], ...] = (
         ("step", "s", "step_seconds"),
         ("tokens a second", "tok/s", "tokens_per_second"),
-        ("MFU", "share", "mfu"),
+        ("MFU", "share", "shown_mfu"),
     )
     for quantity, unit, name in quantities:
         plan, program = getattr(predicted, name), getattr(compiled, name)

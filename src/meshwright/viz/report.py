@@ -132,7 +132,7 @@ def _overview(runs: Sequence[Run]) -> Section:
                 _number(run.rows[-1].get("loss")),
                 _number(evaluated[-1] if evaluated else None),
                 _or_dash(run.measured.tokens_per_second, lambda rate: show_rate(rate, "tok/s")),
-                _or_dash(run.measured.mfu, show_percent),
+                _or_dash(run.measured.shown_mfu, show_percent),
                 _or_dash(run.measured.step_seconds, show_seconds),
                 _or_dash(run.plan.predicted.step_seconds, show_seconds),
                 show_percent(seconds["steps"] / total) if total else "–",
@@ -269,7 +269,7 @@ def _quantities(run: Run) -> str:
             "–",
             _or_dash(found.tokens_per_second, lambda rate: show_rate(rate, "tok/s")),
         ),
-        ("MFU", _or_dash(planned.mfu, show_percent), "–", _or_dash(found.mfu, show_percent)),
+        ("MFU", _or_dash(planned.shown_mfu, show_percent), "–", _or_dash(found.shown_mfu, show_percent)),
         (
             "memory peak",
             _or_dash(planned.memory_bytes.get("peak"), show_bytes),

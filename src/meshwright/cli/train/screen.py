@@ -146,7 +146,7 @@ class TrainScreen:
             f"loss {row['loss']:.3f}",
             *_of_pairs(row),
             show_rate(row["tokens_per_second"], "tok/s"),
-            f"MFU {show_percent(row['mfu'])}",
+            *(() if self._planned.shown_mfu is None else (f"MFU {show_percent(row['mfu'])}",)),
             show_seconds(row["step_seconds"]),
             f"(plan {show_seconds(self._planned.step_seconds or 0.0)})",
         ]
