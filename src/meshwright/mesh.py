@@ -153,7 +153,7 @@ def _named(text: str) -> dict[str, int]:
     for part in text.split(","):
         axis, _, degree = (word.strip() for word in part.partition("="))
         if axis not in AXES:
-            ours = _ours(axis)
+            ours = our_axis(axis)
             hint = f"; here that is {ours}" if ours else ""
             raise MeshwrightError(f"mesh {text!r} names axis {axis!r}{hint}; the axes are {_list(AXES)}")
         if axis in degrees:
@@ -162,14 +162,19 @@ def _named(text: str) -> dict[str, int]:
     return degrees
 
 
-def _ours(axis: str) -> str:
-    """What does here what another framework's axis does; nothing where that is not known."""
-    # MaxText has two degrees of each axis, within a slice (ICI) and across slices (DCN), which are multiplied.
-    degree = re.fullmatch(r"(ici|dcn)_(\w+)_parallelism", axis)
-    name = degree[2] if degree else axis
-    ours = OTHERS_AXES.get(name, name if degree and name in AXES else "")
+def our_axis(name: str) -> str:
+    """What does here what another framework's axis, or its option for the degree of one, does; else an empty text.
+
+    >>> our_axis("tensor_model_parallel_size")
+    'tp'
+    """
+    # MaxText has two degrees of each axis, within a slice (ICI) and across slices (DCN), which are multiplied. Megatron
+    # says tensor_model_parallel_size, torchtitan tensor_parallel_degree.
+    found = re.fullmatch(r"(?:(ici|dcn)_)?(\w+?)(?:_parallelism|(?:_model)?_parallel(?:_size|_degree))?", name)
+    axis = found[2] if found else name
+    ours = OTHERS_AXES.get(axis, axis if axis != name and axis in AXES else "")
     across = " of a system of several slices, as --on 2*v5p:4x4x4, whose outermost axes cross them"
-    return ours + across if ours and degree and degree[1] == "dcn" else ours
+    return ours + across if ours and found and found[1] == "dcn" else ours
 
 
 def _degree(word: str, text: str) -> int:

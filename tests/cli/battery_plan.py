@@ -60,7 +60,7 @@ CALLS = """
 1 | plan llama3-405b --on h100:8 --serve decode                            | DOES NOT FIT
 1 | plan llama3-8b --on v5e:2x2 --batch 8 --num-layers 16                  | DOES NOT FIT
 1 | plan llama3-8b --on v5e:2x2 --batch 8 --num-layers 16 --json           | fixes
-1 | plan llama3-8b --on v5e:2x2 --batch 8 --compare fsdp=4                 | DOES NOT FIT
+1 | plan llama3-8b --on v5e:2x2 --batch 8 --compare fsdp=4                 | none fits
 1 | plan tiny --on cpu:8 --serve decode --latency 1us                      | TOO LATE
 2 |                                                                        |
 2 | plan                                                                   | MODEL is missing
@@ -259,6 +259,9 @@ CALLS = """
 2 | plan tiny --on cpu:8 --batch 16 --tokens 1T --price 4,2                | amount
 2 | plan tiny --on cpu:8 --batch 16 --price 4.2                            | --price changes nothing
 2 | plan tiny --on cpu:8 --batch 16 --sweep chips=8,8                      | twice
+2 | plan tiny --on cpu:8 --batch 16 --ici_fsdp_parallelism 4               | here that is a degree of --mesh: fsdp
+2 | plan tiny --on cpu:8 --batch 16 --tensor-model-parallel-size 4         | here that is a degree of --mesh: tp
+2 | plan tiny --on cpu:8 --batch 16 --mesh dcn_data=2,ici_fsdp=4           | here that is dp of a system of several slices
 2 | plan tiny --on cpu:8 --batch 16 --sweep chips=４,8                     | whole number
 2 | plan tiny --on cpu:8 --batch 16 --plot a.svg -o a.svg                  | .yaml
 2 | plan tiny --on cpu:8 --batch 16 -o a.toml                              | .yaml

@@ -150,6 +150,11 @@ def test_a_plan_says_how_it_runs_and_what_decides_with_numbers():
     assert say(why(plan)[0]) == "65,536 tokens a device hide weights and gradients over fsdp, which want 850"
     few = make_plan(replace(LLAMA, batch=16, seq_len=128), MeshShape(fsdp=16), parse_system("v5e:4x4"))
     assert "128 tokens a device do not hide" in say(why(few)[0])
+    # ZeRO-3 gathers weights for each microbatch, ZeRO-1 once a step.
+    [each, once] = (replace(plan.strategy, num_microbatches=8, zero_stage=stage) for stage in (3, 1))
+    gathered = make_plan(plan.workload, plan.mesh, plan.system, each)
+    assert "8,192 tokens a device and microbatch hide" in say(why(gathered)[0])
+    assert say(why(make_plan(plan.workload, plan.mesh, plan.system, once))[0]).startswith("65,536 tokens a device hide")
     piped = make_plan(LLAMA, MeshShape(fsdp=8, tp=2, pp=4), V5P, Strategy(num_microbatches=8, zero_stage=2))
     assert "8 microbatches · 1f1b · ZeRO-2" in how(piped)
     assert any("4 - 1 stages for 8 microbatches" in line for line in map(say, why(piped)))

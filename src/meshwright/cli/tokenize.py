@@ -17,6 +17,7 @@ from meshwright.cli.typed import check_all_read
 from meshwright.data import Rule, Tokenizing, describe_bad, find_encoder, find_files, tokenize
 from meshwright.errors import MeshwrightError
 from meshwright.text import read_json, read_tokenizer
+from meshwright.units import show_count
 
 EXAMPLES = (
     "meshwright tokenize wiki.jsonl -o tokens/wiki --tokenizer Llama-3.2-1B",
@@ -69,7 +70,7 @@ def run(args: Args) -> int:
         found = {"directory": str(output), "documents": info.documents, "tokens": info.tokens, "bad_data": info.bad}
         print(json.dumps(found, indent=2))
         return 0
-    made = f"{info.documents // 2:,} pairs" if info.form == "pairs" else f"{info.documents:,} documents"
+    made = show_count(info.documents // 2, "pair") if info.form == "pairs" else show_count(info.documents, "document")
     print("\n".join(wrap(f"wrote {output}: {made}, {info.tokens:,} tokens of {info.tokenizer_name}")))
     if left_out := describe_bad(info.bad):
         print("\n".join(wrap(f"left out: {left_out}")))

@@ -150,7 +150,9 @@ class LoadedModel:
             stride: tokens from window to window, by default seq_len; see `text_losses`.
         """
         several = [texts] if isinstance(texts, str) else texts
-        if not len(several):
+        if not isinstance(several, Sequence):
+            raise MeshwrightError(f"texts is {texts!r}; it is a text, or a list of texts")
+        if not several:
             raise MeshwrightError("there is no text; give at least one")
         rows = [self.encode(text) for text in several]
         _check_predicted(rows)

@@ -86,8 +86,18 @@ def data_axes(plan: Plan) -> tuple[str, ...]:
 
 
 def local_tokens(plan: Plan) -> int:
-    """The tokens of one device in a step."""
-    return plan.workload.tokens // plan.mesh.degree(token_axes())
+    """The tokens that one device works on for each time that weights are gathered or gradients summed.
+
+    Of a microbatch where each gathers or sums over fsdp or sp (ZeRO-2 and 3), else of the step.
+    """
+    parts = plan.strategy.num_microbatches if _is_for_each_microbatch(plan) else 1
+    return plan.workload.tokens // plan.mesh.degree(token_axes()) // parts
+
+
+def _is_for_each_microbatch(plan: Plan) -> bool:
+    """Whether each of several microbatches gathers weights or sums gradients."""
+    strategy = plan.strategy
+    return strategy.num_microbatches > 1 and strategy.zero_stage >= 2 and any(axis != "dp" for axis in data_axes(plan))
 
 
 def gap_to(plan: Plan, best: Plan) -> Gap:
@@ -122,7 +132,8 @@ def dearest_axes(record: Record) -> tuple[str, ...]:
 def _tokens(plan: Plan) -> TokensPerDevice:
     """The tokens that a device has beside those that hide its weights and gradients."""
     axes = data_axes(plan)
-    return TokensPerDevice(local_tokens(plan), axes, wanted_tokens(plan, axes) if axes else 0)
+    wanted = wanted_tokens(plan, axes) if axes else 0
+    return TokensPerDevice(local_tokens(plan), axes, wanted, is_of_microbatch=_is_for_each_microbatch(plan))
 
 
 def _tensor(plan: Plan) -> TensorDegree | None:

@@ -14,12 +14,14 @@ from meshwright.record import Bound
 class TokensPerDevice:
     """The tokens of a device beside those that hide gathers of weights and sums of gradients over some axes.
 
-    axes: empty where no axis gathers or sums. wanted: tokens from which all of it is hidden.
+    axes: empty where no axis gathers or sums. wanted: tokens from which all of it is hidden. is_of_microbatch: the
+    tokens are those of one microbatch, as each gathers or sums anew.
     """
 
     tokens: int
     axes: tuple[str, ...]
     wanted: int
+    is_of_microbatch: bool = False
 
     @property
     def is_hidden(self) -> bool:

@@ -202,7 +202,9 @@ def check_kernel(system: System, strategy: Strategy) -> None:
 def as_run(plan: Plan) -> Plan:
     """The plan, as `meshwright train` runs it; one that cannot be run is an error that says why."""
     if reason := plan.planned_only:
-        raise MeshwrightError(f"{reason}; `meshwright plan` without --include-planned finds what can")
+        of_model = plan.workload.model.planned_only
+        hint = "it can be planned alone" if of_model else "`meshwright plan` without --include-planned finds what can"
+        raise MeshwrightError(f"{reason}; {hint}")
     return plan
 
 

@@ -84,7 +84,8 @@ def _(fact: TokensPerDevice) -> str:
         return f"{fact.tokens:,} tokens a device, and no axis gathers weights or sums gradients"
     verb = "hide" if fact.is_hidden else "do not hide"
     over = "*".join(fact.axes)
-    return f"{fact.tokens:,} tokens a device {verb} weights and gradients over {over}, which want {fact.wanted:,}"
+    each = "a device and microbatch" if fact.is_of_microbatch else "a device"
+    return f"{fact.tokens:,} tokens {each} {verb} weights and gradients over {over}, which want {fact.wanted:,}"
 
 
 @say.register

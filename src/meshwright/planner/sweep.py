@@ -87,9 +87,7 @@ def run_sweep(
     return tuple(_point(sweep.key, value, workload, system, best) for value in sweep.values)
 
 
-def _point(
-    key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Plan]
-) -> Point:
+def _point(key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Plan]) -> Point:
     """One point of a sweep."""
     try:
         if key == "chips":

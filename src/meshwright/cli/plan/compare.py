@@ -21,6 +21,7 @@ def print_compared(plans: Sequence[Plan], trained: int) -> None:
     trained: see `Shown`.
     """
     best = min(plans, key=order)
+    fits = best.predicted.fits
     print_head(best)
     widest = max(12, *(len(str(plan.mesh)) for plan in plans)) + GAP
     abreast = max(1, (console().width - NAMES) // widest)
@@ -29,12 +30,14 @@ def print_compared(plans: Sequence[Plan], trained: int) -> None:
         show(console(), comparison(plans[start : start + abreast]))
     print()
     for plan in plans:
-        loses = "the best of these" if plan == best else f"loses because: {say(gap_to(plan, best))}"
+        first = "the best of these" if fits else "none fits; this wants least"
+        loses = first if plan == best else f"loses because: {say(gap_to(plan, best))}"
         print(folded(f"{plan.mesh}: {loses}"))
         print(folded(f"       {how(plan)}"))
     for note in notes_of(best, trained):
         print(folded(f"note: {note}"))
-    print(next_line(f"--mesh {best.mesh} -o plan.yaml"))
+    if fits:
+        print(next_line(f"--mesh {best.mesh} -o plan.yaml"))
 
 
 def compare_data(plans: Sequence[Plan]) -> None:

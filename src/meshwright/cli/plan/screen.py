@@ -62,6 +62,7 @@ def plan_data(shown: Shown, *, with_ops: bool) -> None:
         "why": [fact_data(fact) for fact in why(best)],
         "rules_of_thumb": [fact_data(fact) for fact in rules_of_thumb(best)],
         "nearby": [fact_data(fact) for fact in nearby(best)],
+        "notes": notes_of(asked or best, shown.trained),
     }
     if asked is not None:
         data["requested"] = candidate(asked, best)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from meshwright.cli.kept import kept_plan
+from meshwright.cli.plan.screen import notes_of
 from meshwright.cli.tables import console, headline, show
+from meshwright.cli.text import folded
 from meshwright.cli.train.args import Args
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
+from meshwright.families import trained_seq_len
+from meshwright.planner import Plan
 from meshwright.record import Record
-from meshwright.units import show_bytes, show_rate, show_seconds
+from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 if TYPE_CHECKING:
     from meshwright.training import RunConfig
@@ -51,8 +56,19 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
         )
         print(f"a step: {show_seconds(seconds)}, {tokens:,} tokens, {show_rate(tokens / seconds, 'tok/s')} (plan)")
         print(f"to the end: {config.steps:,} steps, {tokens * config.steps:,} tokens, {_long(seconds * config.steps)}")
+        for note in _notes(plan, memory, args.model):
+            print(folded(f"note: {note}"))
         print("nothing was written; without --dry-run the run begins")
     return fits
+
+
+def _notes(plan: Plan, compiled: int, model: str) -> list[str]:
+    """What a reader should know beside the figures. compiled: the bytes of memory that the compiled step takes."""
+    notes = notes_of(plan, 0 if kept_plan(model) else trained_seq_len(model))
+    more = compiled / plan.predicted.memory_bytes["peak"] - 1
+    if more > (plan.memory_headroom or 0.0):
+        notes.append(f"the compiled step takes {show_percent(more)} more memory than planned, and runs if that fits")
+    return notes
 
 
 def _long(seconds: float) -> str:

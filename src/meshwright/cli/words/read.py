@@ -15,6 +15,7 @@ from typing import Any
 from meshwright.cli.words.config_file import read_config_file
 from meshwright.cli.words.options import Option, declared_words
 from meshwright.errors import MeshwrightError
+from meshwright.mesh import our_axis
 
 ALIASES = {"--mesh-dim": "--mesh", "--out": "--output", "--max-tokens": "--num-tokens", "--for": "--serve"}
 """Second names of options, which help does not list."""
@@ -199,5 +200,8 @@ def _unknown(name: str, args: type, kinds: Mapping[str, type], hints: Mapping[st
         if name in declared_words(declared)[0]:
             hint = f"use {hints[name]}" if name in hints else "leave it out"
             return f"{name} is an option of {other}, and this is {this}; {hint}"
+    degree = name.removeprefix("--").removeprefix("parallelism.").replace("-", "_")
+    if "--mesh" in known and (ours := our_axis(degree)):
+        return f"there is no option {name}; here that is a degree of --mesh: {ours}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f"there is no option {name}; {f'did you mean {near[0]}? ' if near else ''}--help lists them"

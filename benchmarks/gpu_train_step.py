@@ -1,0 +1,172 @@
+"""Train steps and products of one GPU that is here, predicted beside measured: step, MFU, peak of memory.
+
+    .venv/bin/python benchmarks/gpu_train_step.py [--rows llama3-8b gpt2-xl …] [--steps 8] [--json FILE] [--trace DIR]
+
+The plan is the planner's best for one such GPU. Each model runs in a process of its own, whose peak of memory is
+therefore its own: random tokens, the median of the steps after the first two. `compiled` is XLA's own figure of the
+memory. Of products, [m, k] @ [k, n] in bfloat16 and float32 sums, the median of 5 times 20, one after the other. A GPU's
+memory has to be JAX's: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+ROWS = {
+    "llama3-8b": {"num_layers": 4, "batch": 8, "seq_len": 2048},
+    "gpt2-xl": {"batch": 16, "seq_len": 1024},
+    "qwen3-8b": {"num_layers": 6, "batch": 4, "seq_len": 8192},
+    "gemma3-1b": {"batch": 8, "seq_len": 4096},
+    "mixtral-8x7b": {"num_layers": 1, "batch": 8, "seq_len": 4096},
+    "llama3-8b long": {"num_layers": 2, "batch": 1, "seq_len": 65536},
+}
+"""Models, cut to some of their layers, and what a step reads."""
+
+PRODUCTS = (
+    (16384, 4096, 4096), (16384, 4096, 14336), (16384, 14336, 4096), (4096, 16384, 14336), (16384, 4096, 128256),
+    (16384, 1600, 6400), (8192, 8192, 8192), (2048, 4096, 14336), (256, 4096, 14336), (16, 4096, 14336),
+)  # fmt: skip
+"""m, k, n of products alone."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="*", default=list(ROWS))
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--trace", type=Path, help="a folder for a trace of one more step of each model")
+    args = parser.parse_args()
+    spawn = multiprocessing.get_context("spawn")
+    found: list[dict[str, Any]] = []
+    for name in (*args.rows, "products"):
+        mine, theirs = spawn.Pipe(duplex=False)
+        child = spawn.Process(target=measure, args=(name, args.steps, args.trace, theirs))
+        child.start()
+        theirs.close()
+        try:
+            rows = mine.recv()
+        except EOFError:
+            rows = [{"row": name, "error": "its process ended"}]
+        child.join()
+        for row in rows:
+            print(json.dumps(row), flush=True)
+        found += rows
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def measure(name: str, steps: int, trace: Path | None, to: Any) -> None:
+    """Send the rows of one model, or of products alone."""
+    try:
+        rows = products() if name == "products" else [train(name, steps, trace)]
+    except Exception as error:
+        rows = [{"row": name, "error": f"{type(error).__name__}: {str(error)[:2000]}"}]
+    to.send(rows)
+
+
+def here() -> Any:
+    """One GPU of the kind that is here."""
+    import jax
+
+    from meshwright.hardware import chip_names, parse_system
+
+    kind = jax.devices()[0].device_kind.lower()
+    return parse_system(next(chip for chip in chip_names() if chip.split("-")[0] in kind) + ":1")
+
+
+def train(name: str, steps: int, trace: Path | None = None) -> dict[str, Any]:
+    """A row of one model."""
+    import jax
+    import numpy as np
+
+    import meshwright
+    from meshwright.runtime import ShardingContext, build_mesh
+    from meshwright.runtime.program_memory import program_memory
+    from meshwright.step import rules_of
+    from meshwright.training import Optimizer, initial_state, train_step
+    from meshwright.training.program import StepProgram
+
+    plan: Any = meshwright.plan(name.split()[0], str(here()), **ROWS[name])
+    workload, predicted = plan.workload, plan.predicted
+    model = workload.model
+    mesh, layout = build_mesh(plan.mesh), ShardingContext(plan.mesh, rules_of(plan.strategy))
+    optimizer = Optimizer()
+    text = np.random.default_rng(0).integers(0, model.vocab, (workload.batch, workload.seq_len + 1), dtype=np.int32)
+    with jax.set_mesh(mesh):
+        place = layout.spec("batch", "sequence")
+        batch = {"tokens": jax.device_put(text[:, :-1], place), "targets": jax.device_put(text[:, 1:], place)}
+        state = initial_state(workload, layout, optimizer, mesh, plan.strategy, seed=0)
+        program = StepProgram(train_step(workload, layout, optimizer, plan.strategy), print)
+        times, losses = [], []
+        for _ in range(steps):
+            began = time.perf_counter()
+            state, metrics = jax.block_until_ready(program(state, batch))
+            times.append(time.perf_counter() - began)
+            losses.append(float(metrics["loss"]))
+        if trace is not None:
+            with jax.profiler.trace(str(trace / name.replace(" ", "_"))):
+                jax.block_until_ready(program(state, batch))
+    assert program.compiled is not None
+    seconds = statistics.median(times[2:])
+    stats = jax.devices()[0].memory_stats() or {}
+    return {
+        "row": name,
+        "device": jax.devices()[0].device_kind,
+        "run as": f"remat {workload.remat} {plan.strategy.attention} m{plan.strategy.num_microbatches}",
+        "predicted_seconds": predicted.step_seconds,
+        "measured_seconds": seconds,
+        "ratio": predicted.step_seconds / seconds,
+        "mfu_predicted": predicted.mfu,
+        "mfu_measured": predicted.mfu * predicted.step_seconds / seconds,
+        "memory_predicted": predicted.memory_bytes["peak"],
+        "memory_compiled": program_memory(program.compiled, on_tpu=False)["peak"],
+        "memory_measured": stats.get("peak_bytes_in_use"),
+        "breakdown_seconds": dict(predicted.breakdown_seconds),
+        "seconds": times,
+        "losses": losses,
+    }
+
+
+def products() -> list[dict[str, Any]]:
+    """Rows of products alone."""
+    import jax
+    import jax.numpy as jnp
+
+    from meshwright.cost import matmul_bytes
+    from meshwright.cost.rates.efficiency import gpu_figures, gpu_product_seconds
+
+    system, rows = here(), []
+    for m, k, n in PRODUCTS:
+        keys = jax.random.split(jax.random.key(0))
+        x, w = jax.random.normal(keys[0], (m, k), jnp.bfloat16), jax.random.normal(keys[1], (k, n), jnp.bfloat16)
+
+        multiply = jax.jit(lambda x, w: jnp.dot(x, w, preferred_element_type=jnp.float32).astype(jnp.bfloat16))
+        jax.block_until_ready(multiply(x, w))
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            for _ in range(20):
+                y = multiply(x, w)
+            jax.block_until_ready(y)
+            times.append((time.perf_counter() - began) / 20)
+        moved = matmul_bytes(m, k, n, weight_dtype="bf16", activation_dtype="bf16")
+        planned = gpu_product_seconds(gpu_figures(system.chip.name), system, m, k, n, moved_bytes=moved)
+        seconds = statistics.median(times)
+        rows.append({
+            "row": f"[{m}, {k}] @ [{k}, {n}]",
+            "predicted_seconds": planned,
+            "measured_seconds": seconds,
+            "ratio": planned / seconds,
+            "flops_per_second": 2 * m * k * n / seconds,
+        })  # fmt: skip
+    return rows
+
+
+if __name__ == "__main__":
+    main()
