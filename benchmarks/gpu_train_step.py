@@ -55,10 +55,20 @@ def main() -> None:
             rows = [{"row": name, "error": "its process ended"}]
         child.join()
         for row in rows:
-            print(json.dumps(row), flush=True)
+            print(line(row), flush=True)
         found += rows
         if args.json:
             args.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row in words: predicted | measured and their ratio, and of a step its memory, predicted | compiled | measured."""
+    if "error" in row:
+        return f"{row['row']:32}{row['error']}"
+    times = [f"{1000 * row[f'{which}_seconds']:9.2f} ms" for which in ("predicted", "measured")]
+    text = f"{row['row']:32}{row.get('run as', ''):24}{''.join(times)}{row['ratio']:7.2f}"
+    sizes = [row.get(f"memory_{which}") for which in ("predicted", "compiled", "measured")]
+    return text + "".join(f"{size / 1e9:8.1f} GB" for size in sizes if size is not None)
 
 
 def measure(name: str, steps: int, trace: Path | None, to: Any) -> None:

@@ -3,6 +3,8 @@
 What transformers makes of each change is in `tests/goldens/FAMILY/mutations.{json,npz}` (`make_mutations.py`).
 """
 
+import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
@@ -55,6 +57,48 @@ def test_a_changed_field_is_refused_or_changes_the_model_as_it_does_in_transform
     assert not wrong, "\n".join(wrong)
 
 
+def change(model, before):
+    """What differs between two models: paths of fields, with the new value unless that is a number."""
+    new, old = flat(model), flat(before)
+    return frozenset(
+        (path, None if isinstance(new.get(path), int | float) and not isinstance(new.get(path), bool) else new.get(path))
+        for path in {*new, *old}
+        if new.get(path) != old.get(path)
+    )
+
+
+def flat(part, path=""):
+    """The fields of a config, and of the configs in it, by their paths."""
+    found = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        is_part = dataclasses.is_dataclass(value)
+        found |= flat(value, f"{path}{field.name}.") if is_part else {f"{path}{field.name}": value}
+    return found
+
+
+@functools.cache
+def first_to_change():
+    """The models that `make matrix` runs: of each kind of model, a change of the same fields in the first family alone.
+
+    A program is made of a `ModelConfig`, whichever family's file it was read from; that every family's is read as it
+    should be, the test above holds.
+    """
+    seen, found = set(), {}
+    for family in fields.FAMILIES:
+        before = fields.read(family, fields.base(family))
+        kind = "latent" if before.latent else "experts" if before.experts else "dense"
+        found[family] = {before}
+        for each in fields.mutated(family):
+            if each.model is None or each.model == before:
+                continue
+            changed = (kind, change(each.model, before))
+            if changed not in seen:
+                found[family].add(each.model)
+                seen.add(changed)
+    return found
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("family", fields.FAMILIES)
 def test_logits_of_changed_configs_are_those_of_transformers(family, tmp_path):
@@ -63,7 +107,7 @@ def test_logits_of_changed_configs_are_those_of_transformers(family, tmp_path):
     before = fields.read(family, fields.base(family))
     rows = {before: []}
     for each in fields.mutated(family):
-        if each.model is not None:
+        if each.model in first_to_change()[family]:
             rows.setdefault(each.model, []).append(each)
     wrong = []
     for number, (model, alike) in enumerate(rows.items()):

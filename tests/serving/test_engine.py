@@ -219,7 +219,7 @@ def test_every_family_on_a_mesh_gets_what_transformers_makes(family, mesh, split
     model, golden = mw.load(GOLDENS / family, on="cpu:8", mesh=mesh), np.load(GOLDENS / family / "golden.npz")
     prompts = [row[:length].tolist() for row, length in zip(golden["tokens"], golden["lengths"], strict=True)]
     wanted = [tuple(row) for row in golden["continuations"].tolist()]
-    others = prompts_of(60, vocab=model.config.vocab, longest=30)
+    others = prompts_of(24, vocab=model.config.vocab, longest=30)
     engine = Engine(
         model, EngineSettings(rows=16, context=48, page_size=8, cache_tokens=640, cache_split=split, chunk_tokens=16)
     )
