@@ -4,8 +4,8 @@
 
 The plan is the planner's best for one such GPU. Each model runs in a process of its own, whose peak of memory is
 therefore its own: random tokens, the median of the steps after the first two. `compiled` is XLA's own figure of the
-memory. Of products, [m, k] @ [k, n] in bfloat16 and float32 sums, the median of 5 times 20, one after the other. A GPU's
-memory has to be JAX's: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95.
+memory. Of products, [m, k] @ [k, n] in bfloat16 with float32 sums, the median of 5 times 20, one after the other. Set
+XLA_PYTHON_CLIENT_MEM_FRACTION=0.95, so that JAX takes the GPU's memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row in words: predicted | measured and their ratio, and of a step its memory, predicted | compiled | measured."""
+    """A row in words: predicted | measured, their ratio, and a step's memory, predicted | compiled | measured."""
     if "error" in row:
         return f"{row['row']:32}{row['error']}"
     times = [f"{1000 * row[f'{which}_seconds']:9.2f} ms" for which in ("predicted", "measured")]

@@ -61,7 +61,10 @@ def change(model, before):
     """What differs between two models: paths of fields, with the new value unless that is a number."""
     new, old = flat(model), flat(before)
     return frozenset(
-        (path, None if isinstance(new.get(path), int | float) and not isinstance(new.get(path), bool) else new.get(path))
+        (
+            path,
+            None if isinstance(new.get(path), int | float) and not isinstance(new.get(path), bool) else new.get(path),
+        )
         for path in {*new, *old}
         if new.get(path) != old.get(path)
     )

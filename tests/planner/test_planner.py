@@ -23,12 +23,11 @@ from meshwright.planner import (
     read_plan,
     rules_of_thumb,
     runnable_space,
-    say,
     why,
     write_plan,
 )
-from meshwright.planner.explain import wanted_tokens
-from meshwright.planner.neighbours import is_communication_bound
+from meshwright.planner.reasons.nearby import is_communication_bound
+from meshwright.planner.reasons.step import wanted_tokens
 from meshwright.step import DEFAULT, Experts, Strategy, Workload
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=512, seq_len=8192)
@@ -75,8 +74,8 @@ def test_what_runs_takes_whole_axes_of_a_torus_where_jax_wants_them():
 
 def test_what_does_not_fit_says_what_it_wants():
     plans = rank(LLAMA, V5P, is_runnable=True, top=100).plans
-    assert say(gap_to(plans[-1], plans[0])).startswith("wants ")
-    assert say(gap_to(plans[0], plans[0])) == "-"
+    assert str(gap_to(plans[-1], plans[0])).startswith("wants ")
+    assert str(gap_to(plans[0], plans[0])) == "-"
 
 
 def test_a_batch_that_cannot_hide_its_gathers_is_communication_bound():
@@ -147,18 +146,18 @@ def test_no_legal_mesh_is_told_with_one_reason():
 def test_a_plan_says_how_it_runs_and_what_decides_with_numbers():
     plan = make_plan(LLAMA, MeshShape(fsdp=64), V5P)
     assert how(plan) == "remat block · ZeRO-3 · attention scores through memory · adamw"
-    assert say(why(plan)[0]) == "65,536 tokens a device hide weights and gradients over fsdp, which want 850"
+    assert str(why(plan)[0]) == "65,536 tokens a device hide weights and gradients over fsdp, which want 850"
     few = make_plan(replace(LLAMA, batch=16, seq_len=128), MeshShape(fsdp=16), parse_system("v5e:4x4"))
-    assert "128 tokens a device do not hide" in say(why(few)[0])
+    assert "128 tokens a device do not hide" in str(why(few)[0])
     # ZeRO-3 gathers weights for each microbatch, ZeRO-1 once a step.
     [each, once] = (replace(plan.strategy, num_microbatches=8, zero_stage=stage) for stage in (3, 1))
     gathered = make_plan(plan.workload, plan.mesh, plan.system, each)
-    assert "8,192 tokens a device and microbatch hide" in say(why(gathered)[0])
-    assert say(why(make_plan(plan.workload, plan.mesh, plan.system, once))[0]).startswith("65,536 tokens a device hide")
+    assert "8,192 tokens a device and microbatch hide" in str(why(gathered)[0])
+    assert str(why(make_plan(plan.workload, plan.mesh, plan.system, once))[0]).startswith("65,536 tokens a device hide")
     piped = make_plan(LLAMA, MeshShape(fsdp=8, tp=2, pp=4), V5P, Strategy(num_microbatches=8, zero_stage=2))
     assert "8 microbatches · 1f1b · ZeRO-2" in how(piped)
-    assert any("4 - 1 stages for 8 microbatches" in line for line in map(say, why(piped)))
-    assert any(line.startswith("tp=2 is below mlp / alpha = 14,336 / 5,100") for line in map(say, why(piped)))
+    assert any("4 - 1 stages for 8 microbatches" in line for line in map(str, why(piped)))
+    assert any(line.startswith("tp=2 is below mlp / alpha = 14,336 / 5,100") for line in map(str, why(piped)))
 
 
 def test_experts_want_as_many_times_the_tokens_as_are_gathered_for_each_that_works():
@@ -166,7 +165,7 @@ def test_experts_want_as_many_times_the_tokens_as_are_gathered_for_each_that_wor
     dense, sparse = (make_plan(workload, MeshShape(fsdp=8), parse_system("h100:8")) for workload in (TINY, MOE))
     assert wanted_tokens(sparse, ("fsdp",)) == pytest.approx(4 * wanted_tokens(dense, ("fsdp",)), abs=4)
     split = make_plan(MOE, MeshShape(fsdp=2, ep=4), parse_system("h100:8"))
-    assert "want" in say(why(split)[0])
+    assert "want" in str(why(split)[0])
 
 
 def test_a_plan_that_cannot_run_yet_says_why():
@@ -197,13 +196,13 @@ def test_a_learned_position_table_bounds_the_sequence():
 
 def test_thresholds_near_a_plan_name_chips_batch_and_length():
     chips, batch, length = map(
-        say, nearby(make_plan(replace(LLAMA, batch=64), MeshShape(fsdp=16), parse_system("h100:16")))
+        str, nearby(make_plan(replace(LLAMA, batch=64), MeshShape(fsdp=16), parse_system("h100:16")))
     )
     assert "x the chips" in chips or "chips it stays" in chips
     assert "batch of" in batch
     assert "tokens" in length
     bound = make_plan(replace(LLAMA, batch=16, seq_len=128), MeshShape(fsdp=16), parse_system("v5e:4x4"))
-    first, second, _ = map(say, nearby(bound))
+    first, second, _ = map(str, nearby(bound))
     assert first.startswith("communication bound already on fsdp: 128 tokens a device < 2,")
     assert "this becomes compute bound" in second
 
@@ -220,7 +219,7 @@ def test_the_fewest_chips_that_fit_are_found_by_doubling():
 
 def test_the_first_factor_of_chips_that_is_communication_bound_is_found():
     plan = make_plan(replace(LLAMA, batch=1024, seq_len=1024), MeshShape(fsdp=16), parse_system("h100:16"))
-    line = say(nearby(plan)[0])
+    line = str(nearby(plan)[0])
     factor = int(line.split("at ")[1].split("x")[0])
     for scale, bound in ((factor, True), (factor // 2, False)):
         larger = make_plan(plan.workload, MeshShape(fsdp=16 * scale), parse_system(f"h100:{16 * scale}"))
@@ -239,7 +238,7 @@ def test_the_first_factor_of_chips_that_is_communication_bound_is_found():
 def test_the_rule_of_thumb_of_a_models_size_has_its_numbers(name, devices, says):
     workload = Workload(model=PRESETS[name], batch=devices, seq_len=1024)
     plan = make_plan(workload, MeshShape(fsdp=devices), parse_system(f"h100:{devices}"))
-    size, first, sequences = map(say, rules_of_thumb(plan))
+    size, first, sequences = map(str, rules_of_thumb(plan))
     assert says in size
     assert "this plan has fsdp" in size
     assert first == f"largest fsdp first: here {devices} of {devices} devices"
@@ -310,5 +309,5 @@ def test_a_faster_plan_ties_only_within_the_error_of_a_comparison():
         seconds = (best.predicted.step_seconds or 0.0) * (1 - share)
         return replace(best, predicted=replace(best.predicted, step_seconds=seconds))
 
-    assert say(gap_to(faster(0.02), best)).startswith("a tie: ")
-    assert say(gap_to(faster(0.2), best)).startswith("faster by ")
+    assert str(gap_to(faster(0.02), best)).startswith("a tie: ")
+    assert str(gap_to(faster(0.2), best)).startswith("faster by ")

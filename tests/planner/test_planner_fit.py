@@ -9,8 +9,7 @@ from meshwright.families import PRESETS
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner import predict
-from meshwright.planner.fit import lacking_bytes, ways_to_fit
-from meshwright.planner.sentences import say
+from meshwright.planner.reasons.fixes import lacking_bytes, ways_to_fit
 from meshwright.step import DEFAULT, Strategy, Workload
 
 V5E = parse_system("v5e:4x4")
@@ -67,7 +66,7 @@ def test_what_lacks_is_what_exceeds_the_memory():
 
 
 def test_changes_are_told_in_words_and_as_arguments():
-    found = {say(change): change.flag for way in ways_to_fit(LLAMA, FSDP, V5E) for change in way.changes}
+    found = {str(change): change.flag for way in ways_to_fit(LLAMA, FSDP, V5E) for change in way.changes}
     assert found["remat block"] == "--remat block"
 
 

@@ -7,16 +7,8 @@ import pytest
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import say
-from meshwright.planner.images import (
-    COSTLY,
-    costly_degree,
-    image_gap,
-    plan_image_mesh,
-    predict_images,
-    rank_images,
-    why_images,
-)
+from meshwright.planner.images import plan_image_mesh, predict_images, rank_images
+from meshwright.planner.reasons.images import COSTLY, costly_degree, image_gap, why_images
 from meshwright.step import RESNETS, ImageWorkload
 
 RESNET50 = ImageWorkload(model=RESNETS["resnet50"], batch=256)
@@ -33,7 +25,7 @@ def test_resnet50_on_eight_gpus_is_data_parallel():
         "dp=2,fsdp=4",
         "dp=4,fsdp=2",
     ]
-    assert {say(image_gap(record, best)).split(" +")[0] for record in ranking.candidates} == {"-", "contention"}
+    assert {str(image_gap(record, best)).split(" +")[0] for record in ranking.candidates} == {"-", "contention"}
 
 
 @pytest.mark.parametrize("hardware", ["a100-80gb:8", "h100:64", "v5e:4x4", "cpu:8"])
@@ -81,7 +73,7 @@ def test_with_few_images_a_device_the_sums_are_not_hidden_any_more():
 
 
 def test_the_reasons_have_numbers():
-    lines = [say(fact) for fact in why_images(rank_images(RESNET50, A100), RESNET50, A100)]
+    lines = [str(fact) for fact in why_images(rank_images(RESNET50, A100), RESNET50, A100)]
     assert lines[0].startswith("25.6 M parameters with gradients and momentum are 307 MB, 0.37%")
     assert "only the batch has to be split: data parallel" in lines[0]
     assert any("32 images a device" in line for line in lines)
@@ -95,7 +87,7 @@ def test_a_copy_on_every_device_is_named_where_shards_are_better():
     ranking = rank_images(workload, system)
     assert MeshShape(**ranking.candidates[0].mesh) == MeshShape(fsdp=16)
     assert any(
-        "a copy on every device (dp=16) would do" in line for line in map(say, why_images(ranking, workload, system))
+        "a copy on every device (dp=16) would do" in line for line in map(str, why_images(ranking, workload, system))
     )
 
 
@@ -103,8 +95,8 @@ def test_images_that_do_not_fit_are_the_reason_and_not_the_model():
     workload = replace(RESNET50, batch=20_480)
     ranking = rank_images(workload, A100)
     assert ranking.num_fit == 0
-    assert say(image_gap(ranking.candidates[-1], ranking.candidates[0])).startswith("wants ")
-    assert "it is the images that do not fit" in say(why_images(ranking, workload, A100)[0])
+    assert str(image_gap(ranking.candidates[-1], ranking.candidates[0])).startswith("wants ")
+    assert "it is the images that do not fit" in str(why_images(ranking, workload, A100)[0])
 
 
 def test_no_legal_mesh_is_told_with_one_reason():

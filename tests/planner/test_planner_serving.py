@@ -16,7 +16,6 @@ from meshwright.planner import (
     prefill_share,
     rank_serving,
     read_serving_plan,
-    say,
     serving_gap,
     thresholds,
     why_serving,
@@ -113,11 +112,11 @@ def test_what_does_not_fit_says_by_how_much():
     best = ranking.candidates[0]
     memory = best.predicted.memory_bytes
     assert memory["peak"] == min(plan.predicted.memory_bytes["peak"] for plan in ranking.candidates)
-    lines = [say(fact) for fact in why_serving(best, system)]
+    lines = [str(fact) for fact in why_serving(best, system)]
     assert lines[0].startswith("nothing fits: 17.6 GB of weights and 336 MB of cache a device at batch 1 want")
     assert prefill_share(best, system) is None
     other = ranking.candidates[1]
-    assert say(serving_gap(other, best, system)).endswith("GB too much")
+    assert str(serving_gap(other, best, system)).endswith("GB too much")
 
 
 def test_what_is_late_says_by_how_much():
@@ -126,8 +125,8 @@ def test_what_is_late_says_by_how_much():
     best = ranking.candidates[0]
     assert not best.is_in_time
     assert best.seconds == min(plan.seconds for plan in ranking.candidates if plan.predicted.fits)
-    assert "nothing is in time: the shortest step is" in say(why_serving(best, system)[0])
-    assert " late at batch " in say(serving_gap(ranking.candidates[1], best, system))
+    assert "nothing is in time: the shortest step is" in str(why_serving(best, system)[0])
+    assert " late at batch " in str(serving_gap(ranking.candidates[1], best, system))
 
 
 def test_what_keeps_the_batch_is_named():
@@ -137,10 +136,10 @@ def test_what_keeps_the_batch_is_named():
     late = make_serving_plan(replace(tight.serving, batch=tight.batch + 2), tight.layout, system)
     assert late.seconds > 0.02
     said = f"latency keeps the batch: batch {late.batch} takes 20.1 ms; {loose.batch} fit in memory"
-    assert said in map(say, why_serving(tight, system))
+    assert said in map(str, why_serving(tight, system))
     assert any(
         f"memory keeps the batch: batch {loose.batch + 2} wants" in line
-        for line in map(say, why_serving(loose, system))
+        for line in map(str, why_serving(loose, system))
     )
 
 
@@ -148,11 +147,11 @@ def test_each_runner_up_loses_for_one_reason():
     system = parse_system("v5e:4x4")
     ranking = rank_serving(replace(BIG, latency_seconds=0.03), system)
     best, *others = ranking.candidates
-    assert say(serving_gap(best, best, system)) == "-"
-    reasons = [say(serving_gap(plan, best, system)) for plan in others if plan.predicted.fits and plan.is_in_time]
+    assert str(serving_gap(best, best, system)) == "-"
+    reasons = [str(serving_gap(plan, best, system)) for plan in others if plan.predicted.fits and plan.is_in_time]
     assert all("+" in reason and reason.endswith("/token") for reason in reasons)
     replicas = next(plan for plan in others if plan.mesh == MeshShape(dp=2, tp=8))
-    assert say(serving_gap(replicas, best, system)).startswith("HBM weights +")  # each of the two reads them all
+    assert str(serving_gap(replicas, best, system)).startswith("HBM weights +")  # each of the two reads them all
 
 
 def test_as_many_prompts_are_prefilled_as_sequences_end():

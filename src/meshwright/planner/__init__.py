@@ -1,10 +1,7 @@
 """From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""
 
-from meshwright.planner.explain import answer, computed_mfu, gap_to, training_run, why
 from meshwright.planner.files import check_data_file, is_run_directory
-from meshwright.planner.fit import Fix, ways_to_fit
 from meshwright.planner.library import PlanLike, find_beyond, find_meshes, plan_one_mesh, plan_to_run, read_compared
-from meshwright.planner.neighbours import chips_that_fit, nearby
 from meshwright.planner.options import (
     IMAGE_OPTIONS,
     Count,
@@ -32,10 +29,21 @@ from meshwright.planner.plan import (
     write_plan,
 )
 from meshwright.planner.prediction import predict
-from meshwright.planner.rules import rules_of_thumb
+from meshwright.planner.reasons.fixes import Fix, ways_to_fit
+from meshwright.planner.reasons.gap import gap_to
+from meshwright.planner.reasons.nearby import chips_that_fit, nearby
+from meshwright.planner.reasons.rules import rules_of_thumb
+from meshwright.planner.reasons.serving import (
+    TERMS,
+    longest_term,
+    prefill_share,
+    serving_gap,
+    thresholds,
+    why_serving,
+)
+from meshwright.planner.reasons.step import answer, computed_mfu, how, why
+from meshwright.planner.reasons.training_run import TrainingRun, training_run
 from meshwright.planner.search import Ranking, find_best, plan_stages, rank, rank_space
-from meshwright.planner.sentences import fact_data, how, say
-from meshwright.planner.serving.explain import longest_term, prefill_share, serving_gap, thresholds, why_serving
 from meshwright.planner.serving.plan import (
     ServingPlan,
     is_serving_plan_file,
@@ -53,7 +61,6 @@ from meshwright.planner.serving.search import (
     best_serving_plan,
     rank_serving,
 )
-from meshwright.planner.serving.sentences import TERMS
 from meshwright.planner.space import runnable_space, whole_space
 from meshwright.planner.sweep import Point, read_sweep, run_sweep
 
@@ -72,6 +79,7 @@ __all__ = [
     "ServingPlan",
     "ServingPoint",
     "ServingRanking",
+    "TrainingRun",
     "answer",
     "as_run",
     "best_prefill",
@@ -79,7 +87,6 @@ __all__ = [
     "check_data_file",
     "chips_that_fit",
     "computed_mfu",
-    "fact_data",
     "find_best",
     "find_beyond",
     "find_meshes",
@@ -119,7 +126,6 @@ __all__ = [
     "rules_of_thumb",
     "run_sweep",
     "runnable_space",
-    "say",
     "serving_gap",
     "serving_plan_from_data",
     "serving_plan_to_data",

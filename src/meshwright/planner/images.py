@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.cost import (
-    IMAGE_AXES,
     borrowed_notes,
     contention_seconds,
     image_collectives,
@@ -21,19 +20,9 @@ from meshwright.cost import (
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System, lay_mesh
 from meshwright.mesh import MeshShape, divisors
-from meshwright.planner.facts import (
-    DataParallelLimit,
-    Gap,
-    GapKind,
-    ImageActivations,
-    ImageCommunication,
-    ImageFact,
-    ImageStates,
-    ReplicaInstead,
-)
 from meshwright.planner.prediction import SIMULATED
 from meshwright.record import Bound, Collective, Record, merge
-from meshwright.step import ImageWorkload, check_image_mesh, num_image_parameters
+from meshwright.step import ImageWorkload, check_image_mesh
 from meshwright.step.images import STATISTICS
 
 PLANNED_ONLY = "planned only: what runs are decoders of tokens"
@@ -112,98 +101,8 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
     )
 
 
-def why_images(ranking: ImageRanking, workload: ImageWorkload, system: System) -> tuple[ImageFact, ...]:
-    """What decides the step of the best mesh, with the numbers."""
-    best = ranking.candidates[0]
-    found = (
-        *_memory(best, workload, system),
-        _replica(ranking),
-        _communication(best, workload),
-        _scaling(workload, system),
-    )
-    return tuple(fact for fact in found if fact is not None)
-
-
 STATES = ("parameters", "gradients", "optimizer")
 """The terms of memory that a model takes whatever its batch."""
-
-COSTLY = 0.1
-"""The share of a step from which exposed collectives are worth a warning."""
-
-
-def costly_degree(workload: ImageWorkload, system: System) -> tuple[int | None, int]:
-    """The devices from which the sum of gradients over dp, where nothing hides it, takes `COSTLY` of the step.
-
-    Of the system's chip as many are tried as it has, then twice as many and so on, as long as the batch can be split:
-    None where it takes less on all of them, and then the most that were tried.
-    """
-    larger: System | None = system
-    tried = system.num_devices
-    while larger is not None and workload.batch % larger.num_devices == 0:
-        tried = larger.num_devices
-        record = predict_images(workload, MeshShape(dp=tried), larger)
-        if record.breakdown_seconds["exposed communication"] > COSTLY * (record.step_seconds or 0.0):
-            return tried, tried
-        larger = _doubled(larger)
-    return None, tried
-
-
-def _doubled(system: System) -> System | None:
-    """Twice as many chips of the same kind; None where there is no such system."""
-    try:
-        return system.resized(2 * system.num_chips)
-    except MeshwrightError:  # No slice has as many chips.
-        return None
-
-
-def image_gap(record: Record, best: Record) -> Gap:
-    """The largest difference of a record from the best."""
-    if not record.fits:
-        return Gap(GapKind.MEMORY, peak_bytes=record.memory_bytes["peak"])
-    if record is best:
-        return Gap(GapKind.BEST)
-    gaps = {name: time - best.breakdown_seconds[name] for name, time in record.breakdown_seconds.items()}
-    slowest = max(gaps, key=gaps.__getitem__)
-    return Gap(GapKind.TERM, slowest, gaps[slowest]) if gaps[slowest] > 0 else Gap(GapKind.EQUAL)
-
-
-def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator[ImageFact]:
-    """What a whole copy of the model takes of a device's memory, and what its images take."""
-    memory, mesh = record.memory_bytes, MeshShape(**record.mesh)
-    whole = image_memory(workload, MeshShape(dp=workload.batch))
-    states = sum(whole[name] for name in STATES)
-    count = num_image_parameters(workload.model)
-    yield ImageStates(count, states, states / system.usable_bytes, bool(record.fits))
-    kept = memory["peak"] - sum(memory[name] for name in STATES)
-    yield ImageActivations(kept, workload.batch // mesh.degree(IMAGE_AXES))
-
-
-def _replica(ranking: ImageRanking) -> ReplicaInstead | None:
-    """What a copy of the model on every device would lose, where the best mesh stores shards."""
-    best = ranking.candidates[0]
-    copied = next((record for record in ranking.candidates if record.mesh["fsdp"] == 1), None)
-    if best.mesh["fsdp"] == 1 or copied is None:
-        return None
-    return ReplicaInstead(MeshShape(**copied.mesh), image_gap(copied, best))
-
-
-def _communication(record: Record, workload: ImageWorkload) -> ImageCommunication | None:
-    """What the collectives take, in images of backward, and what of it is exposed."""
-    taken = sum(move.seconds or 0.0 for move in record.collectives)
-    if not taken:
-        return None
-    exposed, backward = record.breakdown_seconds["exposed communication"], record.breakdown_seconds["backward"]
-    images = workload.batch // MeshShape(**record.mesh).degree(IMAGE_AXES)
-    share = exposed / (record.step_seconds or 1)
-    return ImageCommunication(taken, images * taken / backward, images, exposed, share)
-
-
-def _scaling(workload: ImageWorkload, system: System) -> DataParallelLimit | None:
-    """Until when data parallelism alone hides its sums."""
-    if system.num_devices == 1 or system.chip.kind == "cpu":
-        return None
-    costly, tried = costly_degree(workload, system)
-    return DataParallelLimit(costly, tried, workload.batch // (costly or tried), COSTLY)
 
 
 def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[str, float]:

@@ -11,7 +11,6 @@ from typing import Any, Unpack, overload
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import System
 from meshwright.mesh import MeshShape
-from meshwright.planner.explain import training_run
 from meshwright.planner.files import is_run_directory
 from meshwright.planner.options import (
     STRATEGY_OPTIONS,
@@ -33,6 +32,7 @@ from meshwright.planner.options import (
     remats,
 )
 from meshwright.planner.plan import Plan, as_run, is_plan_file, make_plan, read_plan
+from meshwright.planner.reasons.training_run import training_run
 from meshwright.planner.search import Ranking, find_faster, plan_stages, rank_space
 from meshwright.planner.space import Space, run_strategy, runnable_space, whole_space
 from meshwright.planner.sweep import Point, read_sweep, run_sweep, swept_options
@@ -169,7 +169,9 @@ def plan(
     if tokens is None:
         return found
     cost = None if price is None else read_price(price)
-    return replace(found, training_run=training_run(found, read_count("tokens", tokens), cost))
+    return replace(
+        found, training_run=training_run(found.predicted, system.num_chips, read_count("tokens", tokens), cost)
+    )
 
 
 def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:

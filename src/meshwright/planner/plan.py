@@ -16,10 +16,10 @@ from meshwright.files import as_path
 from meshwright.hardware import System, lay_mesh, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notebook import card
-from meshwright.planner.facts import TrainingRun
 from meshwright.planner.files import has_fields, read_data, write_data
 from meshwright.planner.options import read_mesh
 from meshwright.planner.prediction import predict
+from meshwright.planner.reasons.training_run import TrainingRun
 from meshwright.record import Record
 from meshwright.step import (
     DEFAULT,

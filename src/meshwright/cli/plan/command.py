@@ -151,7 +151,7 @@ class _Training:
 
             with waiting(f"drawing {plot}"):
                 plot_plan(ranking.plans, plot)
-        run = None if tokens is None else training_run(chosen, tokens, price)
+        run = None if tokens is None else training_run(chosen.predicted, self.system.num_chips, tokens, price)
         shown = Shown(ranking=ranking, asked=asked, beyond=beyond, run=run, trained=trained_seq_len(self.args.model))
         if as_json:
             plan_data(shown, with_ops=with_ops)

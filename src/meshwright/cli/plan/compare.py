@@ -9,7 +9,7 @@ from meshwright.cli.plan.columns import comparison
 from meshwright.cli.plan.screen import candidate, notes_of, print_head
 from meshwright.cli.tables import GAP, console, show
 from meshwright.cli.text import folded, next_line
-from meshwright.planner import Plan, gap_to, how, say
+from meshwright.planner import Plan, gap_to, how
 
 NAMES = 25
 """The columns of the names of a comparison's rows."""
@@ -31,7 +31,7 @@ def print_compared(plans: Sequence[Plan], trained: int) -> None:
     print()
     for plan in plans:
         first = "the best of these" if fits else "none fits; this wants least"
-        loses = first if plan == best else f"loses because: {say(gap_to(plan, best))}"
+        loses = first if plan == best else f"loses because: {gap_to(plan, best)}"
         print(folded(f"{plan.mesh}: {loses}"))
         print(folded(f"       {how(plan)}"))
     for note in notes_of(best, trained):

@@ -10,8 +10,9 @@ from meshwright.cli.tables import collective_table, console, mesh_name, show, sp
 from meshwright.cli.text import folded, terms
 from meshwright.cli.typed import check_all_read
 from meshwright.hardware import System
-from meshwright.planner import IMAGE_OPTIONS, fact_data, read_count, read_images, read_mesh, say
-from meshwright.planner.images import ImageRanking, image_gap, plan_image_mesh, rank_images, why_images
+from meshwright.planner import IMAGE_OPTIONS, read_count, read_images, read_mesh
+from meshwright.planner.images import ImageRanking, plan_image_mesh, rank_images
+from meshwright.planner.reasons.images import image_gap, why_images
 from meshwright.record import Record
 from meshwright.step import ImageWorkload
 from meshwright.units import show_bytes, show_percent, show_seconds
@@ -32,10 +33,10 @@ def plan_images(args: ImageArgs) -> int:
     if as_json:
         best = ranking.candidates[0]
         candidates = [
-            _data(record, workload) | {"gap_to_best": fact_data(image_gap(record, best))}
+            _data(record, workload) | {"gap_to_best": image_gap(record, best).to_json()}
             for record in ranking.candidates
         ]
-        why = [fact_data(fact) for fact in why_images(ranking, workload, system)]
+        why = [fact.to_json() for fact in why_images(ranking, workload, system)]
         print(json.dumps({"candidates": candidates, "why": why}, indent=2))
     else:
         _print(ranking, workload, system, top)
@@ -58,7 +59,7 @@ def _print(ranking: ImageRanking, workload: ImageWorkload, system: System, top: 
     fits = "" if best.fits else "   DOES NOT FIT"
     answer = f"{mesh_name(best)}   {speed(best)}   {_rate(best, workload)}   {room}   {best.bound} bound{fits}"
     show(out, f"  {answer}", style="bold")
-    for index, line in enumerate(map(say, why_images(ranking, workload, system))):
+    for index, line in enumerate(map(str, why_images(ranking, workload, system))):
         print(folded(f"why: {line}" if not index else f"     {line}"))
     for note in best.notes:
         print(folded(f"note: {note}"))
@@ -85,4 +86,4 @@ def _row(place: int, record: Record, best: Record, workload: ImageWorkload) -> t
     step, mfu = show_seconds(record.step_seconds or 0.0), show_percent(record.mfu or 0.0)
     rate = _rate(record, workload)
     memory = show_bytes(record.memory_bytes["peak"])
-    return str(place), mesh_name(record), step, mfu, rate, memory, record.bound or "", say(image_gap(record, best))
+    return str(place), mesh_name(record), step, mfu, rate, memory, record.bound or "", str(image_gap(record, best))

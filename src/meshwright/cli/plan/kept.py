@@ -10,7 +10,7 @@ from meshwright.cli.plan.screen import print_head, print_terms, print_why
 from meshwright.cli.tables import collective_table, console, show
 from meshwright.cli.text import folded, next_line
 from meshwright.cli.typed import check_all_read
-from meshwright.planner import Plan, read_count, read_price, say, training_run
+from meshwright.planner import Plan, read_count, read_price, training_run
 
 
 def print_kept(args: Args, plan: Plan) -> int:
@@ -27,7 +27,7 @@ def print_kept(args: Args, plan: Plan) -> int:
     print_head(plan)
     print_why(plan, is_explained=is_explained)
     if tokens is not None:
-        print(folded(f"run: {say(training_run(plan, tokens, price))}"))
+        print(folded(f"run: {training_run(plan.predicted, plan.system.num_chips, tokens, price)}"))
     if is_explained:
         print()
         print_terms(plan)

@@ -16,19 +16,17 @@ from meshwright.planner import (
     Fix,
     Plan,
     Ranking,
+    TrainingRun,
     answer,
     chips_that_fit,
     computed_mfu,
-    fact_data,
     gap_to,
     how,
     nearby,
     rules_of_thumb,
-    say,
     ways_to_fit,
     why,
 )
-from meshwright.planner.facts import TrainingRun
 from meshwright.planner.ties import RATIO_ERROR
 from meshwright.step import ModelConfig
 from meshwright.units import show_bytes, show_count, show_percent, show_rate, show_seconds
@@ -59,9 +57,9 @@ def plan_data(shown: Shown, *, with_ops: bool) -> None:
         "num_meshes": ranking.num_meshes,
         "num_ways": ranking.num_candidates,
         "num_tied": ranking.num_tied,
-        "why": [fact_data(fact) for fact in why(best)],
-        "rules_of_thumb": [fact_data(fact) for fact in rules_of_thumb(best)],
-        "nearby": [fact_data(fact) for fact in nearby(best)],
+        "why": [fact.to_json() for fact in why(best)],
+        "rules_of_thumb": [fact.to_json() for fact in rules_of_thumb(best)],
+        "nearby": [fact.to_json() for fact in nearby(best)],
         "notes": notes_of(asked or best, shown.trained),
     }
     if asked is not None:
@@ -69,11 +67,11 @@ def plan_data(shown: Shown, *, with_ops: bool) -> None:
     if shown.beyond is not None:
         data["beyond"] = candidate(shown.beyond, best)
     if shown.run is not None:
-        data["training_run"] = fact_data(shown.run)
+        data["training_run"] = shown.run.to_json()
     if not best.predicted.fits:
         data["fixes"] = [
             {
-                "changes": [say(change) for change in fix.changes],
+                "changes": [str(change) for change in fix.changes],
                 "flags": [change.flag for change in fix.changes],
                 "peak_bytes": fix.peak_bytes,
                 "step_seconds": fix.step_seconds,
@@ -93,7 +91,7 @@ def candidate(plan: Plan, best: Plan) -> dict[str, Any]:
     return plan.predicted.to_json() | {
         "remat": plan.workload.remat,
         "strategy": asdict(plan.strategy),
-        "gap_to_best": fact_data(gap_to(plan, best)),
+        "gap_to_best": gap_to(plan, best).to_json(),
         "planned_only": plan.planned_only or None,
     }
 
@@ -112,8 +110,8 @@ def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_op
         print()
         if asked is None:
             print_terms(best)
-        _print_section("rules of thumb", map(say, rules_of_thumb(best)))
-        _print_section("nearby", map(say, nearby(best)))
+        _print_section("rules of thumb", map(str, rules_of_thumb(best)))
+        _print_section("nearby", map(str, nearby(best)))
         print()
         show(console(), collective_table(best.predicted))
     for note in notes_of(asked or best, shown.trained):
@@ -158,7 +156,7 @@ def _print_answer(shown: Shown, *, is_explained: bool) -> None:
     print_head(best)
     print_why(best, is_explained=is_explained)
     if shown.run is not None:
-        print(folded(f"run: {say(shown.run)}"))
+        print(folded(f"run: {shown.run}"))
     if best.planned_only:
         print(folded(f"train: {best.planned_only}"))
     if shown.beyond is not None:
@@ -169,7 +167,7 @@ def _print_answer(shown: Shown, *, is_explained: bool) -> None:
 def print_why(plan: Plan, *, is_explained: bool) -> None:
     """How a plan runs, and what decides it; explained, every fact."""
     print(folded(f"how: {how(plan)}"))
-    for index, line in enumerate(map(say, (why if is_explained else answer)(plan))):
+    for index, line in enumerate(map(str, (why if is_explained else answer)(plan))):
         print(folded(f"why: {line}" if not index else f"     {line}"))
 
 
@@ -187,7 +185,7 @@ def _print_fixes(best: Plan) -> None:
     fixes = _fixes(best)
     for fix in fixes[:5]:
         extra = f"{'+' if fix.extra_seconds >= 0 else '-'}{show_seconds(abs(fix.extra_seconds))}"
-        changes = ", ".join(map(say, fix.changes))
+        changes = ", ".join(map(str, fix.changes))
         takes = f"step {show_seconds(fix.step_seconds)} ({extra})"
         print(folded(f"to fit: {changes}: {show_bytes(fix.peak_bytes)}, {takes}"))
     if not fixes:
@@ -215,7 +213,7 @@ def _print_candidates(ranking: Ranking) -> None:
             show_seconds(plan.predicted.step_seconds or 0.0),
             *((show_percent(computed_mfu(plan) or 0.0),) if has_mfu else ()),
             show_bytes(plan.predicted.memory_bytes["peak"]),
-            say(gap_to(plan, best)),
+            str(gap_to(plan, best)),
         )
         for place, plan in enumerate(plans, start=1)
     ]
@@ -250,7 +248,7 @@ def _print_asked(asked: Plan, best: Plan, *, is_explained: bool) -> None:
     record = asked.predicted
     fits = "" if record.fits else "   DOES NOT FIT"
     show(console(), f"  asked for: {asked.mesh}   {plan_speed(asked)}   {record.bound} bound{fits}", style="bold")
-    print(folded(f"loses because: {say(gap_to(asked, best))}"))
+    print(folded(f"loses because: {gap_to(asked, best)}"))
     print_why(asked, is_explained=is_explained)
     print()
     show(console(), comparison([best, asked]))

@@ -20,14 +20,12 @@ from meshwright.planner import (
     ServingPoint,
     ServingRanking,
     check_data_file,
-    fact_data,
     longest_term,
     prefill_share,
     rank_serving,
     read_count,
     read_mesh,
     read_serving,
-    say,
     serving_gap,
     serving_plan_to_data,
     thresholds,
@@ -82,10 +80,10 @@ def _data(ranking: ServingRanking, system: System) -> dict[str, object]:
     best = ranking.candidates[0]
     data: dict[str, object] = {
         "candidates": [
-            serving_plan_to_data(plan) | {"gap_to_best": fact_data(serving_gap(plan, best, system))}
+            serving_plan_to_data(plan) | {"gap_to_best": serving_gap(plan, best, system).to_json()}
             for plan in ranking.candidates
         ],
-        "why": [fact_data(fact) for fact in why_serving(best, system)],
+        "why": [fact.to_json() for fact in why_serving(best, system)],
         "frontier": [
             {
                 "mesh": point.layout.mesh.degrees,
@@ -128,7 +126,7 @@ def _print_answer(ranking: ServingRanking, system: System) -> None:
         f"   {best.tokens_per_second:,.0f} tok/s   {room}{verdict}"
     )
     show(console(), answer, style="bold")
-    for index, line in enumerate(map(say, why_serving(best, system))):
+    for index, line in enumerate(map(str, why_serving(best, system))):
         print(folded(f"why: {line}" if not index else f"     {line}"))
     for note in best.predicted.notes:
         print(folded(f"note: {note}"))
@@ -149,7 +147,7 @@ def _print_candidates(ranking: ServingRanking, system: System, top: int) -> None
             f"{plan.tokens_per_second:,.0f}",
             show_bytes(plan.predicted.memory_bytes["peak"]),
             TERMS[longest_term(plan).term],
-            say(serving_gap(plan, best, system)),
+            str(serving_gap(plan, best, system)),
         )
         for place, plan in enumerate(ranking.candidates[:top], start=1)
     ]

@@ -41,6 +41,23 @@ class Change:
             return replace(step, workload=replace(step.workload, **{self.option: self.value}))
         return replace(step, strategy=replace(step.strategy, **{self.option: self.value}))
 
+    def __str__(self) -> str:
+        match self.option, self.value:
+            case "remat", "offload":
+                return "keep the inputs of layers in the host's memory"
+            case "num_microbatches", count:
+                return f"{count} microbatches"
+            case "zero_stage", stage:
+                return f"ZeRO stage {stage}"
+            case "optimizer", _:
+                return "moments in 8 bits"
+            case "param_dtype", _:
+                return "parameters and moments in bf16"
+            case "attention", _:
+                return "a fused attention kernel"
+            case _:
+                return f"{self.option} {self.value}"
+
 
 WORKLOAD_FIELDS = ("remat", "param_dtype")
 """The options that change the workload; others change the strategy."""

@@ -1,9 +1,11 @@
-"""Why: what binds the best layout, what keeps its batch from growing, why each of the others loses; as facts."""
+"""What binds the best layout to serve on, what keeps its batch from growing, and why each of the others loses."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
 
 from meshwright.cost import (
     batch_of_equal_reads,
@@ -15,21 +17,178 @@ from meshwright.cost import (
     wasted_share,
 )
 from meshwright.hardware import System
-from meshwright.planner.serving.facts import (
-    BatchLimit,
-    Late,
-    LongestTerm,
-    PrefillSystems,
-    SequenceCache,
-    ServingFact,
-    ServingGap,
-    ServingGapKind,
-    ServingThresholds,
-    Shortage,
-)
+from meshwright.planner.reasons.fact import Fact
 from meshwright.planner.serving.plan import ServingPlan, make_serving_plan
 from meshwright.planner.serving.search import MOST_SEQUENCES, best_prefill
 from meshwright.step.serve import kept_tokens, paged_tokens
+from meshwright.units import show_bytes, show_percent, show_seconds
+
+TERMS = {
+    "weights": "HBM weights",
+    "cache": "HBM cache",
+    "elementwise": "HBM stream",
+    "products": "compute",
+    "attention": "attention",
+    "communication": "link",
+}
+"""What each term of a serving step waits for."""
+
+
+@dataclass(frozen=True)
+class Shortage(Fact):
+    """Nothing fits: what weights and cache take of a device at a batch, and the bytes that are missing."""
+
+    weights_bytes: int
+    cache_bytes: int
+    batch: int
+    missing_bytes: float
+
+    def __str__(self) -> str:
+        parts = f"{show_bytes(self.weights_bytes)} of weights and {show_bytes(self.cache_bytes)} of cache"
+        missing = show_bytes(self.missing_bytes)
+        return f"nothing fits: {parts} a device at batch {self.batch:,} want {missing} more than there is"
+
+
+@dataclass(frozen=True)
+class Late(Fact):
+    """Nothing is in time: by how much the shortest step exceeds the latency asked for."""
+
+    late_seconds: float
+    latency_seconds: float
+
+    def __str__(self) -> str:
+        late, asked = show_seconds(self.late_seconds), show_seconds(self.latency_seconds)
+        return f"nothing is in time: the shortest step is {late} over the {asked} asked for"
+
+
+@dataclass(frozen=True)
+class LongestTerm(Fact):
+    """The term of a step that takes longest."""
+
+    term: str
+    seconds: float
+    share: float
+
+    def __str__(self) -> str:
+        amount = f"{show_seconds(self.seconds)}, {show_percent(self.share)} of the step"
+        return f"{TERMS[self.term]} bound: {self.term} is {amount}"
+
+
+@dataclass(frozen=True)
+class ServingThresholds(Fact):
+    """The batches, over all devices, at which a decode step changes its kind.
+
+    compute_bound: from here products with weights are bound by arithmetic. equal_reads: from here a device reads more
+    cache than weights.
+    """
+
+    compute_bound: float
+    equal_reads: float
+
+    def __str__(self) -> str:
+        return (
+            f"products are compute bound from batch {math.ceil(self.compute_bound):,},"
+            f" more cache than weights is read from batch {math.ceil(self.equal_reads):,}"
+        )
+
+
+@dataclass(frozen=True)
+class BatchLimit(Fact):
+    """What keeps the batch from growing by one sequence in each group, and what the larger batch would take.
+
+    most: the largest batch that fits in memory.
+    """
+
+    limit: Literal["memory", "latency", "none"]
+    batch: int
+    peak_bytes: int
+    usable_bytes: float
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    most: int = 0
+
+    def __str__(self) -> str:
+        named = f"batch {self.batch:,}"
+        if self.limit == "memory":
+            wanted = f"{show_bytes(self.peak_bytes)} of {show_bytes(self.usable_bytes)} a device"
+            return f"memory keeps the batch: {named} wants {wanted}"
+        if self.limit == "latency":
+            return f"latency keeps the batch: {named} takes {show_seconds(self.seconds)}; {self.most:,} fit in memory"
+        rate = f"{self.tokens_per_second:,.0f} tok/s"
+        return f"{named} would take {show_seconds(self.seconds)} at {rate}; {self.most:,} fit in memory"
+
+
+@dataclass(frozen=True)
+class SequenceCache(Fact):
+    """What a sequence holds at its end: its tokens in pages, the share of these that is empty, and the bytes.
+
+    context: all its tokens; a window keeps fewer.
+    """
+
+    tokens: int
+    context: int
+    pages: int
+    page_size: int
+    empty_share: float
+    bytes: float
+
+    def __str__(self) -> str:
+        window = f", the last of {self.context:,}," if self.tokens < self.context else ""
+        pages = f"{self.pages:,} pages of {self.page_size}, {show_percent(self.empty_share)} of them empty"
+        return f"a sequence ends with {self.tokens:,} tokens{window} in {pages}: {show_bytes(self.bytes)}"
+
+
+@dataclass(frozen=True)
+class PrefillSystems(Fact):
+    """The systems of the same size that prefill for each one that decodes, and how: a prompt at a time on a layout."""
+
+    systems: float
+    system: str
+    prompt_seconds: float
+    layout: str
+
+    def __str__(self) -> str:
+        count = f"{self.systems:.2f}" if self.systems < 10 else f"{self.systems:,.0f}"
+        prompt = f"{show_seconds(self.prompt_seconds)} a prompt on {self.layout}"
+        return f"prompts keep {count} of {self.system} busy beside this one: {prompt}"
+
+
+ServingFact = Shortage | Late | LongestTerm | ServingThresholds | BatchLimit | SequenceCache | PrefillSystems
+
+
+class ServingGapKind(StrEnum):
+    """Why a layout is not the best."""
+
+    BEST = "best"
+    MEMORY = "does not fit"
+    LATE = "late"
+    EQUAL = "as fast, with less memory left"
+    TERM = "term"
+
+
+@dataclass(frozen=True)
+class ServingGap(Fact):
+    """The largest difference of a layout from the best one; seconds are of a token where throughput decides."""
+
+    kind: ServingGapKind
+    term: str = ""
+    seconds: float = 0.0
+    per_token: bool = False
+    batch: int = 0
+    missing_bytes: float = 0.0
+
+    def __str__(self) -> str:
+        match self.kind:
+            case ServingGapKind.BEST:
+                return "-"
+            case ServingGapKind.MEMORY:
+                return f"{show_bytes(self.missing_bytes)} too much"
+            case ServingGapKind.LATE:
+                return f"{show_seconds(self.seconds)} late at batch {self.batch:,}"
+            case ServingGapKind.TERM:
+                return f"{TERMS[self.term]} +{show_seconds(self.seconds)}" + ("/token" if self.per_token else "")
+            case ServingGapKind.EQUAL:
+                return str(self.kind)
 
 
 @dataclass(frozen=True)

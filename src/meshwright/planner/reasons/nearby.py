@@ -1,29 +1,147 @@
-"""The thresholds near a plan, as facts: at how many more chips, what batch and sequence length something else binds."""
+"""The thresholds near a plan: at how many more chips, at what batch and sequence length something else binds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.planner.explain import data_axes, dearest_axes, local_tokens, wanted_tokens
-from meshwright.planner.facts import (
-    Exposure,
-    LongerSequences,
-    MoreChips,
-    NearbyFact,
-    OtherBatch,
-    SequenceLimit,
-    Turn,
-)
 from meshwright.planner.plan import Plan, make_plan
+from meshwright.planner.reasons.fact import Fact
+from meshwright.planner.reasons.gap import dearest_axes
+from meshwright.planner.reasons.step import data_axes, local_tokens, wanted_tokens
 from meshwright.planner.search import find_best
+from meshwright.record import Bound
 from meshwright.step import RULES, Workload, check_mesh, learned_positions, stream_rules
+from meshwright.units import show_bytes, show_percent
 
 MAX_FACTOR = 64
 """The largest factor that is looked at."""
+
+
+@dataclass(frozen=True)
+class Exposure(Fact):
+    """Where communication is exposed, for what share of the step; tokens beside wanted ones where too few are why."""
+
+    axes: tuple[str, ...]
+    share: float
+    tokens: int = 0
+    wanted: int = 0
+
+    def __str__(self) -> str:
+        over, exposed = "*".join(self.axes), f"{show_percent(self.share)} of the step exposed"
+        if self.wanted:
+            return f"on {over}: {self.tokens:,} tokens a device < {self.wanted:,}, {exposed}"
+        return f"on {over}: {exposed}"
+
+
+class BoundChange(StrEnum):
+    """What happens to what binds a plan on the way to more chips, another batch or longer sequences."""
+
+    ALREADY = "already communication bound"
+    CHANGES = "changes"
+    STAYS = "stays"
+    NOT_LEGAL = "stays until it is no longer legal"
+
+
+@dataclass(frozen=True)
+class MoreChips(Fact):
+    """At how many chips, for the same batch, a plan becomes communication bound.
+
+    by_rule: whether by the rule of thumb alone. reason: why more chips are not legal.
+    """
+
+    change: BoundChange
+    bound: Bound | None
+    factor: int = 1
+    chips: int = 0
+    exposure: Exposure | None = None
+    by_rule: bool = False
+    reason: str = ""
+
+    def __str__(self) -> str:
+        match self.change:
+            case BoundChange.ALREADY:
+                by_rule = "by the rule of thumb " if self.by_rule else ""
+                return f"{by_rule}communication bound already {self.exposure}"
+            case BoundChange.CHANGES:
+                return f"at {self.factor}x the chips ({self.chips:,}) this becomes communication bound {self.exposure}"
+            case BoundChange.NOT_LEGAL:
+                return f"up to {self.chips:,} chips it stays {self.bound} bound; beyond: {self.reason}"
+            case BoundChange.STAYS:
+                return f"at {self.factor}x the chips ({self.chips:,}) it is {self.bound} bound still"
+
+
+@dataclass(frozen=True)
+class OtherBatch(Fact):
+    """At which batch, on the same chips, a plan turns from compute to communication bound or back.
+
+    batch: the one at which it turns, or the last that was tried. tokens: of a device there.
+    """
+
+    change: BoundChange
+    batch: int
+    is_larger: bool
+    bound: Bound | None
+    tokens: int = 0
+    exposure: Exposure | None = None
+
+    def __str__(self) -> str:
+        if self.change is BoundChange.CHANGES:
+            becomes = f"{self.bound} bound by that too, with {self.tokens:,} tokens a device"
+            if self.exposure:
+                becomes = f"communication bound {self.exposure}"
+            return f"at a batch of {self.batch:,} this becomes {becomes}"
+        if self.change is BoundChange.NOT_LEGAL:
+            return f"no smaller batch than {self.batch:,} can be shared out on this mesh"
+        way = "up" if self.is_larger else "down"
+        return f"{way} to a batch of {self.batch:,} it stays {self.bound} bound on this mesh"
+
+
+class SequenceLimit(StrEnum):
+    """What ends longer sequences."""
+
+    NONE = "fits still"
+    MEMORY = "memory"
+    POSITIONS = "positions"
+    MESH = "mesh"
+    ALREADY = "does not fit as it is"
+
+
+@dataclass(frozen=True)
+class LongerSequences(Fact):
+    """Up to which sequence length a plan fits, and what ends it.
+
+    seq_len: the first that does not fit where memory ends it, else the last that does. positions: learned ones.
+    """
+
+    limit: SequenceLimit
+    seq_len: int = 0
+    peak_bytes: int = 0
+    usable_bytes: float = 0.0
+    model: str = ""
+    positions: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        match self.limit:
+            case SequenceLimit.ALREADY:
+                return "it does not fit as it is"
+            case SequenceLimit.POSITIONS:
+                return f"sequences of {self.seq_len:,} tokens fit; {self.model} has {self.positions:,} positions"
+            case SequenceLimit.MESH:
+                return f"sequences up to {self.seq_len:,} tokens fit; beyond: {self.reason}"
+            case SequenceLimit.MEMORY:
+                amount = f"{show_bytes(self.peak_bytes)} of {show_bytes(self.usable_bytes)}"
+                return f"at {self.seq_len:,} tokens a sequence it no longer fits: {amount}"
+            case SequenceLimit.NONE:
+                return f"sequences of {self.seq_len:,} tokens fit still"
+
+
+NearbyFact = MoreChips | OtherBatch | LongerSequences
 
 
 def nearby(plan: Plan) -> tuple[NearbyFact, ...]:
@@ -62,17 +180,19 @@ def _more_chips(plan: Plan) -> MoreChips:
     """The first factor of chips, for the same batch, at which a plan is communication bound."""
     bound = plan.predicted.bound
     if is_communication_bound(plan):
-        return MoreChips(Turn.ALREADY, bound, exposure=_exposure(plan), by_rule=bound != "communication")
+        return MoreChips(BoundChange.ALREADY, bound, exposure=_exposure(plan), by_rule=bound != "communication")
     axis = "fsdp" if plan.mesh.fsdp > 1 else "dp"
     last, factor = plan, 1
     for factor in _factors():
         try:
             last = _plan(plan, mesh=replace(plan.mesh, **{axis: factor * plan.mesh.degree(axis)}), factor=factor)
         except MeshwrightError as error:
-            return MoreChips(Turn.ENDS, last.predicted.bound, factor, last.system.num_chips, reason=str(error))
+            return MoreChips(
+                BoundChange.NOT_LEGAL, last.predicted.bound, factor, last.system.num_chips, reason=str(error)
+            )
         if is_communication_bound(last):
-            return MoreChips(Turn.TURNS, last.predicted.bound, factor, last.system.num_chips, _exposure(last))
-    return MoreChips(Turn.STAYS, last.predicted.bound, factor, last.system.num_chips)
+            return MoreChips(BoundChange.CHANGES, last.predicted.bound, factor, last.system.num_chips, _exposure(last))
+    return MoreChips(BoundChange.STAYS, last.predicted.bound, factor, last.system.num_chips)
 
 
 def _batch(plan: Plan) -> OtherBatch:
@@ -87,8 +207,8 @@ def _batch(plan: Plan) -> OtherBatch:
             break
         if is_communication_bound(last) != is_bound:
             exposure = None if is_bound else _exposure(last)
-            return OtherBatch(Turn.TURNS, batch, is_bound, last.predicted.bound, local_tokens(last), exposure)
-    turn = Turn.ENDS if last is plan else Turn.STAYS
+            return OtherBatch(BoundChange.CHANGES, batch, is_bound, last.predicted.bound, local_tokens(last), exposure)
+    turn = BoundChange.NOT_LEGAL if last is plan else BoundChange.STAYS
     return OtherBatch(turn, last.workload.batch, is_bound, "communication" if is_bound else plan.predicted.bound)
 
 

@@ -1,28 +1,21 @@
-"""Why: what binds the best plan, and the one reason for which each of the others loses, as facts."""
+"""What binds the best plan: tokens per device, degree of tp, waiting, memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 from meshwright.cost import gather_bytes_per_second, model_flops, network_intensity
 from meshwright.hardware import lay_mesh
-from meshwright.planner.facts import (
-    CausalFlops,
-    ExposedCommunication,
-    Gap,
-    GapKind,
-    MemoryUse,
-    PipelineBubble,
-    TensorDegree,
-    TokensPerDevice,
-    TrainingRun,
-    WhyFact,
-)
 from meshwright.planner.plan import Plan
-from meshwright.planner.ties import num_parts, ties
-from meshwright.record import Record
+from meshwright.planner.reasons.fact import Fact
+from meshwright.planner.reasons.gap import dearest_axes
 from meshwright.step import token_axes
+from meshwright.units import show_bytes, show_percent, show_seconds
+
+ATTENTION = {"scores": "attention scores through memory", "flash": "a fused attention kernel"}
+"""The kinds of attention in words; others go by their own name."""
+
 
 CAUSAL_SHARE = 0.2
 """The share of MFU that scores behind the mask have from which it is worth a word."""
@@ -30,6 +23,140 @@ CAUSAL_SHARE = 0.2
 
 WAITING_SHARE = 0.05
 """The share of a step from which waiting for the network or the pipeline is part of the answer."""
+
+
+@dataclass(frozen=True)
+class TokensPerDevice(Fact):
+    """The tokens of a device beside those that hide gathers of weights and sums of gradients over some axes.
+
+    axes: empty where no axis gathers or sums. wanted: tokens from which all of it is hidden. is_of_microbatch: the
+    tokens are those of one microbatch, as each gathers or sums anew.
+    """
+
+    tokens: int
+    axes: tuple[str, ...]
+    wanted: int
+    is_of_microbatch: bool = False
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the tokens hide it."""
+        return self.tokens >= self.wanted
+
+    def __str__(self) -> str:
+        if not self.axes:
+            return f"{self.tokens:,} tokens a device, and no axis gathers weights or sums gradients"
+        verb = "hide" if self.is_hidden else "do not hide"
+        over = "*".join(self.axes)
+        each = "a device and microbatch" if self.is_of_microbatch else "a device"
+        return f"{self.tokens:,} tokens {each} {verb} weights and gradients over {over}, which want {self.wanted:,}"
+
+
+@dataclass(frozen=True)
+class TensorDegree(Fact):
+    """The degree of tp beside mlp / alpha, up to which its products take longer than its collectives.
+
+    alpha: flops a network byte that the hardware wants. placement: the links that tp runs over.
+    """
+
+    degree: int
+    mlp: int
+    alpha: float
+    placement: str
+
+    @property
+    def limit(self) -> float:
+        """The degree from which collectives take longer."""
+        return self.mlp / self.alpha
+
+    def __str__(self) -> str:
+        side = "below" if self.degree < self.limit else "not below"
+        limit = f"{self.mlp:,} / {self.alpha:,.0f} = {self.limit:.3g}"
+        return f"tp={self.degree} is {side} mlp / alpha = {limit}, on {self.placement}"
+
+
+@dataclass(frozen=True)
+class ExposedCommunication(Fact):
+    """The time of a step that waits for the network, most of it over some axes; no axes where none is exposed."""
+
+    seconds: float
+    share: float
+    axes: tuple[str, ...]
+    placement: str
+
+    def __str__(self) -> str:
+        if not self.axes:
+            return "no communication is exposed"
+        if self.share < 0.001:
+            return f"{show_seconds(self.seconds)} of communication is exposed, under 0.1% of the step"
+        amount = f"{show_seconds(self.seconds)} of communication is exposed, {show_percent(self.share)}"
+        return f"{amount}, most over {'*'.join(self.axes)}: {self.placement}"
+
+
+@dataclass(frozen=True)
+class PipelineBubble(Fact):
+    """The time that stages of a pipeline wait for their first microbatch and the last gradient."""
+
+    seconds: float
+    share: float
+    stages: int
+    virtual_stages: int
+    num_microbatches: int
+
+    def __str__(self) -> str:
+        virtual = f" / {self.virtual_stages}" if self.virtual_stages > 1 else ""
+        parts = f"{self.num_microbatches} microbatch{'es' if self.num_microbatches > 1 else ''}"
+        amount = f"{show_seconds(self.seconds)}, {show_percent(self.share)}"
+        return f"the pipeline's bubble is {amount}: {self.stages} - 1 stages{virtual} for {parts}"
+
+
+@dataclass(frozen=True)
+class MemoryUse(Fact):
+    """How full the memory of a device is, the headroom that is kept of it, and the largest term."""
+
+    share: float
+    headroom: float
+    largest: str
+    largest_bytes: int
+
+    def __str__(self) -> str:
+        kept = f" ({show_percent(self.headroom)} headroom for the error of the prediction)" if self.headroom else ""
+        most = f"most of it is {self.largest}, {show_bytes(self.largest_bytes)}"
+        return f"memory is {show_percent(self.share)} full{kept}; {most}"
+
+
+@dataclass(frozen=True)
+class CausalFlops(Fact):
+    """MFU where attention counts only the scores that a causal mask keeps, beside MFU, which counts all of them."""
+
+    mfu: float
+    causal_mfu: float
+
+    def __str__(self) -> str:
+        return (
+            f"MFU {show_percent(self.mfu)} counts all scores of attention; of those that the causal mask keeps, which"
+            f" are computed, it is {show_percent(self.causal_mfu)}"
+        )
+
+
+WhyFact = TokensPerDevice | TensorDegree | ExposedCommunication | PipelineBubble | MemoryUse | CausalFlops
+
+
+def how(plan: Plan) -> str:
+    """The way a plan runs its mesh, in a few words: remat, microbatches, schedule, ZeRO stage, rings, attention."""
+    strategy, parts = plan.strategy, [f"remat {plan.workload.remat}"]
+    if strategy.num_microbatches > 1:
+        parts.append(f"{strategy.num_microbatches} microbatches")
+    if plan.mesh.pp > 1:
+        parts.append(strategy.schedule)
+    if strategy.virtual_stages > 1:
+        parts.append(f"interleaved, {strategy.virtual_stages} virtual stages")
+    if plan.mesh.fsdp > 1:
+        parts.append(f"ZeRO-{strategy.zero_stage}")
+    if plan.mesh.tp > 1 and strategy.collective_matmul:
+        parts.append("collective matmul over tp")
+    parts += [ATTENTION.get(strategy.attention, f"{strategy.attention} attention"), strategy.optimizer]
+    return " · ".join(parts)
 
 
 def why(plan: Plan) -> tuple[WhyFact, ...]:
@@ -56,16 +183,6 @@ def computed_mfu(plan: Plan) -> float | None:
     """
     causal = _causal(plan)
     return causal.causal_mfu if causal and plan.predicted.shown_mfu else plan.predicted.shown_mfu
-
-
-def training_run(plan: Plan, tokens: int, price: float | None = None) -> TrainingRun:
-    """What training on so many tokens takes at the predicted speed, without restarts and evaluation.
-
-    price: of a chip for an hour, in any currency.
-    """
-    seconds = tokens / (plan.predicted.tokens_per_second or math.inf)
-    chip_hours = seconds / 3600 * plan.system.num_chips
-    return TrainingRun(tokens, seconds, chip_hours, None if price is None else price * chip_hours)
 
 
 def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
@@ -98,35 +215,6 @@ def _is_for_each_microbatch(plan: Plan) -> bool:
     """Whether each of several microbatches gathers weights or sums gradients."""
     strategy = plan.strategy
     return strategy.num_microbatches > 1 and strategy.zero_stage >= 2 and any(axis != "dp" for axis in data_axes(plan))
-
-
-def gap_to(plan: Plan, best: Plan) -> Gap:
-    """The largest difference of a plan from the best."""
-    record = plan.predicted
-    if not record.fits:
-        return Gap(GapKind.MEMORY, peak_bytes=record.memory_bytes["peak"])
-    if plan == best:
-        return Gap(GapKind.BEST)
-    spent, least = record.breakdown_seconds, best.predicted.breakdown_seconds
-    gaps = {name: time - least.get(name, 0.0) for name, time in spent.items()}
-    slowest = max(gaps, key=gaps.__getitem__)
-    seconds = gaps[slowest]
-    if (saved := (best.predicted.step_seconds or 0.0) - (record.step_seconds or 0.0)) > 0:
-        kind = GapKind.TIED if ties(best, plan) else GapKind.FASTER
-        return Gap(kind, seconds=saved, parts=num_parts(plan) - num_parts(best))
-    if seconds <= 0:
-        return Gap(GapKind.EQUAL)
-    if slowest == "recompute" and plan.workload.remat != best.workload.remat:
-        return Gap(GapKind.RECOMPUTE, slowest, seconds, remat=plan.workload.remat)
-    if slowest == "exposed communication":
-        return Gap(GapKind.COMMUNICATION, slowest, seconds, axes=_dearer_axes(record, best.predicted))
-    return Gap(GapKind.TERM, slowest, seconds)
-
-
-def dearest_axes(record: Record) -> tuple[str, ...]:
-    """The axes whose collectives are exposed longest."""
-    times = dict(_exposed_by_axes(record))
-    return max(times, key=times.__getitem__)
 
 
 def _tokens(plan: Plan) -> TokensPerDevice:
@@ -184,17 +272,3 @@ def _causal(plan: Plan) -> CausalFlops | None:
     mfu = plan.predicted.mfu or 0.0
     causal = mfu * model_flops(plan.workload, is_causal=True) / model_flops(plan.workload)
     return CausalFlops(mfu, causal) if mfu - causal > CAUSAL_SHARE * mfu else None
-
-
-def _dearer_axes(record: Record, best: Record) -> tuple[str, ...]:
-    """The axes whose collectives are exposed longest beyond those of the best."""
-    theirs = dict(_exposed_by_axes(best))
-    times = {axes: seconds - theirs.get(axes, 0.0) for axes, seconds in _exposed_by_axes(record)}
-    return max(times, key=times.__getitem__)
-
-
-def _exposed_by_axes(record: Record) -> Iterator[tuple[tuple[str, ...], float]]:
-    """What is exposed over each set of axes."""
-    moves = record.own_collectives
-    for axes in {move.axes for move in moves}:
-        yield axes, sum(move.exposed_seconds or 0.0 for move in moves if move.axes == axes)

@@ -1,0 +1,107 @@
+"""Why a plan is not the best: the largest difference from the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshwright.planner.plan import Plan
+from meshwright.planner.reasons.fact import Fact
+from meshwright.planner.ties import num_parts, ties
+from meshwright.record import Record
+from meshwright.units import show_bytes, show_count, show_seconds
+
+
+class GapKind(StrEnum):
+    """Why a plan is not the best."""
+
+    BEST = "best"
+    MEMORY = "does not fit"
+    EQUAL = "as fast, with less memory left"
+    TIED = "tied"
+    FASTER = "faster"
+    RECOMPUTE = "recompute"
+    COMMUNICATION = "communication"
+    TERM = "term"
+
+
+@dataclass(frozen=True)
+class Gap(Fact):
+    """The largest difference of a plan from the best one.
+
+    seconds: of the term that grows most, and its name; axes: of communication, those that it is over; remat: the policy
+    that is needed; peak_bytes: where it does not fit; parts: of a plan that is faster by less than the prediction can
+    tell, how many more axes, stages, microbatches and rings it has (`planner.ties`).
+    """
+
+    kind: GapKind
+    term: str = ""
+    seconds: float = 0.0
+    axes: tuple[str, ...] = ()
+    remat: str = ""
+    peak_bytes: int = 0
+    parts: int = 0
+
+    def __str__(self) -> str:
+        match self.kind:
+            case GapKind.BEST:
+                return "-"
+            case GapKind.MEMORY:
+                return f"wants {show_bytes(self.peak_bytes)}"
+            case GapKind.TIED:
+                more = f", {show_count(self.parts, 'more setting')}" if self.parts > 0 else ""
+                return f"a tie: {show_seconds(self.seconds)} faster{more}"
+            case GapKind.FASTER:
+                return f"faster by {show_seconds(self.seconds)}"
+            case GapKind.RECOMPUTE:
+                return f"needs remat {self.remat}: +{show_seconds(self.seconds)}"
+            case GapKind.COMMUNICATION:
+                return f"{'*'.join(self.axes)} communication: +{show_seconds(self.seconds)}"
+            case GapKind.TERM:
+                return f"{self.term} +{show_seconds(self.seconds)}"
+            case GapKind.EQUAL:
+                return str(self.kind)
+
+
+def gap_to(plan: Plan, best: Plan) -> Gap:
+    """The largest difference of a plan from the best."""
+    record = plan.predicted
+    if not record.fits:
+        return Gap(GapKind.MEMORY, peak_bytes=record.memory_bytes["peak"])
+    if plan == best:
+        return Gap(GapKind.BEST)
+    spent, least = record.breakdown_seconds, best.predicted.breakdown_seconds
+    gaps = {name: time - least.get(name, 0.0) for name, time in spent.items()}
+    slowest = max(gaps, key=gaps.__getitem__)
+    seconds = gaps[slowest]
+    if (saved := (best.predicted.step_seconds or 0.0) - (record.step_seconds or 0.0)) > 0:
+        kind = GapKind.TIED if ties(best, plan) else GapKind.FASTER
+        return Gap(kind, seconds=saved, parts=num_parts(plan) - num_parts(best))
+    if seconds <= 0:
+        return Gap(GapKind.EQUAL)
+    if slowest == "recompute" and plan.workload.remat != best.workload.remat:
+        return Gap(GapKind.RECOMPUTE, slowest, seconds, remat=plan.workload.remat)
+    if slowest == "exposed communication":
+        return Gap(GapKind.COMMUNICATION, slowest, seconds, axes=_dearer_axes(record, best.predicted))
+    return Gap(GapKind.TERM, slowest, seconds)
+
+
+def dearest_axes(record: Record) -> tuple[str, ...]:
+    """The axes whose collectives are exposed longest."""
+    times = dict(_exposed_by_axes(record))
+    return max(times, key=times.__getitem__)
+
+
+def _dearer_axes(record: Record, best: Record) -> tuple[str, ...]:
+    """The axes whose collectives are exposed longest beyond those of the best."""
+    theirs = dict(_exposed_by_axes(best))
+    times = {axes: seconds - theirs.get(axes, 0.0) for axes, seconds in _exposed_by_axes(record)}
+    return max(times, key=times.__getitem__)
+
+
+def _exposed_by_axes(record: Record) -> Iterator[tuple[tuple[str, ...], float]]:
+    """What is exposed over each set of axes."""
+    moves = record.own_collectives
+    for axes in {move.axes for move in moves}:
+        yield axes, sum(move.exposed_seconds or 0.0 for move in moves if move.axes == axes)

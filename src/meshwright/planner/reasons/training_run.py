@@ -1,0 +1,35 @@
+"""What a training of so many tokens takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshwright.planner.reasons.fact import Fact
+from meshwright.record import Record
+from meshwright.units import show_rate
+
+
+@dataclass(frozen=True)
+class TrainingRun(Fact):
+    """What it takes to train on so many tokens: time, chip hours, and what they cost where an hour's price is known."""
+
+    tokens: int
+    seconds: float
+    chip_hours: float
+    cost: float | None
+
+    def __str__(self) -> str:
+        cost = "" if self.cost is None else f", which cost {self.cost:,.0f}"
+        days = f"{self.seconds / 86400:,.3g} days"
+        return f"{show_rate(self.tokens, ' tokens')} take {days}, {self.chip_hours:,.0f} chip hours{cost}"
+
+
+def training_run(predicted: Record, num_chips: int, tokens: int, price: float | None = None) -> TrainingRun:
+    """What training on so many tokens takes at the predicted speed, without restarts and evaluation.
+
+    price: of a chip for an hour, in any currency.
+    """
+    seconds = tokens / (predicted.tokens_per_second or math.inf)
+    chip_hours = seconds / 3600 * num_chips
+    return TrainingRun(tokens, seconds, chip_hours, None if price is None else price * chip_hours)
