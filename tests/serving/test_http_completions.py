@@ -111,6 +111,9 @@ def test_vllms_fields_of_prompts_and_texts(server, client):
     for field, value, prompt in (("truncate_prompt_tokens", 3, b"cde"), ("truncate_prompt_tokens", -1, b"abcde")):
         client.completions.create(**options, prompt="abcde", extra_body={field: value})
         assert bytes(server.engine.requests[-1].prompt) == prompt
+    # Of a long text no more is tokenized than the context can have tokens of.
+    client.completions.create(**options, prompt="ab" * 200_000 + "c", extra_body={"truncate_prompt_tokens": 3})
+    assert bytes(server.engine.requests[-1].prompt) == b"abc"
     whole = client.completions.create(**options, prompt="a", stop="w").choices[0].text
     body = {"include_stop_str_in_output": True}
     assert client.completions.create(**options, prompt="a", stop="ü", extra_body=body).choices[0].text.endswith("ü")

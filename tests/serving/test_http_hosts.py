@@ -53,6 +53,12 @@ def test_a_request_is_for_this_server_and_of_no_other_page(fields, wanted):
     assert refused(**fields) == wanted
 
 
+def test_a_page_without_an_origin_is_told_of_no_option_that_is_refused():
+    found = refuse_foreign([(b"host", b"localhost"), (b"origin", b"null")], "127.0.0.1", (), (), has_keys=False)
+    assert found is not None
+    assert "--cors" not in found.body.error.message
+
+
 def test_a_server_without_keys_answers_no_page_that_resolved_its_name_to_this_machine():
     with started(FakeEngine(byte_tokenizer())) as server:
         for path in ("/", "/v1/models", "/metrics"):

@@ -87,7 +87,8 @@ def test_calls_are_items_and_come_back_with_their_outputs(calling):
         ({"input": [{"role": "user"}]}, "input[0].content is missing; an item of type message has role and content"),
         ({"tools": [{"type": "web_search"}]}, 'tools[0].type is "web_search"'),
         ({"background": True}, "background is true; it must be false"),
-        ({"reasoning": {"effort": "low"}}, "the chat template of fake/model does not read it"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort is given, and the chat template of fake/model does not"),
+        ({"input": "a" * 400_000}, "input has 400,"),
     ],
 )
 def test_what_a_server_without_state_cannot_do_is_said(server, fields, message):

@@ -247,6 +247,13 @@ def test_devices_are_named_by_their_number_among_those_of_all_processes(monkeypa
             by_device({**traces, 7: traced(1.0)})
 
 
+def test_a_profile_that_lacks_something_is_told_by_its_name(tmp_path):
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile/collectives.json").write_text('{"steps": [3, 5], "collectives": [{}]}')
+    with pytest.raises(MeshwrightError, match="is not what a profile leaves: compiled is missing"):
+        read_profile(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["10", "5:3", "0:2", "a:b", "1:2:3", ""])
 def test_steps_that_are_none_are_one_line(text):
     with pytest.raises(MeshwrightError, match=f"profile is '{text}'; it is the first and the last step of a trace"):

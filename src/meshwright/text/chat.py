@@ -27,7 +27,7 @@ def apply_chat_template(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
-    check: Callable[[str], None] = lambda text: None,
+    cut: Callable[[str], str] = lambda text: text,
 ) -> list[int]:
     """The tokens of a chat.
 
@@ -37,7 +37,7 @@ def apply_chat_template(
         add_generation_prompt: with what begins the assistant's answer.
         continue_final_message: end with the text of the last message, which the model then continues.
         variables: of the template's own, such as Qwen3's `enable_thinking`.
-        check: called with the text of the chat before it becomes tokens; it may raise.
+        cut: called with the text of the chat; returns the part that becomes tokens, or raises.
 
     Raises:
         MeshwrightError: no template, or one that refuses these messages.
@@ -46,9 +46,8 @@ def apply_chat_template(
     text = _GENERATED.sub(r"\1", text)
     if continue_final_message:
         text = _until_final_content(text, str(messages[-1].get("content") or ""))
-    check(text)
     # The template has written the special tokens that begin a text.
-    return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode(cut(text), add_special_tokens=False)
 
 
 def _until_final_content(text: str, content: str) -> str:

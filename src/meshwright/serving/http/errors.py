@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -69,6 +70,13 @@ class ApiError(Exception):
         self.headers = headers or {}
         self.body = ErrorResponse(error=ErrorFields(message=message, type=kind, param=param, code=code))
 
+    def renamed(self, fields: Mapping[str, str]) -> ApiError:
+        """The same error with other names for its fields, which begin its message too."""
+        was = self.body.error
+        param, first = fields.get(was.param or "", was.param), was.message.partition(" ")[0]
+        message = fields.get(first, first) + was.message[len(first) :]
+        return ApiError(message, status=self.status, param=param, code=was.code, headers=self.headers)
+
     def json(self) -> bytes:
         """The response body."""
         return self.body.model_dump_json().encode()
@@ -98,4 +106,7 @@ def from_engine_error(error: MeshwrightError) -> ApiError:
         return ApiError(str(error), status=429, code="overloaded", headers=retry)
     if isinstance(error, ClosedError):
         return ApiError(str(error), status=503, code="closed")
-    return ApiError(str(error))
+    # The engine's errors begin with the field at fault, by the engine's name for it; of a prompt with the token.
+    message, first = str(error), str(error).partition(" ")[0]
+    param = {"stop_tokens": "stop_token_ids", "logit_bias": "logit_bias", "token": "prompt"}.get(first)
+    return ApiError(message.replace("stop_tokens", "stop_token_ids", first == "stop_tokens"), param=param)

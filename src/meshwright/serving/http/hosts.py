@@ -70,8 +70,9 @@ def refuse_foreign(
     if origin is None or has_keys or "*" in origins or origin in origins:
         return None
     if not _is_origin(origin) or not _is_allowed(_host_name(urlsplit(origin).netloc), bound, allowed):
+        hint = f"; --cors {origin[:100]} allows them to call this server" if _is_origin(origin) else ""
         return ApiError(
-            f"the request is of pages of {origin[:100]!r}; --cors {origin[:100]} allows them to call this server",
+            f"the request is of pages of {origin[:100]!r}, which may call this server with an API key alone{hint}",
             status=403, code="origin_not_allowed", headers=CLOSE,
         )  # fmt: skip
     return None

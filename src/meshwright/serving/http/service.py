@@ -188,7 +188,13 @@ class Service(ServerState):
             )
 
     async def tokens(
-        self, text: str, param: str, *, most: int | None = None, add_special_tokens: bool = True
+        self,
+        text: str,
+        param: str,
+        *,
+        most: int | None = None,
+        kept: int | None = None,
+        add_special_tokens: bool = True,
     ) -> list[int]:
         """Tokenize a text of the field `param`.
 
@@ -196,6 +202,7 @@ class Service(ServerState):
             text: the text.
             param: the field, for errors.
             most: tokens of which it may have no more; None where a longer text is cut or split.
+            kept: the number of tokens at its end that are used, where the others are not; None for all.
             add_special_tokens: whether to add those that begin a text.
 
         Raises:
@@ -203,7 +210,15 @@ class Service(ServerState):
         """
         tokenizer = self.require_tokenizer("a prompt of text")
         self.check_num_characters(param, text, most)
-        return await self.run(partial(tokenizer.encode, text, add_special_tokens=add_special_tokens))
+        return await self.run(partial(tokenizer.encode, self.end(text, kept), add_special_tokens=add_special_tokens))
+
+    def end(self, text: str, num_tokens: int | None) -> str:
+        """Return the end of a text that has at least `num_tokens` tokens, by its characters; all of it for None.
+
+        `LONG_BODY` characters more are kept, because tokens at the cut may differ from those of the whole text.
+        """
+        each = self.tokenizer.most_characters if self.tokenizer else None
+        return text if each is None or num_tokens is None else text[-each * num_tokens - LONG_BODY :]
 
     def check_num_characters(self, param: str, text: str, most: int | None) -> None:
         """Raise if a text must have more than `most` tokens, by its characters; None for any number."""

@@ -205,7 +205,9 @@ def read_profile(directory: Path) -> Profile | None:
         )
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise MeshwrightError(f"{path} is not what a profile leaves: {error.args[0]} is missing") from None
+    except (ValueError, TypeError) as error:
         raise MeshwrightError(f"{path} is not what a profile leaves: {str(error).splitlines()[0]}") from None
 
 

@@ -129,7 +129,7 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
     tokenizer, most = service.require_tokenizer("a chat"), _most_prompt_tokens(service, body.max_tokens)
     if not chat_template(tokenizer):
         transcript = body.context + body.prompt
-        prompt = (await service.tokens(transcript, "prompt"))[-most:]
+        prompt = (await service.tokens(transcript, "prompt", kept=most))[-most:]
         (text,) = await _generate(state, [_text_request(service, prompt, body.max_tokens, "prompt", body.temperature)])
         return ChatTurn(response=text, context=transcript + text, temperature=body.temperature)
     messages = _messages(body.context)
@@ -151,16 +151,16 @@ def _most_prompt_tokens(service: Service, max_tokens: int | None) -> int:
 
 async def _end_of_chat(service: Service, messages: list[dict[str, str]], most: int) -> list[int]:
     """The prompt of the last turns of a chat, as many as fit `most` tokens; of a turn that does not fit, its end."""
-    prompt = await chat_prompt(service, messages, "context", is_cut=True)
+    prompt = await chat_prompt(service, messages, "context", most=None, kept=most + 1)
     if len(prompt) <= most:
         return prompt
     turns = [number for number, message in enumerate(messages) if message["role"] == "user"]
     low, high = 0, len(turns) - 1
     while low < high:  # The first turn from which the chat fits; the last one where none does.
         middle = (low + high) // 2
-        fits = len(await chat_prompt(service, messages[turns[middle] :], "context", is_cut=True)) <= most
+        fits = len(await chat_prompt(service, messages[turns[middle] :], "context", most=None, kept=most + 1)) <= most
         low, high = (low, middle) if fits else (middle + 1, high)
-    return (await chat_prompt(service, messages[turns[low] :], "context", is_cut=True))[-most:]
+    return (await chat_prompt(service, messages[turns[low] :], "context", most=None, kept=most + 1))[-most:]
 
 
 async def _prefix_tokens(service: Service, text: str) -> list[int]:

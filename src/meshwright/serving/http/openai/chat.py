@@ -166,13 +166,15 @@ async def chat_request(service: Service, body: ChatCompletionRequest) -> Request
     num_alternatives = check_logprobs("top_logprobs", body.top_logprobs)
     if num_alternatives is not None and not body.logprobs:
         raise ApiError("top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
+    is_whole = body.truncate_prompt_tokens is None
     prompt = await chat_prompt(
         service,
         [message.for_template() for message in body.messages],
         "messages",
         tools=tools,
         variables=_template_variables(service, body),
-        is_cut=body.truncate_prompt_tokens is not None,
+        most=service.context if is_whole else None,
+        kept=None if is_whole else service.context,
         **prompt_end(body.add_generation_prompt, body.continue_final_message),
     )
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):

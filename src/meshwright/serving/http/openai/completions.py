@@ -112,9 +112,8 @@ async def prompt_tokens(
     """
     prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     service.check_num_prompts(param, len(prompts))
-    options: dict[str, Any] = {
-        "most": None if is_cut else service.context, "add_special_tokens": add_special_tokens
-    }  # fmt: skip
+    length = {"kept" if is_cut else "most": service.context}
+    options: dict[str, Any] = {**length, "add_special_tokens": add_special_tokens}
     return [await service.tokens(one, param, **options) if isinstance(one, str) else one for one in prompts]
 
 

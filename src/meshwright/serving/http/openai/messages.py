@@ -94,7 +94,8 @@ async def chat_prompt(
     *,
     tools: list[dict[str, Any]] | None = None,
     variables: dict[str, Any] | None = None,
-    is_cut: bool = False,
+    most: int | None,
+    kept: int | None = None,
     **ends: bool,
 ) -> list[int]:
     """The prompt of a chat, up to the beginning of the assistant's answer.
@@ -105,7 +106,8 @@ async def chat_prompt(
         param: the field of the messages, for errors.
         tools: the tools, as the template reads them.
         variables: more variables of the template.
-        is_cut: whether a prompt over the context is cut to its end, so that it is no error.
+        most: tokens of which it may have no more; None for any number.
+        kept: the number of tokens at its end that are used, where the others are not; None for all.
         ends: `add_generation_prompt` and `continue_final_message` of `apply_chat_template`.
 
     Raises:
@@ -114,11 +116,13 @@ async def chat_prompt(
     tokenizer = service.require_tokenizer("a chat")
     options: dict[str, Any] = {"tools": tools or (), "variables": variables, **ends}
 
-    def check(text: str) -> None:
-        service.check_num_characters(param, text, None if is_cut else service.context)
+    def cut(text: str) -> str:
+        end = service.end(text, kept)
+        service.check_num_characters(param, end, most)
+        return end
 
     try:
-        return await service.run(partial(apply_chat_template, tokenizer, messages, check=check, **options))
+        return await service.run(partial(apply_chat_template, tokenizer, messages, cut=cut, **options))
     except MeshwrightError as error:
         raise ApiError(str(error), param=param) from None
 

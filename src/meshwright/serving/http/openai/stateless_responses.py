@@ -197,7 +197,15 @@ async def create_response(state: AppState, body: ResponsesRequest) -> BaseModel 
             param="previous_response_id",
         )
     chat = _chat_body(body)
-    return await _Response(state, body, chat, await chat_request(state.service, chat)).respond()
+    try:
+        request = await chat_request(state.service, chat)
+    except ApiError as error:
+        raise error.renamed(FIELDS) from None
+    return await _Response(state, body, chat, request).respond()
+
+
+FIELDS = {"messages": "input", "reasoning_effort": "reasoning.effort", "max_tokens": "max_output_tokens"}
+"""Fields of a response by the names that a chat completion has for them."""
 
 
 def _chat_body(body: ResponsesRequest) -> ChatCompletionRequest:

@@ -72,7 +72,7 @@ async def tokenize(state: AppState, body: TokenizeRequest) -> TokenizeResponse:
             "messages",
             tools=[tool.model_dump(exclude_unset=True) for tool in body.tools],
             variables=body.chat_template_kwargs,
-            is_cut=True,
+            most=None,
             **prompt_end(body.add_generation_prompt, body.continue_final_message),
         )
     service.check_num_tokens("prompt" if body.prompt is not None else "messages", len(tokens))
