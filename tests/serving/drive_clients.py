@@ -73,7 +73,8 @@ def check_instructor(url: str, model: str) -> None:
     import openai
     from pydantic import BaseModel
 
-    class Weather(BaseModel):
+    # A drawn model would write properties of its own without an end.
+    class Weather(BaseModel, extra="forbid"):
         city: Literal["Köln", "Paris"]
         is_sunny: bool
 
@@ -92,13 +93,13 @@ def check_langchain(url: str, model: str) -> None:
     from langchain_openai import ChatOpenAI
     from pydantic import BaseModel
 
-    class Weather(BaseModel):
+    class Weather(BaseModel, extra="forbid"):
         """The weather of a city."""
 
         city: Literal["Köln", "Paris"]
         is_sunny: bool
 
-    class Add(BaseModel):
+    class Add(BaseModel, extra="forbid"):
         """The sum of two numbers."""
 
         first: Literal[1, 2]
