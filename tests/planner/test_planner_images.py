@@ -95,7 +95,7 @@ def test_images_that_do_not_fit_are_the_reason_and_not_the_model():
     workload = replace(RESNET50, batch=20_480)
     ranking = rank_images(workload, A100)
     assert ranking.num_fit == 0
-    assert str(image_gap(ranking.candidates[-1], ranking.candidates[0])).startswith("wants ")
+    assert str(image_gap(ranking.candidates[-1], ranking.candidates[0])).startswith("needs ")
     assert "it is the images that do not fit" in str(why_images(ranking, workload, A100)[0])
 
 

@@ -224,8 +224,8 @@ def _print_candidates(ranking: Ranking) -> None:
     if any(plan.strategy.num_microbatches > 1 or plan.strategy.zero_stage < 3 for plan in plans):
         print(folded("run as: remat policy, m microbatches, v virtual stages, z ZeRO stage where it is not 3"))
     meshes = f"{ranking.num_meshes:,} mesh{'es' if ranking.num_meshes > 1 else ''}"
-    searched = f"{meshes} in {show_count(ranking.num_candidates, 'way')}"
-    print(folded(f"searched {searched}; {ranking.num_priced:,} had to be priced"))
+    configurations = show_count(ranking.num_candidates, "configuration")
+    print(folded(f"searched {meshes}, {configurations}; {ranking.num_priced:,} were priced in full"))
 
 
 def run_as(plan: Plan) -> str:

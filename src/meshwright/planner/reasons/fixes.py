@@ -1,4 +1,4 @@
-"""What to do about a step that does not fit in memory: by how much it does not, and the changes that make it fit."""
+"""Changes that make a step fit in memory, with their cost."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from meshwright.planner.prediction import predict
 from meshwright.step import DEFAULT, REMATS, RULES, Strategy, Workload, check_mesh, stream_rules
 
 MOST_CHANGES = 3
-"""The changes made at once where fewer do not help."""
+"""Maximum number of changes combined."""
 
 WORTH_IT = 0.98
-"""Two changes are told beside one that helps alone where they take less than this share of its time."""
+"""Two changes are listed next to a single one only if they take less than this share of its time."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change: the option of `meshwright plan` and its value, which may be a mesh."""
+    """One changed option of `meshwright plan`; the value may be a mesh."""
 
     option: str
     value: str | int | MeshShape
 
     @property
     def flag(self) -> str:
-        """The change as an argument of the command."""
+        """The change as a command-line argument."""
         return f"--{self.option.replace('_', '-')} {self.value}"
 
     def made(self, step: _Step) -> _Step:
-        """The step with this change."""
+        """Return the step with this change."""
         if isinstance(self.value, MeshShape):
             return replace(step, mesh=self.value)
         if self.option in WORKLOAD_FIELDS:
@@ -60,15 +60,15 @@ class Change:
 
 
 WORKLOAD_FIELDS = ("remat", "param_dtype")
-"""The options that change the workload; others change the strategy."""
+"""Options of the workload; all others belong to the strategy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """Changes that make a step fit, and what they cost.
+    """Changes that make a step fit, and their cost.
 
-    workload, mesh, strategy: the step with them. peak_bytes: per device. step_seconds: as predicted; extra_seconds:
-    beyond the step as it was, which would need more memory than there is; negative where the change is faster too.
+    workload, mesh, strategy: of the changed step. peak_bytes: per device. extra_seconds: predicted step time minus that
+    of the original step; negative if the change is also faster.
     """
 
     changes: tuple[Change, ...]
@@ -81,15 +81,15 @@ class Fix:
 
 
 def lacking_bytes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> int:
-    """The bytes by which a step exceeds the memory of a device; 0 where it fits."""
+    """Return the bytes per device by which a step exceeds the memory; 0 if it fits."""
     return max(0, int(step_memory(workload, mesh, strategy, kind=system.chip.kind)["peak"] - system.plannable_bytes))
 
 
 def ways_to_fit(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> tuple[Fix, ...]:
-    """The changes that make a step fit, fastest first; of each kind of change, or set of kinds, the fastest one.
+    """Return the changes that make a step fit, fastest first: the fastest of each kind, or combination of kinds.
 
-    As few changes at once as help, up to `MOST_CHANGES`; of two where one helps, only those that are clearly faster
-    (`WORTH_IT`). Empty where the step fits as it is, and where nothing helps.
+    Combines as few changes as possible, at most `MOST_CHANGES`. Pairs are listed next to single changes only if clearly
+    faster (`WORTH_IT`). Empty if the step fits already, or if nothing helps.
     """
     start = _Step(workload, mesh, strategy)
     if start.fits(system):
@@ -108,7 +108,7 @@ def ways_to_fit(workload: Workload, mesh: MeshShape, system: System, strategy: S
 
 @dataclass(frozen=True)
 class _Step:
-    """A step and how it is run."""
+    """A step and its strategy."""
 
     workload: Workload
     mesh: MeshShape
@@ -120,7 +120,7 @@ class _Step:
 
 
 def _fastest(start: _Step, kinds: tuple[list[Change], ...], system: System, before: float) -> Fix | None:
-    """The fastest step that fits with one change of each kind; None where none does."""
+    """Return the fastest combination of one change per kind that fits; None if none does."""
     fixes: list[Fix] = []
     for changes in product(*kinds):
         step = start
@@ -132,7 +132,6 @@ def _fastest(start: _Step, kinds: tuple[list[Change], ...], system: System, befo
 
 
 def _fix(step: _Step, changes: tuple[Change, ...], system: System, before: float) -> Fix:
-    """The changes with their cost."""
     record = predict(step.workload, step.mesh, system, step.strategy)
     seconds = record.step_seconds or 0.0
     return Fix(
@@ -147,7 +146,6 @@ def _fix(step: _Step, changes: tuple[Change, ...], system: System, before: float
 
 
 def _is_legal(step: _Step) -> bool:
-    """Whether the mesh can split the workload, and each device's sequences the microbatches."""
     local = step.workload.batch // step.mesh.degree(RULES["batch"])
     if local % step.strategy.num_microbatches:
         return False
@@ -159,13 +157,13 @@ def _is_legal(step: _Step) -> bool:
 
 
 def _remats(step: _Step) -> Iterator[Change]:
-    """The policies that keep less than the step's own."""
+    """Yield the remat policies that keep less than the current one."""
     for remat in REMATS[REMATS.index(step.workload.remat) + 1 :]:
         yield Change("remat", remat)
 
 
 def _meshes(step: _Step, system: System) -> Iterator[Change]:
-    """The meshes that an axis which keeps copies, or splits less, makes by giving its devices to fsdp or tp."""
+    """Yield meshes that move devices from another axis to fsdp, tp or sp."""
     mesh = step.mesh
     for giver in AXES:
         for taker in ("fsdp", "tp", "sp"):
@@ -180,7 +178,7 @@ def _meshes(step: _Step, system: System) -> Iterator[Change]:
 
 
 def _strategies(step: _Step) -> Iterator[list[Change]]:
-    """What a strategy can change, each kind a list."""
+    """Yield lists of strategy changes, one list per kind."""
     now, local = step.strategy, step.workload.batch // step.mesh.degree(RULES["batch"])
     yield [Change("num_microbatches", parts) for parts in divisors(local) if parts > now.num_microbatches]
     yield [Change("zero_stage", stage) for stage in range(now.zero_stage + 1, 4) if step.mesh.fsdp > 1]

@@ -28,27 +28,28 @@ class GapKind(StrEnum):
 
 @dataclass(frozen=True)
 class Gap(Fact):
-    """The largest difference of a plan from the best one.
-
-    seconds: of the term that grows most, and its name; axes: of communication, those that it is over; remat: the policy
-    that is needed; peak_bytes: where it does not fit; parts: of a plan that is faster by less than the prediction can
-    tell, how many more axes, stages, microbatches and rings it has (`planner.ties`).
-    """
+    """The largest difference between a plan and the best plan."""
 
     kind: GapKind
     term: str = ""
+    """Name of the term of the step that differs most."""
     seconds: float = 0.0
+    """Difference in that term; for TIED and FASTER the time saved."""
     axes: tuple[str, ...] = ()
+    """Axes of exposed communication."""
     remat: str = ""
+    """The remat policy that the plan needs."""
     peak_bytes: int = 0
+    """Memory per device of a plan that does not fit."""
     parts: int = 0
+    """For TIED: additional axes, stages, microbatches and rings (`planner.ties`)."""
 
     def __str__(self) -> str:
         match self.kind:
             case GapKind.BEST:
                 return "-"
             case GapKind.MEMORY:
-                return f"wants {show_bytes(self.peak_bytes)}"
+                return f"needs {show_bytes(self.peak_bytes)}"
             case GapKind.TIED:
                 more = f", {show_count(self.parts, 'more setting')}" if self.parts > 0 else ""
                 return f"a tie: {show_seconds(self.seconds)} faster{more}"
@@ -65,7 +66,7 @@ class Gap(Fact):
 
 
 def gap_to(plan: Plan, best: Plan) -> Gap:
-    """The largest difference of a plan from the best."""
+    """Return the largest difference between a plan and the best plan."""
     record = plan.predicted
     if not record.fits:
         return Gap(GapKind.MEMORY, peak_bytes=record.memory_bytes["peak"])
@@ -88,20 +89,20 @@ def gap_to(plan: Plan, best: Plan) -> Gap:
 
 
 def dearest_axes(record: Record) -> tuple[str, ...]:
-    """The axes whose collectives are exposed longest."""
+    """Return the axes with the longest exposed communication."""
     times = dict(_exposed_by_axes(record))
     return max(times, key=times.__getitem__)
 
 
 def _dearer_axes(record: Record, best: Record) -> tuple[str, ...]:
-    """The axes whose collectives are exposed longest beyond those of the best."""
+    """Return the axes whose exposed communication exceeds that of the best plan most."""
     theirs = dict(_exposed_by_axes(best))
     times = {axes: seconds - theirs.get(axes, 0.0) for axes, seconds in _exposed_by_axes(record)}
     return max(times, key=times.__getitem__)
 
 
 def _exposed_by_axes(record: Record) -> Iterator[tuple[tuple[str, ...], float]]:
-    """What is exposed over each set of axes."""
+    """Yield each set of axes with its seconds of exposed communication."""
     moves = record.own_collectives
     for axes in {move.axes for move in moves}:
         yield axes, sum(move.exposed_seconds or 0.0 for move in moves if move.axes == axes)

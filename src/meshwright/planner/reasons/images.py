@@ -1,4 +1,4 @@
-"""Why data parallelism is enough for a model of images: until when it hides its sums."""
+"""Why data parallelism is enough for an image model, and up to how many devices."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from meshwright.step import ImageWorkload, num_image_parameters
 from meshwright.units import show_bytes, show_count, show_percent, show_seconds
 
 STATES = ("parameters", "gradients", "optimizer")
-"""The terms of memory that a model takes whatever its batch."""
+"""Memory terms that do not depend on the batch."""
 
 
 COSTLY = 0.1
-"""The share of a step from which exposed collectives are worth a warning."""
+"""Exposed collectives are worth a warning from this share of a step on."""
 
 
 @dataclass(frozen=True)
 class ImageStates(Fact):
-    """What parameters, gradients and momentum take of a device's memory, and whether the plan fits."""
+    """Memory of parameters, gradients and momentum, and whether the plan fits."""
 
     parameters: int
     state_bytes: int
@@ -41,7 +41,7 @@ class ImageStates(Fact):
 
 @dataclass(frozen=True)
 class ImageActivations(Fact):
-    """What a device keeps of its images for the backward pass."""
+    """Activations that a device keeps for the backward pass."""
 
     bytes: int
     images: int
@@ -52,7 +52,7 @@ class ImageActivations(Fact):
 
 @dataclass(frozen=True)
 class ReplicaInstead(Fact):
-    """The mesh with a whole copy on every device, and what it would lose."""
+    """The mesh with a full copy of the model on every device, and how much slower it is."""
 
     mesh: MeshShape
     gap: Gap
@@ -63,7 +63,7 @@ class ReplicaInstead(Fact):
 
 @dataclass(frozen=True)
 class ImageCommunication(Fact):
-    """What collectives take, in images of the backward pass, and what of it is exposed."""
+    """Time of the collectives, also as a number of images of the backward pass, and its exposed part."""
 
     seconds: float
     equal_images: float
@@ -79,8 +79,9 @@ class ImageCommunication(Fact):
 
 @dataclass(frozen=True)
 class DataParallelLimit(Fact):
-    """From how many devices on data parallelism alone exposes more than a share of the step; None where up to `tried`
-    devices it does not. images: of a device there.
+    """Number of devices from which data parallelism alone exposes more than `share` of the step.
+
+    devices: None if it does not up to `tried` devices. images: per device at that number.
     """
 
     devices: int | None
@@ -100,7 +101,7 @@ ImageFact = ImageStates | ImageActivations | ReplicaInstead | ImageCommunication
 
 
 def why_images(ranking: ImageRanking, workload: ImageWorkload, system: System) -> tuple[ImageFact, ...]:
-    """What decides the step of the best mesh, with the numbers."""
+    """Return the facts that decide the step time of the best mesh."""
     best = ranking.candidates[0]
     found = (
         *_memory(best, workload, system),
@@ -112,10 +113,9 @@ def why_images(ranking: ImageRanking, workload: ImageWorkload, system: System) -
 
 
 def costly_degree(workload: ImageWorkload, system: System) -> tuple[int | None, int]:
-    """The devices from which the sum of gradients over dp, where nothing hides it, takes `COSTLY` of the step.
+    """Return the number of devices from which gradient sums over dp take `COSTLY` of a step, and the number tried.
 
-    Of the system's chip as many are tried as it has, then twice as many and so on, as long as the batch can be split:
-    None where it takes less on all of them, and then the most that were tried.
+    Starts with the system and doubles it while the batch can be split. The first number is None if no size is costly.
     """
     larger: System | None = system
     tried = system.num_devices
@@ -129,7 +129,7 @@ def costly_degree(workload: ImageWorkload, system: System) -> tuple[int | None, 
 
 
 def _doubled(system: System) -> System | None:
-    """Twice as many chips of the same kind; None where there is no such system."""
+    """Return the system with twice the chips; None if there is no such slice."""
     try:
         return system.resized(2 * system.num_chips)
     except MeshwrightError:  # No slice has as many chips.
@@ -137,7 +137,7 @@ def _doubled(system: System) -> System | None:
 
 
 def image_gap(record: Record, best: Record) -> Gap:
-    """The largest difference of a record from the best."""
+    """Return the largest difference between a record and the best one."""
     if not record.fits:
         return Gap(GapKind.MEMORY, peak_bytes=record.memory_bytes["peak"])
     if record is best:
@@ -148,7 +148,7 @@ def image_gap(record: Record, best: Record) -> Gap:
 
 
 def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator[ImageFact]:
-    """What a whole copy of the model takes of a device's memory, and what its images take."""
+    """Yield the memory of the whole model, and that of the images."""
     memory, mesh = record.memory_bytes, MeshShape(**record.mesh)
     whole = image_memory(workload, MeshShape(dp=workload.batch))
     states = sum(whole[name] for name in STATES)
@@ -159,7 +159,7 @@ def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator
 
 
 def _replica(ranking: ImageRanking) -> ReplicaInstead | None:
-    """What a copy of the model on every device would lose, where the best mesh stores shards."""
+    """Return what the best replicated mesh would lose, if the best mesh stores shards."""
     best = ranking.candidates[0]
     copied = next((record for record in ranking.candidates if record.mesh["fsdp"] == 1), None)
     if best.mesh["fsdp"] == 1 or copied is None:
@@ -168,7 +168,6 @@ def _replica(ranking: ImageRanking) -> ReplicaInstead | None:
 
 
 def _communication(record: Record, workload: ImageWorkload) -> ImageCommunication | None:
-    """What the collectives take, in images of backward, and what of it is exposed."""
     taken = sum(move.seconds or 0.0 for move in record.collectives)
     if not taken:
         return None
@@ -179,7 +178,6 @@ def _communication(record: Record, workload: ImageWorkload) -> ImageCommunicatio
 
 
 def _scaling(workload: ImageWorkload, system: System) -> DataParallelLimit | None:
-    """Until when data parallelism alone hides its sums."""
     if system.num_devices == 1 or system.chip.kind == "cpu":
         return None
     costly, tried = costly_degree(workload, system)

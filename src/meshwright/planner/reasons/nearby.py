@@ -1,4 +1,4 @@
-"""The thresholds near a plan: at how many more chips, at what batch and sequence length something else binds."""
+"""Thresholds near a plan: the number of chips, batch and sequence length at which something else limits it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from meshwright.step import RULES, Workload, check_mesh, learned_positions, stre
 from meshwright.units import show_bytes, show_percent
 
 MAX_FACTOR = 64
-"""The largest factor that is looked at."""
+"""Largest factor tried."""
 
 
 @dataclass(frozen=True)
 class Exposure(Fact):
-    """Where communication is exposed, for what share of the step; tokens beside wanted ones where too few are why."""
+    """Axes with exposed communication, its share of the step, and the tokens per device if these are too few."""
 
     axes: tuple[str, ...]
     share: float
     tokens: int = 0
     wanted: int = 0
+    """Tokens that would hide the communication; 0 if tokens are not the reason."""
 
     def __str__(self) -> str:
         over, exposed = "*".join(self.axes), f"{show_percent(self.share)} of the step exposed"
         if self.wanted:
-            return f"on {over}: {self.tokens:,} tokens a device < {self.wanted:,}, {exposed}"
+            return f"on {over}: {self.tokens:,} tokens per device < {self.wanted:,}, {exposed}"
         return f"on {over}: {exposed}"
 
 
 class BoundChange(StrEnum):
-    """What happens to what binds a plan on the way to more chips, another batch or longer sequences."""
+    """How the bound of a plan changes with more chips or another batch."""
 
     ALREADY = "already communication bound"
     CHANGES = "changes"
@@ -49,10 +50,7 @@ class BoundChange(StrEnum):
 
 @dataclass(frozen=True)
 class MoreChips(Fact):
-    """At how many chips, for the same batch, a plan becomes communication bound.
-
-    by_rule: whether by the rule of thumb alone. reason: why more chips are not legal.
-    """
+    """The number of chips at which a plan becomes communication bound with the same batch."""
 
     change: BoundChange
     bound: Bound | None
@@ -60,7 +58,9 @@ class MoreChips(Fact):
     chips: int = 0
     exposure: Exposure | None = None
     by_rule: bool = False
+    """Communication bound by the rule of thumb only, not in the predicted step."""
     reason: str = ""
+    """Why more chips are not possible."""
 
     def __str__(self) -> str:
         match self.change:
@@ -77,21 +77,20 @@ class MoreChips(Fact):
 
 @dataclass(frozen=True)
 class OtherBatch(Fact):
-    """At which batch, on the same chips, a plan turns from compute to communication bound or back.
-
-    batch: the one at which it turns, or the last that was tried. tokens: of a device there.
-    """
+    """The batch at which a plan changes between compute bound and communication bound on the same chips."""
 
     change: BoundChange
     batch: int
+    """The batch at which the bound changes, or the last one tried."""
     is_larger: bool
     bound: Bound | None
     tokens: int = 0
+    """Per device at that batch."""
     exposure: Exposure | None = None
 
     def __str__(self) -> str:
         if self.change is BoundChange.CHANGES:
-            becomes = f"{self.bound} bound by that too, with {self.tokens:,} tokens a device"
+            becomes = f"{self.bound} bound by that too, with {self.tokens:,} tokens per device"
             if self.exposure:
                 becomes = f"communication bound {self.exposure}"
             return f"at a batch of {self.batch:,} this becomes {becomes}"
@@ -102,7 +101,7 @@ class OtherBatch(Fact):
 
 
 class SequenceLimit(StrEnum):
-    """What ends longer sequences."""
+    """Why sequences cannot be longer."""
 
     NONE = "fits still"
     MEMORY = "memory"
@@ -113,17 +112,16 @@ class SequenceLimit(StrEnum):
 
 @dataclass(frozen=True)
 class LongerSequences(Fact):
-    """Up to which sequence length a plan fits, and what ends it.
-
-    seq_len: the first that does not fit where memory ends it, else the last that does. positions: learned ones.
-    """
+    """The sequence length up to which a plan fits, and why not further."""
 
     limit: SequenceLimit
     seq_len: int = 0
+    """The first length that exceeds memory if memory is the limit, else the last one that fits."""
     peak_bytes: int = 0
     usable_bytes: float = 0.0
     model: str = ""
     positions: int = 0
+    """Learned positions of the model."""
     reason: str = ""
 
     def __str__(self) -> str:
@@ -145,17 +143,16 @@ NearbyFact = MoreChips | OtherBatch | LongerSequences
 
 
 def nearby(plan: Plan) -> tuple[NearbyFact, ...]:
-    """What changes the answer: at how many chips and at what batch something else binds, and the length from which it
-    does not fit.
+    """Return the thresholds near a plan: chips, batch and sequence length.
 
-    The way a plan runs is kept; but fsdp, or else dp, takes more chips, and microbatches are as many as keep their
-    tokens, where a device has the sequences for it.
+    The strategy is kept. More chips go to fsdp, or to dp if fsdp is 1; the number of microbatches follows the batch so
+    that a microbatch keeps its tokens.
     """
     return (_more_chips(plan), _batch(plan), _longer(plan))
 
 
 def chips_that_fit(plan: Plan) -> Plan | None:
-    """The best plan on the fewest chips, by factors of 2, on which a plan fits; None up to `MAX_FACTOR`."""
+    """Return the best plan on the fewest chips that fit it, trying factors of 2; None beyond `MAX_FACTOR`."""
     choices = {"attention": plan.strategy.attention, "optimizer": plan.strategy.optimizer}
     is_run = not plan.planned_only
     for factor in _factors():
@@ -170,14 +167,13 @@ def chips_that_fit(plan: Plan) -> Plan | None:
 
 
 def is_communication_bound(plan: Plan) -> bool:
-    """Whether collectives take longer than what hides them: those of weights and gradients by the rule, or the step."""
+    """Whether collectives take longer than the computation that could hide them."""
     axes = data_axes(plan)
     by_rule = bool(axes) and local_tokens(plan) < wanted_tokens(plan, axes)
     return by_rule or plan.predicted.bound == "communication"
 
 
 def _more_chips(plan: Plan) -> MoreChips:
-    """The first factor of chips, for the same batch, at which a plan is communication bound."""
     bound = plan.predicted.bound
     if is_communication_bound(plan):
         return MoreChips(BoundChange.ALREADY, bound, exposure=_exposure(plan), by_rule=bound != "communication")
@@ -196,7 +192,6 @@ def _more_chips(plan: Plan) -> MoreChips:
 
 
 def _batch(plan: Plan) -> OtherBatch:
-    """The batch on the same chips at which a plan changes sides between compute and communication."""
     is_bound = is_communication_bound(plan)
     last = plan
     for factor in _factors():
@@ -213,7 +208,6 @@ def _batch(plan: Plan) -> OtherBatch:
 
 
 def _longer(plan: Plan) -> LongerSequences:
-    """The sequence length from which a plan does not fit."""
     if not plan.predicted.fits:
         return LongerSequences(SequenceLimit.ALREADY)
     model, last = plan.workload.model, plan
@@ -235,7 +229,7 @@ def _longer(plan: Plan) -> LongerSequences:
 def _plan(
     plan: Plan, *, workload: Workload | None = None, mesh: MeshShape | None = None, factor: int = 1, parts: int = 1
 ) -> Plan:
-    """A plan with another workload, or another mesh on `factor` times the chips; of `parts` times the microbatches."""
+    """Return the plan of another workload, or of another mesh on `factor` x the chips, with `parts` x microbatches."""
     system = plan.system if factor == 1 else plan.system.resized(factor * plan.system.num_chips)
     read, shape = workload or plan.workload, mesh or plan.mesh
     shards = shape.degree(RULES["batch"])
@@ -255,7 +249,6 @@ def _plan(
 
 
 def _exposure(plan: Plan) -> Exposure:
-    """Over which axes communication is exposed, why, and for how much of the step."""
     share = plan.predicted.breakdown_seconds["exposed communication"] / (plan.predicted.step_seconds or 1.0)
     axes = data_axes(plan)
     if axes and (tokens := local_tokens(plan)) < (wanted := wanted_tokens(plan, axes)):
@@ -264,7 +257,7 @@ def _exposure(plan: Plan) -> Exposure:
 
 
 def _factors() -> Iterator[int]:
-    """The factors that are looked at: 2, 4, 8, …"""
+    """Yield 2, 4, 8, … up to `MAX_FACTOR`."""
     factor = 2
     while factor <= MAX_FACTOR:
         yield factor

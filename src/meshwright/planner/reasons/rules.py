@@ -1,4 +1,4 @@
-"""The rules of thumb that people choose meshes by, each with the numbers of a plan."""
+"""Rules of thumb for choosing a mesh, with the numbers of a plan."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ ADVICE = (
     "8x to 64x wants two model axes",
     "beyond 64x wants three model axes, a pipeline among them",
 )
-"""The rule of thumb for a model of so many model axes."""
+"""Advice by the number of model axes that the rule of thumb wants."""
 
 
 MODEL_AXES = ("fsdp", "tp", "ep", "sp", "pp")
-"""The axes that make a device hold less than the whole step."""
+"""Axes that reduce what a device holds."""
 
 
 _RATIOS = (1, 8, 64)
-"""The states in memories of a device up to which no, one and two model axes are enough."""
+"""Size of the training state, in device memories, up to which 0, 1 and 2 model axes suffice."""
 
 
 @dataclass(frozen=True)
 class StateSize(Fact):
-    """Parameters, gradients and moments of the whole model beside the memory of a device, and the model axes in use.
-
-    wanted_axes: how many model axes the rule of thumb wants; 3 with a pipeline among them.
-    """
+    """Parameters, gradients and moments of the whole model, compared with the memory of a device."""
 
     state_bytes: int
     usable_bytes: float
     wanted_axes: Literal[0, 1, 2, 3]
+    """Model axes that the rule of thumb wants; 3 includes a pipeline."""
     axes: tuple[str, ...]
+    """Model axes that the plan has."""
 
     @property
     def ratio(self) -> float:
-        """The states in memories of a device."""
+        """State size in device memories."""
         return self.state_bytes / self.usable_bytes
 
     def __str__(self) -> str:
@@ -53,7 +52,7 @@ class StateSize(Fact):
 
 @dataclass(frozen=True)
 class FsdpFirst(Fact):
-    """The share of the devices that fsdp has, and the other axes of the mesh."""
+    """Devices along fsdp, and the other axes of the mesh."""
 
     fsdp: int
     num_devices: int
@@ -66,7 +65,7 @@ class FsdpFirst(Fact):
 
 @dataclass(frozen=True)
 class SequencesPerDevice(Fact):
-    """The sequences of the batch beside the devices that share them out over some axes."""
+    """Sequences of the batch, and the devices that they are split over."""
 
     batch: int
     axes: tuple[str, ...]
@@ -74,7 +73,7 @@ class SequencesPerDevice(Fact):
 
     @property
     def each(self) -> int:
-        """Sequences of a device."""
+        """Sequences per device."""
         return self.batch // self.shards
 
     def __str__(self) -> str:
@@ -86,7 +85,7 @@ RuleFact = StateSize | FsdpFirst | SequencesPerDevice
 
 
 def rules_of_thumb(plan: Plan) -> tuple[RuleFact, ...]:
-    """What the rules of thumb say of a plan: the size of the model, fsdp first, enough sequences."""
+    """Return the rules of thumb for a plan: model size, fsdp first, enough sequences."""
     size, room, mesh = state_bytes(plan), plan.system.usable_bytes, plan.mesh
     axes = tuple(axis for axis in MODEL_AXES if mesh.degree(axis) > 1)
     batch_axes = ("dp", "fsdp", "ep") if mesh.ep > 1 else ("dp", "fsdp")
@@ -98,6 +97,6 @@ def rules_of_thumb(plan: Plan) -> tuple[RuleFact, ...]:
 
 
 def state_bytes(plan: Plan) -> int:
-    """The bytes of parameters, gradients and moments of a whole model."""
+    """Return the bytes of parameters, gradients and moments of the whole model."""
     memory = step_memory(plan.workload, MeshShape(), plan.strategy)
     return sum(memory.get(name, 0) for name in ("parameters", "gradients", "optimizer"))

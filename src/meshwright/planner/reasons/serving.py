@@ -1,4 +1,4 @@
-"""What binds the best layout to serve on, what keeps its batch from growing, and why each of the others loses."""
+"""What limits the best serving layout and its batch, and why other layouts lose."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TERMS = {
     "attention": "attention",
     "communication": "link",
 }
-"""What each term of a serving step waits for."""
+"""The resource that each term of a serving step waits for."""
 
 
 @dataclass(frozen=True)
 class Shortage(Fact):
-    """Nothing fits: what weights and cache take of a device at a batch, and the bytes that are missing."""
+    """Nothing fits: weights and cache per device at a batch, and the missing bytes."""
 
     weights_bytes: int
     cache_bytes: int
@@ -51,7 +51,7 @@ class Shortage(Fact):
 
 @dataclass(frozen=True)
 class Late(Fact):
-    """Nothing is in time: by how much the shortest step exceeds the latency asked for."""
+    """No layout meets the latency: how much the shortest step exceeds it."""
 
     late_seconds: float
     latency_seconds: float
@@ -76,10 +76,10 @@ class LongestTerm(Fact):
 
 @dataclass(frozen=True)
 class ServingThresholds(Fact):
-    """The batches, over all devices, at which a decode step changes its kind.
+    """Batches, over all devices, at which the bound of a decode step changes.
 
-    compute_bound: from here products with weights are bound by arithmetic. equal_reads: from here a device reads more
-    cache than weights.
+    compute_bound: from here weight products are compute bound. equal_reads: from here a device reads more cache than
+    weights.
     """
 
     compute_bound: float
@@ -94,7 +94,7 @@ class ServingThresholds(Fact):
 
 @dataclass(frozen=True)
 class BatchLimit(Fact):
-    """What keeps the batch from growing by one sequence in each group, and what the larger batch would take.
+    """What limits the batch, and the step with one more sequence per group.
 
     most: the largest batch that fits in memory.
     """
@@ -120,9 +120,9 @@ class BatchLimit(Fact):
 
 @dataclass(frozen=True)
 class SequenceCache(Fact):
-    """What a sequence holds at its end: its tokens in pages, the share of these that is empty, and the bytes.
+    """KV cache of a sequence at its end: tokens, pages, the empty share of the pages, and bytes.
 
-    context: all its tokens; a window keeps fewer.
+    context: all tokens of the sequence; with a sliding window fewer are kept.
     """
 
     tokens: int
@@ -140,7 +140,7 @@ class SequenceCache(Fact):
 
 @dataclass(frozen=True)
 class PrefillSystems(Fact):
-    """The systems of the same size that prefill for each one that decodes, and how: a prompt at a time on a layout."""
+    """Systems of the same size needed for prefill per decoding system, with their layout, one prompt at a time."""
 
     systems: float
     system: str
@@ -168,7 +168,7 @@ class ServingGapKind(StrEnum):
 
 @dataclass(frozen=True)
 class ServingGap(Fact):
-    """The largest difference of a layout from the best one; seconds are of a token where throughput decides."""
+    """The largest difference between a layout and the best one; `per_token` if throughput decides."""
 
     kind: ServingGapKind
     term: str = ""
@@ -193,23 +193,23 @@ class ServingGap(Fact):
 
 @dataclass(frozen=True)
 class PrefillShare:
-    """The systems that prefill for each one that decodes, and the plan of those that do."""
+    """Systems needed for prefill per decoding system, and their plan."""
 
     systems: float
     plan: ServingPlan
 
 
 def thresholds(plan: ServingPlan, system: System) -> ServingThresholds:
-    """The batches at which a step of a layout changes its kind."""
+    """Return the batches at which the bound of a step changes."""
     return ServingThresholds(
         compute_bound_batch(plan.serving, plan.layout, system), batch_of_equal_reads(plan.serving, plan.layout)
     )
 
 
 def prefill_share(plan: ServingPlan, system: System) -> PrefillShare | None:
-    """The systems of the same size that prefill, one prompt alone in each group, for each that decodes as planned.
+    """Return the systems needed for prefill, one prompt per group at a time, per system that decodes as planned.
 
-    None where no prompt fits. In the steady state as many sequences are prefilled as end (`cost.prefill_servers`).
+    None if no prompt fits. In steady state as many sequences are prefilled as end (`cost.prefill_servers`).
     """
     prefill = best_prefill(plan.serving, system)
     if prefill is None:
@@ -231,7 +231,7 @@ def longest_term(plan: ServingPlan) -> LongestTerm:
 
 
 def why_serving(plan: ServingPlan, system: System) -> tuple[ServingFact, ...]:
-    """What decides a step, when that changes, and what keeps the batch from growing."""
+    """Return the facts that decide a serving step, its thresholds, and what limits its batch."""
     is_decode, fits = plan.serving.phase == "decode", plan.predicted.fits
     found: list[ServingFact | None] = [_missed(plan, system), longest_term(plan)]
     found.append(thresholds(plan, system) if is_decode else None)
@@ -242,7 +242,7 @@ def why_serving(plan: ServingPlan, system: System) -> tuple[ServingFact, ...]:
 
 
 def _missed(plan: ServingPlan, system: System) -> Shortage | Late | None:
-    """What was asked for and no layout does, and by how much."""
+    """Return what was requested and no layout achieves."""
     memory, asked = plan.predicted.memory_bytes, plan.serving.latency_seconds
     if not plan.predicted.fits:
         return Shortage(memory["weights"], memory["cache"], plan.batch, memory["peak"] - system.plannable_bytes)
@@ -252,7 +252,6 @@ def _missed(plan: ServingPlan, system: System) -> Shortage | Late | None:
 
 
 def _limit(plan: ServingPlan, system: System) -> BatchLimit:
-    """What one more sequence in each group would do."""
     groups = plan.layout.num_groups
     batch, usable = plan.batch + groups, system.plannable_bytes
     larger = replace(plan.serving, batch=batch)
@@ -280,7 +279,6 @@ def _cache(plan: ServingPlan) -> SequenceCache:
 
 
 def _prefill(plan: ServingPlan, system: System) -> PrefillSystems | None:
-    """The systems that prefill."""
     share = prefill_share(plan, system)
     if share is None:
         return None
@@ -288,9 +286,9 @@ def _prefill(plan: ServingPlan, system: System) -> PrefillSystems | None:
 
 
 def serving_gap(plan: ServingPlan, best: ServingPlan, system: System) -> ServingGap:
-    """The largest difference of a plan from the best: what does not fit, what is late, or its dearest term.
+    """Return the largest difference between a plan and the best one: missing memory, lateness, or a term of the step.
 
-    Where throughput decides, terms are those of a token: of a step over its batch.
+    If throughput decides, terms are divided by the batch.
     """
     if plan is best:
         return ServingGap(ServingGapKind.BEST)
@@ -309,6 +307,6 @@ def serving_gap(plan: ServingPlan, best: ServingPlan, system: System) -> Serving
 
 
 def _compared(plan: ServingPlan) -> dict[str, float]:
-    """The terms of a step by which plans are compared."""
+    """Return the terms of a step, per token if throughput decides."""
     share = plan.batch if plan.serving.latency_seconds else 1
     return {name: time / share for name, time in plan.predicted.breakdown_seconds.items()}

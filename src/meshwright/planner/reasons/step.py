@@ -14,75 +14,74 @@ from meshwright.step import token_axes
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 ATTENTION = {"scores": "attention scores through memory", "flash": "a fused attention kernel"}
-"""The kinds of attention in words; others go by their own name."""
-
+"""Kinds of attention in words; any other is called by its name."""
 
 CAUSAL_SHARE = 0.2
-"""The share of MFU that scores behind the mask have from which it is worth a word."""
-
+"""Masked scores are mentioned from this share of the MFU on."""
 
 WAITING_SHARE = 0.05
-"""The share of a step from which waiting for the network or the pipeline is part of the answer."""
+"""Waiting for the network or the pipeline is part of the answer from this share of a step on."""
 
 
 @dataclass(frozen=True)
 class TokensPerDevice(Fact):
-    """The tokens of a device beside those that hide gathers of weights and sums of gradients over some axes.
-
-    axes: empty where no axis gathers or sums. wanted: tokens from which all of it is hidden. is_of_microbatch: the
-    tokens are those of one microbatch, as each gathers or sums anew.
-    """
+    """Tokens per device, compared with the number that hides weight gathers and gradient sums."""
 
     tokens: int
     axes: tuple[str, ...]
+    """Axes over which weights are gathered or gradients summed; empty if there are none."""
     wanted: int
+    """Tokens from which these collectives are hidden."""
     is_of_microbatch: bool = False
+    """Each microbatch gathers or sums, so `tokens` counts one microbatch."""
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the tokens hide it."""
+        """Whether there are enough tokens."""
         return self.tokens >= self.wanted
 
     def __str__(self) -> str:
         if not self.axes:
-            return f"{self.tokens:,} tokens a device, and no axis gathers weights or sums gradients"
-        verb = "hide" if self.is_hidden else "do not hide"
-        over = "*".join(self.axes)
-        each = "a device and microbatch" if self.is_of_microbatch else "a device"
-        return f"{self.tokens:,} tokens {each} {verb} weights and gradients over {over}, which want {self.wanted:,}"
+            return f"{self.tokens:,} tokens per device, and no axis gathers weights or sums gradients"
+        per = "per device and microbatch" if self.is_of_microbatch else "per device"
+        needs = f"{'*'.join(self.axes)} needs {self.wanted:,} to hide its collectives"
+        return f"{self.tokens:,} tokens {per}{';' if self.is_hidden else ' are too few:'} {needs}"
 
 
 @dataclass(frozen=True)
 class TensorDegree(Fact):
-    """The degree of tp beside mlp / alpha, up to which its products take longer than its collectives.
-
-    alpha: flops a network byte that the hardware wants. placement: the links that tp runs over.
-    """
+    """The degree of tp, compared with the degree up to which products take longer than collectives."""
 
     degree: int
     mlp: int
     alpha: float
+    """Flops of a device in the time of one network byte."""
     placement: str
+    """The links that tp runs over."""
 
     @property
     def limit(self) -> float:
-        """The degree from which collectives take longer."""
+        """The degree from which collectives take longer than products: mlp / alpha."""
         return self.mlp / self.alpha
 
     def __str__(self) -> str:
-        side = "below" if self.degree < self.limit else "not below"
-        limit = f"{self.mlp:,} / {self.alpha:,.0f} = {self.limit:.3g}"
-        return f"tp={self.degree} is {side} mlp / alpha = {limit}, on {self.placement}"
+        side = "up to" if self.degree < self.limit else "beyond"
+        limit = f"mlp {self.mlp:,} / {self.alpha:,.0f} flops per byte"
+        verb = "stays" if self.degree < self.limit else "is not"
+        return f"tp={self.degree} {verb} compute bound, {side} tp={self.limit:.3g} ({limit}), on {self.placement}"
 
 
 @dataclass(frozen=True)
 class ExposedCommunication(Fact):
-    """The time of a step that waits for the network, most of it over some axes; no axes where none is exposed."""
+    """Time of a step that is spent waiting for the network."""
 
     seconds: float
     share: float
+    """Of the step."""
     axes: tuple[str, ...]
+    """Axes with the longest wait; empty if no communication is exposed."""
     placement: str
+    """The links that these axes run over."""
 
     def __str__(self) -> str:
         if not self.axes:
@@ -95,7 +94,7 @@ class ExposedCommunication(Fact):
 
 @dataclass(frozen=True)
 class PipelineBubble(Fact):
-    """The time that stages of a pipeline wait for their first microbatch and the last gradient."""
+    """Time that pipeline stages are idle at the beginning and the end of a step."""
 
     seconds: float
     share: float
@@ -112,11 +111,13 @@ class PipelineBubble(Fact):
 
 @dataclass(frozen=True)
 class MemoryUse(Fact):
-    """How full the memory of a device is, the headroom that is kept of it, and the largest term."""
+    """How full the memory of a device is, and what takes most of it."""
 
     share: float
     headroom: float
+    """Share kept free for the error of the prediction."""
     largest: str
+    """Name of the largest term."""
     largest_bytes: int
 
     def __str__(self) -> str:
@@ -127,15 +128,15 @@ class MemoryUse(Fact):
 
 @dataclass(frozen=True)
 class CausalFlops(Fact):
-    """MFU where attention counts only the scores that a causal mask keeps, beside MFU, which counts all of them."""
+    """MFU with all attention scores, and with the unmasked ones only."""
 
     mfu: float
     causal_mfu: float
 
     def __str__(self) -> str:
         return (
-            f"MFU {show_percent(self.mfu)} counts all scores of attention; of those that the causal mask keeps, which"
-            f" are computed, it is {show_percent(self.causal_mfu)}"
+            f"MFU is {show_percent(self.mfu)} with all attention scores counted, {show_percent(self.causal_mfu)} with"
+            f" those that are computed: the causal mask hides the rest"
         )
 
 
@@ -143,7 +144,7 @@ WhyFact = TokensPerDevice | TensorDegree | ExposedCommunication | PipelineBubble
 
 
 def how(plan: Plan) -> str:
-    """The way a plan runs its mesh, in a few words: remat, microbatches, schedule, ZeRO stage, rings, attention."""
+    """Return how a plan is run, in words: remat, microbatches, schedule, ZeRO stage, attention, optimizer."""
     strategy, parts = plan.strategy, [f"remat {plan.workload.remat}"]
     if strategy.num_microbatches > 1:
         parts.append(f"{strategy.num_microbatches} microbatches")
@@ -160,13 +161,13 @@ def how(plan: Plan) -> str:
 
 
 def why(plan: Plan) -> tuple[WhyFact, ...]:
-    """What decides the step of a plan, with the numbers."""
+    """Return the facts that decide the step time of a plan."""
     found = (_tokens(plan), _tensor(plan), _exposed(plan), _bubble(plan), _memory(plan), _causal(plan))
     return tuple(fact for fact in found if fact is not None)
 
 
 def answer(plan: Plan) -> tuple[WhyFact, ...]:
-    """The facts of `why` that decide: tokens, memory, and the wait for the network or the pipeline where it is long."""
+    """Return the most important facts of `why`: tokens, memory, and long waits for the network or the pipeline."""
     return tuple(
         fact
         for fact in why(plan)
@@ -176,20 +177,20 @@ def answer(plan: Plan) -> tuple[WhyFact, ...]:
 
 
 def computed_mfu(plan: Plan) -> float | None:
-    """The model flops utilisation of what is computed: without the scores that a causal mask hides, where they count.
+    """Return the MFU of what is computed: without masked attention scores, if these are many.
 
-    A fused kernel skips them, so that with long sequences the usual MFU, which counts them all, can be over 100%.
-    None on simulated CPU devices, which share the cores of one machine and have no peak of their own.
+    Fused kernels skip masked scores. The usual MFU counts them, and can exceed 100% for long sequences. None on
+    simulated CPU devices: they share the cores of one machine and have no peak.
     """
     causal = _causal(plan)
     return causal.causal_mfu if causal and plan.predicted.shown_mfu else plan.predicted.shown_mfu
 
 
 def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
-    """The tokens a device that hide the weights and gradients which some axes gather and sum: C / W, times E / k.
+    """Return the tokens per device that hide weight gathers and gradient sums over `axes`: C / W, times E / k for MoE.
 
-    Of a mixture of experts all E are gathered and k work on a token (scaling book, training and gpus: data
-    parallelism). Those that ep splits need not be gathered.
+    All E experts are gathered, k of them work on each token (scaling book, chapters training and gpus, data
+    parallelism). Experts that ep splits are not gathered.
     """
     wanted, _ = _alpha(plan, axes)
     experts = plan.workload.model.experts
@@ -198,34 +199,32 @@ def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
 
 
 def data_axes(plan: Plan) -> tuple[str, ...]:
-    """The axes over which weights are gathered or gradients summed, of more than one device."""
+    """Return the axes with more than one device that gather weights or sum gradients."""
     return tuple(axis for axis in token_axes() if axis != "ep" and plan.mesh.degree(axis) > 1)
 
 
 def local_tokens(plan: Plan) -> int:
-    """The tokens that one device works on for each time that weights are gathered or gradients summed.
+    """Return the tokens that a device processes between two weight gathers or gradient sums.
 
-    Of a microbatch where each gathers or sums over fsdp or sp (ZeRO-2 and 3), else of the step.
+    One microbatch with ZeRO-2 and ZeRO-3 over fsdp or sp, else the whole step.
     """
     parts = plan.strategy.num_microbatches if _is_for_each_microbatch(plan) else 1
     return plan.workload.tokens // plan.mesh.degree(token_axes()) // parts
 
 
 def _is_for_each_microbatch(plan: Plan) -> bool:
-    """Whether each of several microbatches gathers weights or sums gradients."""
+    """Whether weights are gathered or gradients summed in every microbatch."""
     strategy = plan.strategy
     return strategy.num_microbatches > 1 and strategy.zero_stage >= 2 and any(axis != "dp" for axis in data_axes(plan))
 
 
 def _tokens(plan: Plan) -> TokensPerDevice:
-    """The tokens that a device has beside those that hide its weights and gradients."""
     axes = data_axes(plan)
     wanted = wanted_tokens(plan, axes) if axes else 0
     return TokensPerDevice(local_tokens(plan), axes, wanted, is_of_microbatch=_is_for_each_microbatch(plan))
 
 
 def _tensor(plan: Plan) -> TensorDegree | None:
-    """The degree of tp beside the one up to which its products take longer than its collectives."""
     if plan.mesh.tp == 1:
         return None
     alpha, placement = _alpha(plan, ("tp",))
@@ -233,14 +232,13 @@ def _tensor(plan: Plan) -> TensorDegree | None:
 
 
 def _alpha(plan: Plan, axes: tuple[str, ...]) -> tuple[float, str]:
-    """The flops that a device does in the time of a byte gathered over some axes, and the links that these run over."""
+    """Return the flops of a device in the time of one gathered byte, and the links that `axes` run over."""
     placement = lay_mesh(plan.system, plan.mesh.layout).placement(axes)
     rate = gather_bytes_per_second(placement)
     return network_intensity(plan.system, rate, dtype=plan.workload.compute_dtype), str(placement)
 
 
 def _exposed(plan: Plan) -> ExposedCommunication:
-    """What share of the step waits for the network, and where."""
     record = plan.predicted
     seconds = record.breakdown_seconds["exposed communication"]
     if not seconds:
@@ -251,7 +249,6 @@ def _exposed(plan: Plan) -> ExposedCommunication:
 
 
 def _bubble(plan: Plan) -> PipelineBubble | None:
-    """What a pipeline waits."""
     seconds = plan.predicted.breakdown_seconds.get("pipeline bubble", 0.0)
     if not seconds:
         return None
@@ -260,7 +257,6 @@ def _bubble(plan: Plan) -> PipelineBubble | None:
 
 
 def _memory(plan: Plan) -> MemoryUse:
-    """What of the memory is used, and for what most."""
     terms = {name: size for name, size in plan.predicted.memory_bytes.items() if name != "peak"}
     largest = max(terms, key=terms.__getitem__)
     share = plan.predicted.memory_bytes["peak"] / plan.system.usable_bytes
@@ -268,7 +264,7 @@ def _memory(plan: Plan) -> MemoryUse:
 
 
 def _causal(plan: Plan) -> CausalFlops | None:
-    """MFU of the scores that the mask keeps, where those that it hides are a large part of what MFU counts."""
+    """Return the MFU without masked scores, if these are a large part of the usual MFU."""
     mfu = plan.predicted.mfu or 0.0
     causal = mfu * model_flops(plan.workload, is_causal=True) / model_flops(plan.workload)
     return CausalFlops(mfu, causal) if mfu - causal > CAUSAL_SHARE * mfu else None

@@ -1,4 +1,4 @@
-"""What a training of so many tokens takes."""
+"""Time, chip hours and cost of training on a number of tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.units import show_rate
 
 @dataclass(frozen=True)
 class TrainingRun(Fact):
-    """What it takes to train on so many tokens: time, chip hours, and what they cost where an hour's price is known."""
+    """Time, chip hours and cost of training on `tokens` tokens; no cost without a price per chip hour."""
 
     tokens: int
     seconds: float
@@ -26,9 +26,9 @@ class TrainingRun(Fact):
 
 
 def training_run(predicted: Record, num_chips: int, tokens: int, price: float | None = None) -> TrainingRun:
-    """What training on so many tokens takes at the predicted speed, without restarts and evaluation.
+    """Return what training on `tokens` tokens takes at the predicted speed, without restarts and evaluation.
 
-    price: of a chip for an hour, in any currency.
+    price: per chip and hour, in any currency.
     """
     seconds = tokens / (predicted.tokens_per_second or math.inf)
     chip_hours = seconds / 3600 * num_chips
