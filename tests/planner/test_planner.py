@@ -153,11 +153,16 @@ def test_a_plan_says_how_it_runs_and_what_decides_with_numbers():
     [each, once] = (replace(plan.strategy, num_microbatches=8, zero_stage=stage) for stage in (3, 1))
     gathered = make_plan(plan.workload, plan.mesh, plan.system, each)
     assert "8,192 tokens per device and microbatch; fsdp needs" in str(why(gathered)[0])
-    assert str(why(make_plan(plan.workload, plan.mesh, plan.system, once))[0]).startswith("65,536 tokens per device; fsdp needs")
+    assert str(why(make_plan(plan.workload, plan.mesh, plan.system, once))[0]).startswith(
+        "65,536 tokens per device; fsdp needs"
+    )
     piped = make_plan(LLAMA, MeshShape(fsdp=8, tp=2, pp=4), V5P, Strategy(num_microbatches=8, zero_stage=2))
     assert "8 microbatches · 1f1b · ZeRO-2" in how(piped)
     assert any("4 - 1 stages for 8 microbatches" in line for line in map(str, why(piped)))
-    assert any(line.startswith("tp=2 stays compute bound, up to tp=2.81 (mlp 14,336 / 5,100 flops per byte)") for line in map(str, why(piped)))
+    assert any(
+        line.startswith("tp=2 stays compute bound, up to tp=2.81 (mlp 14,336 / 5,100 flops per byte)")
+        for line in map(str, why(piped))
+    )
 
 
 def test_experts_want_as_many_times_the_tokens_as_are_gathered_for_each_that_works():

@@ -79,6 +79,25 @@ def test_a_replica_that_is_gone_is_passed_over_and_a_client_that_goes_frees_its_
         assert engine.aborted
 
 
+def test_a_connection_that_ends_while_it_is_opened_is_a_replica_that_is_lost(monkeypatch):
+    """Under load a killed replica once ended requests with 500: its sockets were gone before they were looked at."""
+    handle, failed = httpx.AsyncHTTPTransport.handle_async_request, []
+
+    async def fail_first(self, request):
+        if not failed:
+            failed.append(request)
+            raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+        return await handle(self, request)
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", fail_first)
+    with (
+        started(FakeEngine(byte_tokenizer()), api_keys=(ApiKey("inner"),)) as server,
+        front_of(Behind(server.url), Behind(server.url)) as url,
+    ):
+        answer = httpx.post(f"{url}/v1/completions", json=LONG | {"max_tokens": 3})
+        assert (answer.status_code, len(failed)) == (200, 1)
+
+
 def test_with_no_replica_a_client_is_told_to_come_back():
     with front_of(Behind(None), Behind(None)) as url:
         answer = httpx.post(f"{url}/v1/completions", json=LONG)

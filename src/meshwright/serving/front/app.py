@@ -80,7 +80,7 @@ class Front:
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}", "accept-encoding": "identity"},
             timeout=httpx.Timeout(None, connect=5.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            transport=_Transport(limits=httpx.Limits(max_connections=None, max_keepalive_connections=256)),
             trust_env=False,
         )
 
@@ -212,6 +212,17 @@ class Front:
         num_open = {number: self._router.num_open(number) for number in range(len(self._replicas))}
         body = merged_metrics(self.registry, dict(zip(ready, texts, strict=True)), num_open)
         return Response(body, media_type=CONTENT_TYPE)
+
+
+class _Transport(httpx.AsyncHTTPTransport):
+    """Connections to replicas, of which one that ends while it is opened is a `ConnectError` as any other."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        try:
+            return await super().handle_async_request(request)
+        except AttributeError as error:  # anyio 4.16 asks a socket that is closed already for its peer.
+            raise httpx.ConnectError(f"the connection was closed while it was opened: {error}") from error
 
 
 class _ResponseSender:
