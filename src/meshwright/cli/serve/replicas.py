@@ -57,7 +57,7 @@ def serve_replicas(args: Args, limits: Limits, api_keys: tuple[ApiKey, ...]) -> 
         serve_app(
             HttpServer(
                 state, front.app(), front.fail, host=host, port=port, grace_seconds=grace, start=replicas.wait,
-                announce=lambda line: print(line, flush=True),
+                announce=lambda line: print(line, flush=True), close=front.close,
             )
         )  # fmt: skip
     finally:

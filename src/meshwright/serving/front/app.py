@@ -89,6 +89,10 @@ class Front:
         paths = frozenset((*(endpoint.path for endpoint in ENDPOINTS), "/", "/v1/models", "/openapi.json"))
         return add_middleware(self._handle, self._state, self._requests, paths | {"/health", "/ready", "/metrics"})
 
+    async def close(self) -> None:
+        """Close the connections to the replicas."""
+        await self._client.aclose()
+
     def fail(self, error: ApiError) -> None:
         """End all open requests with an error."""
         self._error = error

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 import uvloop
@@ -98,6 +98,7 @@ class HttpServer:
         app: the ASGI app.
         fail: ends all open requests with an error.
         host, port, grace_seconds, start, announce: as in `serve_http`.
+        close: called at the end, in the server's event loop.
     """
 
     def __init__(
@@ -111,8 +112,9 @@ class HttpServer:
         grace_seconds: float,
         start: Callable[[], None] = lambda: None,
         announce: Callable[[str], None] = lambda line: None,
+        close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._service, self._app, self._fail = service, app, fail
+        self._service, self._app, self._fail, self._close = service, app, fail, close
         self._grace_seconds = grace_seconds
         self._start = start
         self._announce = announce
@@ -159,6 +161,8 @@ class HttpServer:
             finally:
                 server.should_exit = True
                 await serving
+                if self._close is not None:
+                    await self._close()
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
