@@ -135,12 +135,16 @@ def choose(scores: Array, rows: Samplers, written: Written, step: Array) -> Arra
     likeliest = jnp.argmax(scores, axis=-1)
     if rows.temperature is None:
         return likeliest
-    is_greedy = rows.temperature == 0
-    scores = scores / jnp.where(is_greedy, 1.0, rows.temperature)[:, None]
-    scores = _kept(scores, rows)
-    steps = jnp.broadcast_to(step, rows.seed.shape)
-    keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step))(rows.seed, steps)
-    return jnp.where(is_greedy, likeliest, jax.vmap(jax.random.categorical)(keys, scores))
+    temperature, is_greedy = rows.temperature, rows.temperature == 0
+
+    def draw() -> Array:
+        kept = _kept(scores / jnp.where(is_greedy, 1.0, temperature)[:, None], rows)
+        steps = jnp.broadcast_to(step, rows.seed.shape)
+        keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step))(rows.seed, steps)
+        return jnp.where(is_greedy, likeliest, jax.vmap(jax.random.categorical)(keys, kept))
+
+    # Greedy rows alone need no sort of the vocabulary and no random numbers.
+    return jax.lax.cond(jnp.all(is_greedy), lambda: likeliest, draw)
 
 
 def _penalised(scores: Array, rows: Samplers, written: Written) -> Array:
@@ -173,20 +177,29 @@ def _likeliest(scores: Array) -> Array:
     return jax.shard_map(local, in_specs=spec, out_specs=P(spec[0]), check_vma=False)(scores)
 
 
+def _most_likely(scores: Array, rows: Samplers) -> Array:
+    """The logits with minus infinity for tokens beyond top-k and top-p."""
+    ordered = jnp.sort(scores, axis=-1, descending=True)
+    rank = jnp.arange(scores.shape[-1])[None]
+    keep = jnp.ones_like(ordered, bool)
+    if rows.top_k is not None:
+        keep &= (rows.top_k[:, None] == 0) | (rank < rows.top_k[:, None])
+    if rows.top_p is not None:
+        shares = jax.nn.softmax(jnp.where(keep, ordered, -jnp.inf), axis=-1)
+        # A token is kept while those before it do not reach p; the first always is.
+        keep &= (jnp.cumsum(shares, axis=-1) - shares < rows.top_p[:, None]) | (rank == 0)
+    least = jnp.min(jnp.where(keep, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(scores >= least, scores, -jnp.inf)
+
+
 def _kept(scores: Array, rows: Samplers) -> Array:
     """The logits with minus infinity for tokens that may not be taken."""
-    if rows.top_k is not None or rows.top_p is not None:
-        ordered = jnp.sort(scores, axis=-1, descending=True)
-        rank = jnp.arange(scores.shape[-1])[None]
-        keep = jnp.ones_like(ordered, bool)
-        if rows.top_k is not None:
-            keep &= (rows.top_k[:, None] == 0) | (rank < rows.top_k[:, None])
-        if rows.top_p is not None:
-            shares = jax.nn.softmax(jnp.where(keep, ordered, -jnp.inf), axis=-1)
-            # A token is kept while those before it do not reach p; the first always is.
-            keep &= (jnp.cumsum(shares, axis=-1) - shares < rows.top_p[:, None]) | (rank == 0)
-        least = jnp.min(jnp.where(keep, ordered, jnp.inf), axis=-1, keepdims=True)
-        scores = jnp.where(scores >= least, scores, -jnp.inf)
+    limits = [rows.top_k != 0] if rows.top_k is not None else []
+    limits += [rows.top_p < 1] if rows.top_p is not None else []
+    if limits:
+        # Sorting the vocabulary takes longer than all else here.
+        is_limited = jnp.any(jnp.stack(limits))
+        scores = jax.lax.cond(is_limited, lambda: _most_likely(scores, rows), lambda: scores)
     if rows.min_p is not None:
         shares = jax.nn.softmax(scores, axis=-1)
         scores = jnp.where(shares >= rows.min_p[:, None] * shares.max(axis=-1, keepdims=True), scores, -jnp.inf)
