@@ -26,7 +26,12 @@ def numbers_of(step: Step, shape: Shape, tables: Sequence[tuple[np.ndarray, np.n
     for part in step.slices:
         tokens = part.tokens or [FROM_LAST]
         line, begin = numbers[part.at], columns.tokens.start
-        line[:begin] = part.row, part.start, len(tokens), part.is_chosen, part.sequence.prefill_length, part.drawn
+        request = part.sequence.request
+        wanted = request.prompt_logprobs if step.is_scored else request.logprobs
+        line[:begin] = (
+            part.row, part.start, len(tokens), part.is_chosen, part.sequence.prefill_length, part.drawn,
+            0 if wanted is None else 1 + wanted,
+        )  # fmt: skip
         line[begin : begin + len(tokens)] = tokens
     at = [part.at for part in step.slices]
     for (first, entries), (firsts, table) in zip(columns.tables, tables, strict=True):

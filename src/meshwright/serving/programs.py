@@ -59,12 +59,13 @@ class Columns:
     row: the number of a row in the engine, its number of rows where there is none. start: the position of its first
     token. count: its tokens. is_chosen: whether a token is chosen after the last. prefill_length: the tokens at the
     sequence's prefill, on which the rotary frequencies of some models depend. drawn: the tokens chosen of it before.
+    num_logprobs: the log probabilities wanted of a token, its own and those of the likeliest; 0 for none.
     """
 
-    row, start, count, is_chosen, prefill_length, drawn = range(6)
+    row, start, count, is_chosen, prefill_length, drawn, num_logprobs = range(7)
 
     def __init__(self, shape: Shape) -> None:
-        self.tokens = slice(6, 6 + shape.length)
+        self.tokens = slice(7, 7 + shape.length)
         at, self.tables = self.tokens.stop, list[tuple[int, slice]]()
         for count in shape.entries:
             self.tables.append((at, slice(at + 1, at + 1 + count)))
@@ -145,7 +146,7 @@ def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, sha
         state = RowState(samplers, seed, written, bias)
         chosen, written = _choose_each(whole, read, state, mask)
         made, last = _taken(read, chosen, last)
-        return pages, last, made, written, _logprobs(whole, chosen)
+        return pages, last, made, written, _logprobs(whole, chosen, read.num_logprobs)
 
     return jax.jit(step, donate_argnums=(1, 5))
 
@@ -169,7 +170,7 @@ def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shap
         hidden = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
         kept = jax.reshard(read.is_token, layout.spec("batch", "sequence"))
         sums = jnp.sum(jnp.where(kept[..., None], hidden.astype(jnp.float32), 0), axis=1)
-        return pages, _logprobs(scores, targets), jax.reshard(sums, P())
+        return pages, _logprobs(scores, targets, read.num_logprobs), jax.reshard(sums, P())
 
     return jax.jit(step, donate_argnums=1)
 
@@ -216,6 +217,7 @@ class _Read(NamedTuple):
     is_token: Array
     is_chosen: Array
     drawn: Array
+    num_logprobs: Array
 
 
 def _through(
@@ -252,6 +254,7 @@ def _through(
         is_token=places < numbers[:, Columns.count, None],
         is_chosen=numbers[:, Columns.is_chosen] > 0,
         drawn=numbers[:, Columns.drawn],
+        num_logprobs=numbers[:, Columns.num_logprobs],
     )
     return read, x, table, pages
 
@@ -357,8 +360,25 @@ def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
     return jnp.where(is_made, chosen, -1), last.at[at].set(newest.astype(last.dtype), mode="drop")
 
 
-def _logprobs(scores: Array, tokens: Array) -> Logprobs:
-    """The log probabilities of tokens [rows, n] by logits [rows, n, vocab], and of the likeliest."""
-    every = jax.nn.log_softmax(scores, axis=-1)
-    own = jnp.take_along_axis(every, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
-    return Logprobs(own, *lax.top_k(every, min(MOST_LOGPROBS, scores.shape[-1])))
+def _logprobs(scores: Array, tokens: Array, num_wanted: Array) -> Logprobs:
+    """The log probabilities of tokens [rows, n] by logits [rows, n, vocab], and of the likeliest.
+
+    num_wanted: see `Columns.num_logprobs`, of each row. What no row wants is zeros.
+    """
+    shape = (*tokens.shape, min(MOST_LOGPROBS, scores.shape[-1]))
+
+    def own() -> Array:
+        every = jax.nn.log_softmax(scores, axis=-1)
+        return jnp.take_along_axis(every, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
+
+    def likeliest() -> tuple[Array, Array]:
+        values, tokens = lax.top_k(jax.nn.log_softmax(scores, axis=-1), shape[-1])
+        return values, tokens
+
+    def nothing() -> tuple[Array, Array]:
+        return jnp.zeros(shape, scores.dtype), jnp.zeros(shape, jnp.int32)
+
+    most = jnp.max(num_wanted)
+    return Logprobs(
+        lax.cond(most > 0, own, lambda: jnp.zeros(tokens.shape, scores.dtype)), *lax.cond(most > 1, likeliest, nothing)
+    )
