@@ -38,14 +38,14 @@ def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) 
     """The bytes per device of what a step reads: weights and, of a server, the cache and the numbers of a step.
 
     Of whole prompts these are the tokens, and the length of each prompt. Of a server they are all in one array of which
-    each device has all: of each sequence a token, the first page of each window and its page table, and six more
+    each device has all: of each sequence a token, the first page of each window and its page table, and seven more
     (`serving.programs.Columns`); and the newest token of each.
     """
     memory = serving_memory(serving, layout, batch)
     if not serving.is_paged:
         return memory["weights"] + 4 * (batch // layout.num_groups) * serving.step_length + 4 * batch
     tables = sum(1 + entries for entries in table_entries(serving, page_parts(serving.model, layout)))
-    return memory["weights"] + memory["cache"] + 4 * batch * (1 + 6 + serving.step_length + tables)
+    return memory["weights"] + memory["cache"] + 4 * batch * (1 + 7 + serving.step_length + tables)
 
 
 def weight_bytes(serving: Serving, layout: ServingLayout) -> float:
