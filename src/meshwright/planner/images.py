@@ -30,9 +30,9 @@ PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 
 @dataclass(frozen=True)
 class ImageRanking:
-    """The candidates, best first: those that fit by step time, then those that do not by how much memory they want.
+    """The candidates: those that fit by step time, then the others by how much memory they need.
 
-    num_meshes: all the ways to make a mesh of dp and fsdp, legal or not.
+    num_meshes: all dp x fsdp meshes of the devices, legal or not.
     """
 
     candidates: tuple[Record, ...]
@@ -45,7 +45,7 @@ class ImageRanking:
 
 
 def rank_images(workload: ImageWorkload, system: System) -> ImageRanking:
-    """Every legal mesh of dp and fsdp over all devices, priced and ranked; none is an error that says why."""
+    """Price and rank every legal mesh of dp and fsdp. Raises an error with the reason if there is none."""
     shapes = [MeshShape(dp=system.num_devices // fsdp, fsdp=fsdp) for fsdp in divisors(system.num_devices)]
     found: list[Record] = []
     refusals: list[str] = []
@@ -69,11 +69,10 @@ def plan_image_mesh(workload: ImageWorkload, mesh: MeshShape, system: System) ->
 
 
 def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> Record:
-    """The record of a train step of an image model: its ops on the chip, its collectives on the fabric, the update.
+    """Return the record of a train step of an image model: ops, collectives, update.
 
-    What is gathered or summed in buckets runs beside the ops of its pass, but the first gather, before which there is
-    nothing, and the last sum, after which there is nothing. Statistics of batch norms are waited for.
-    `breakdown_seconds` sums to the step. `tokens_per_second` is left out: a step's images are its workload's batch.
+    Gathers and bucketed sums run next to the ops of their pass, except the first gather and the last sum. Batch-norm
+    statistics are waited for. `breakdown_seconds` sums to the step. `tokens_per_second` is None: a step has images.
     """
     layout, passes = lay_mesh(system, mesh.layout), _passes(workload, mesh, system)
     priced = [replace(move, seconds=planned_seconds(move, layout)) for move in image_collectives(workload, mesh)]
@@ -106,7 +105,7 @@ STATES = ("parameters", "gradients", "optimizer")
 
 
 def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[str, float]:
-    """What one device computes in each pass."""
+    """Return the compute seconds of one device per pass."""
     passes = {"forward": 0.0, "backward": 0.0}
     for op, seconds, _ in image_ops(workload, mesh, system):
         passes[op.phase] += seconds
@@ -114,7 +113,7 @@ def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[st
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
-    """The collectives with what of their time no op hides: at least that of one of its runs, at the pass's end."""
+    """Yield the collectives with their exposed time, at least one of their runs at the end of the pass."""
     wanted = dict.fromkeys(passes, 0.0)
     for move in moves:
         if move.array != STATISTICS:
@@ -130,7 +129,7 @@ def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[C
 
 
 def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """What most of the step waits for."""
+    """Return the resource that most of the step waits for."""
     seconds: dict[Bound, float] = {
         "compute": 0.0,
         "memory": breakdown["update"],

@@ -175,7 +175,7 @@ def plan(
 
 
 def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
-    """The plan in a plan's file, which says everything itself; None of another path, or of a model's name."""
+    """Return the plan of a plan file; None for any other path or for a model name."""
     if is_run_directory(path):
         raise MeshwrightError(f"{path} is the directory of a run; mw.verify({str(path)!r}).plan is its plan")
     if not is_plan_file(path):
@@ -211,10 +211,10 @@ def find_meshes(
     top: int = 8,
     include_planned: bool = False,
 ) -> Ranking:
-    """The best meshes that `meshwright train` runs, with the given fields of a strategy held fixed.
+    """Return the best meshes that `meshwright train` runs, with `fields` of the strategy fixed.
 
-    With include_planned, and where nothing runs, the best of everything that can be planned. Of plans that tie the
-    simplest is first.
+    With include_planned, or if nothing runs, the best of everything that can be planned. Among ties the simplest is
+    first.
     """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         raise MeshwrightError(f"{chosen[0]} goes with a mesh; without one the planner chooses it")
@@ -227,7 +227,7 @@ def find_meshes(
 
 
 def find_beyond(best: Plan, policies: tuple[Remat, ...], fields: Mapping[str, Any]) -> Plan | None:
-    """The best that can be planned, where it is faster than the best that runs, or fits where that does not."""
+    """Return the best plan that does not run yet, if it is faster than `best`, or fits and `best` does not."""
     seconds = best.predicted.step_seconds if best.predicted.fits else None
     found = find_faster(best.workload, best.system, math.inf if seconds is None else seconds, remats=policies, **fields)
     return found if found and found.planned_only else None
@@ -242,7 +242,7 @@ def plan_one_mesh(
     *,
     include_planned: bool = False,
 ) -> Plan:
-    """The best way to run one mesh, with the given fields of a strategy held fixed; of those that run, where any do."""
+    """Return the best way to run one mesh with `fields` fixed, among those that run if there are any."""
     fixed = {name: fields[name] for name in ALWAYS_CHOSEN if name in fields}
     free = {name: value for name, value in fields.items() if name not in fixed}
     if fixed.get("sp_method", "gather") != "gather":
@@ -281,7 +281,7 @@ def _space(
     *,
     include_planned: bool,
 ) -> Space:
-    """What `meshwright train` runs of a workload, or on one mesh; where that is nothing, all that can be planned."""
+    """Return the space that `meshwright train` runs; if it is empty, all that can be planned."""
     if not include_planned:
         try:
             space = runnable_space(workload, system, policies, **fields)
@@ -294,16 +294,16 @@ def _space(
 
 
 def plan_as_train_runs(workload: Workload, mesh: MeshShape, system: System) -> Plan:
-    """The plan of one mesh as `meshwright train` runs it where nothing else is said."""
+    """Return the plan of one mesh with the defaults of `meshwright train`."""
     if mesh.pp > 1:
         return plan_stages(workload, mesh, system)
     return make_plan(workload, mesh, system, run_strategy(workload, mesh, system))
 
 
 def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
-    """The plan that `verify` and `train` are given: a plan, its file, or a model with `PlanOptions`; it runs.
+    """Return the runnable plan for `verify` and `train`, from a plan, its file, or a model with `PlanOptions`.
 
-    A plan says its workload and mesh itself; how it is run (`StrategyOptions`, param_dtype) may still be changed.
+    A plan fixes workload and mesh; strategy (`StrategyOptions`) and param_dtype can still be changed.
     """
     said = given(options, PlanOptions.__annotations__)
     changes = {name: said.pop(name) for name in (*STRATEGY_OPTIONS, "param_dtype") if name in said}
@@ -337,5 +337,5 @@ def run_as(plan: Plan, changes: Mapping[str, Any]) -> Plan:
 
 
 def _only(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The options of these names."""
+    """Return the options with these names."""
     return {name: value for name, value in options.items() if name in names}

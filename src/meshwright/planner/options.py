@@ -172,7 +172,7 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
 def read_system(
     on: SystemLike, hardware: str | Path | None = None, memory_headroom: float | str | None = None
 ) -> System:
-    """The system of a text, or as it is; without a headroom of its own it has the usual one of its kind of chip."""
+    """Parse a system; without a headroom of its own it gets the usual one of its kind of chip."""
     match on:
         case System():
             pass
@@ -201,7 +201,7 @@ def read_share(value: float | str) -> float:
 
 
 def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
-    """The mesh of a text, a mapping or a shape, for so many devices."""
+    """Parse a mesh from text, a mapping or a shape, for `num_devices` devices."""
     match mesh:
         case MeshShape():
             if mesh.num_devices != num_devices:
@@ -245,7 +245,7 @@ def read_price(value: float | str) -> float:
 
 
 def check_model(model: object) -> None:
-    """Raise where this is no model that can be planned, as a function or a library's module."""
+    """Raise if this cannot be planned as a model, such as a function or a library's module."""
     if isinstance(model, str | Path | ModelConfig | Workload):
         return
     shown, hint = (repr(model) if isinstance(model, int | float | None) else f"a {type(model).__name__}"), ""
@@ -309,11 +309,11 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
 
 
 LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")
-"""The options that say what adapters a model has."""
+"""Options for adapters."""
 
 
 def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
-    """The model with the low-rank adapters that options say, if any."""
+    """Return the model with the low-rank adapters of the options, if any."""
     if "adapter" in options:
         for name in LORA_OPTIONS:
             if name in options:
@@ -338,7 +338,7 @@ def read_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def read_strategy(options: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
-    """The fields of `Strategy` that `StrategyOptions` set, for so many devices."""
+    """Return the fields of `Strategy` set by `StrategyOptions`."""
     said = given(options, STRATEGY_OPTIONS)
     for name in ("num_microbatches", "virtual_stages"):
         if name in said:
@@ -349,7 +349,7 @@ def read_strategy(options: Mapping[str, Any], num_devices: int) -> dict[str, Any
 
 
 PROMPT_LEN, OUTPUT_LEN = 1024, 256
-"""The tokens of a prompt and of an answer where none are said."""
+"""Default tokens of a prompt and of an answer."""
 
 SERVING_OPTIONS = tuple(ServingOptions.__annotations__)
 IMAGE_OPTIONS = (*_OF_SYSTEM, "batch", "dtype")
@@ -407,7 +407,7 @@ def _hardware(name: object, said: Mapping[str, Any]) -> System:
 
 
 def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:
-    """The one policy that is said; none where the planner is to choose."""
+    """Return the given remat policy, or none for the planner to choose."""
     return () if remat in (None, "auto") else (remat,)
 
 
@@ -417,7 +417,7 @@ def is_image_model(model: object) -> bool:
 
 
 def _in_sequences(batch_tokens: Count, seq_len: int, *, is_pairs: bool) -> int:
-    """The sequences in so many tokens, or the pairs of sequences."""
+    """Return the number of sequences, or pairs, in `batch_tokens` tokens."""
     tokens, each = read_count("batch_tokens", batch_tokens), 2 * seq_len if is_pairs else seq_len
     if tokens % each:
         around = " or ".join(str(each * count) for count in (tokens // each, tokens // each + 1) if count)

@@ -1,4 +1,4 @@
-"""Overlap of communication and compute: which collectives ops can hide, and the seconds of those that nothing hides."""
+"""Overlap of communication and compute: which collectives ops can hide, and the exposed seconds."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch
 """Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""
 
 WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
-"""Behind which pass a phase's collectives can hide: what is recomputed is so in backward; of the update none can."""
+"""The pass whose ops can hide the collectives of each phase. Recompute runs in backward; nothing hides the update."""
 
 
 @dataclass(frozen=True)
 class OverlapBudget:
-    """The seconds of a step's collectives, added up by what can hide them.
+    """Seconds of a step's collectives, by what can hide them.
 
-    forward, backward: of those that ops of that pass can hide; critical_forward, critical_backward: of those among them
-    that every microbatch waits for where they take longer. per_microbatch: of those that nothing hides and every
-    microbatch waits for; per_step: of those that nothing hides and a step waits for once. hidden_by_attention: of the
-    sends round a ring that run beside the attention of their turn.
+    forward, backward: can be hidden by ops of that pass. critical_forward, critical_backward: the part of these that
+    every microbatch waits for if it takes longer. per_microbatch: nothing hides it, and every microbatch waits.
+    per_step: nothing hides it, and the step waits once. hidden_by_attention: ring sends that run next to the attention
+    of their turn.
     """
 
     forward: float = 0.0
@@ -67,25 +67,25 @@ class OverlapBudget:
         )
 
     def exposed_per_microbatch(self, shares: Mapping[str, float]) -> float:
-        """The part of these that every microbatch waits for."""
+        """The exposed part that every microbatch waits for."""
         late = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
         return self.per_microbatch + late
 
 
 _SHAPE = ("num_microbatches", "virtual_stages", "schedule")
-"""What of a strategy only says how many microbatches there are and in which order they come."""
+"""Strategy fields that affect only the microbatch schedule."""
 
 FREE_LINKS = OverlapBudget()
-"""Of links that are free."""
+"""Budget with no communication."""
 
 NO_RING: Mapping[Phase, float] = {}
-"""Of collectives that do not go round a ring."""
+"""Share of collectives outside rings."""
 
 
 def overlap_budget(
     moves: Iterable[Collective], layout: MeshPlacement, strategy: Strategy, ring_shares: Mapping[Phase, float] = NO_RING
 ) -> OverlapBudget:
-    """The budget of some collectives; ring_shares: what attention does not hide of those that go round a ring."""
+    """Return the budget of collectives. ring_shares: the exposed share of ring sends."""
     sums = dict.fromkeys(vars(OverlapBudget()), 0.0)
     for move in moves:
         seconds, critical = planned_seconds(move, layout), is_critical(move)
@@ -104,7 +104,7 @@ def overlap_budget(
 def ring_shares(
     moves: Iterable[Collective], workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> Mapping[Phase, float]:
-    """Of what goes round a ring of sp in each phase, the share of its time that no turn of attention hides."""
+    """Return, per phase, the share of ring sends over sp that attention does not hide."""
     sends: dict[Phase, dict[str, float]] = {}
     for move in filter(is_round_ring, moves):
         what = "gradients" if move.array.endswith("gradient") else "keys"
@@ -155,7 +155,7 @@ def weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy:
 
 
 def activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """The budget of the collectives of activations, and of what the loss sums."""
+    """Return the budget of activation collectives and of the sums in the loss."""
     return _activation_budget(workload, mesh, system, _without(strategy, ("zero_stage",)))
 
 
@@ -218,10 +218,9 @@ def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
 
 
 def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> bool:
-    """Whether ops run beside a collective.
+    """Whether ops run next to a collective.
 
-    Beside a sum that the TPU compiler makes whole, where shards of it are wanted, none does: it stands alone in the
-    schedule (`benchmarks/planned_steps.py`).
+    None run next to an all-reduce that the TPU compiler emits for a reduce-scatter (`benchmarks/planned_steps.py`).
     """
     if reduce_scatter_runs_as_all_reduce(move, layout):
         return False
@@ -233,7 +232,7 @@ def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> boo
 
 
 def _is_beside_products(move: Collective, strategy: Strategy) -> bool:
-    """Whether a collective is of those over tp that overlapped products do in steps; of a whole stream all are."""
+    """Whether overlapped products run a collective over tp in steps; all of them if the stream is whole."""
     in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
     return move.axes == ("tp",) and move.phase != "update" and in_steps
 
@@ -244,5 +243,5 @@ def is_critical(move: Collective) -> bool:
 
 
 def _exposed(wanted: float, free: float) -> float:
-    """The share of collectives that takes longer than the ops beside them."""
+    """Return the share of collectives that takes longer than the ops next to them."""
     return max(0.0, 1 - free / wanted) if wanted else 0.0

@@ -1,4 +1,4 @@
-"""A plan: what runs on what, over which mesh, and what is predicted of it; a file that people can read and keep."""
+"""A plan: workload, system, mesh, strategy and prediction, as an object and as a file."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ FORMAT = 1
 """The version of the file; another is refused."""
 
 _OF_DATA = ("batch", "sequence", "residual_sequence", "activation")
-"""The logical axes of what a model computes with its parameters."""
+"""Logical axes of activations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A workload on a mesh of a system, run in one way, with its predicted record.
+    """A workload on a mesh of a system with a strategy, and its predicted record.
 
-    `plan.mesh` is the shape and `plan.mesh()` the `jax.sharding.Mesh`; `plan.shardings(tree)` and `plan.rules` say how
-    arrays lie on it. hardware_file: the TOML file of a chip that is not one of the project's. memory_headroom: see
-    `System`. alternatives: the meshes ranked after this one, where a search found it. training_run: what training on a
-    number of tokens takes, where `meshwright.plan` was given one. Neither is written to a file.
+    `plan.mesh` is the shape and `plan.mesh()` the `jax.sharding.Mesh`; `plan.shardings(tree)` and `plan.rules` give the
+    shardings of arrays. hardware_file: the TOML file of a custom chip. memory_headroom: see `System`. alternatives: the
+    meshes ranked after this one by the search. training_run: the cost of training on `tokens` tokens, if requested. The
+    last two are not written to a file.
     """
 
     workload: Workload
@@ -114,7 +114,7 @@ class Plan:
         return plan_shardings(self, tree, axes, mesh)
 
     def __str__(self) -> str:
-        """What is planned, the mesh, and the answer, in two lines."""
+        """Workload, mesh and prediction in two lines."""
         workload = self.workload
         tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
         return f"{workload.model.name} · {workload.task} · {tokens} · {self.hardware}\n{self.mesh}   {self.predicted}"
@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def planned_only(self) -> str:
-        """Why `meshwright train` cannot run this yet, in one line; nothing where it can."""
+        """Why `meshwright train` cannot run this yet, in one line; empty if it can."""
         try:
             check_mesh(self.workload, self.mesh, stream_rules(self.strategy.tp_stream))
             check_strategy(self.workload, self.mesh, self.strategy)
@@ -167,7 +167,7 @@ RUN = (
     "dropout",
     "reference_mesh",
 )
-"""The fields of a strategy that a step is run by; the others only say how other systems run one."""
+"""Strategy fields that describe how a step runs here; the others describe other frameworks."""
 
 
 def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Plan:
@@ -200,7 +200,7 @@ def check_kernel(system: System, strategy: Strategy) -> None:
 
 
 def as_run(plan: Plan) -> Plan:
-    """The plan, as `meshwright train` runs it; one that cannot be run is an error that says why."""
+    """Return the plan as `meshwright train` runs it. Raises an error with the reason if it cannot."""
     if reason := plan.planned_only:
         of_model = plan.workload.model.planned_only
         hint = "it can be planned alone" if of_model else "`meshwright plan` without --include-planned finds what can"
@@ -209,7 +209,7 @@ def as_run(plan: Plan) -> Plan:
 
 
 def plan_to_data(plan: Plan) -> dict[str, Any]:
-    """The plan as plain data."""
+    """Return the plan as plain data, in the format of its file."""
     return {
         "meshwright_plan": FORMAT,
         "workload": asdict(plan.workload),
@@ -251,7 +251,7 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
 
 
 def _check_predicted(plan: Plan) -> None:
-    """Raise where what a file says is predicted can be of no plan, or is of another mesh."""
+    """Raise if the prediction in a file is impossible, or of another mesh."""
     found = plan.predicted
     if found.step_seconds is None or found.step_seconds <= 0:
         raise MeshwrightError(f"predicted.step_seconds is {found.step_seconds}; it is a number above 0")
@@ -276,7 +276,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def is_plan_file(path: str | Path) -> bool:
-    """Whether a path names a plan's file: YAML by its name, any other by what is in it."""
+    """Whether a path is a plan file: YAML by its name, other files by their contents."""
     path = Path(path)
     if path.suffix.lower() in (".yaml", ".yml") or not path.is_file() or not os.access(path, os.R_OK):
         return path.suffix.lower() in (".yaml", ".yml")

@@ -1,4 +1,4 @@
-"""One candidate: what a workload costs on a mesh of a system, as the record to hold compilers and runs against."""
+"""Predict the record of one candidate: a workload on a mesh of a system."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ SIMULATED = "simulated devices share one machine's cores, so times on cpu are an
 
 
 def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Record:
-    """The record of a train step: its ops on the chip, its collectives on the fabric, the bubble, the update.
+    """Return the record of a train step: ops, collectives, pipeline bubble, update.
 
-    Collectives of activations are exposed, but those over tp where they overlap, and what goes round a ring of sp, as
-    far as the attention of a turn hides it. Those that gather weights or sum gradients run beside the ops of their
-    pass, and are exposed as far as they take longer. `breakdown_seconds` sums to the step.
+    Activation collectives are exposed, except overlapped ones over tp and ring sends over sp as far as attention hides
+    them. Weight gathers and gradient sums run next to the ops of their pass; the part that takes longer is exposed.
+    `breakdown_seconds` sums to the step.
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_collectives(workload, mesh, strategy)
@@ -82,7 +82,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
 
 
 def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
-    """What there is to say of a prediction beside its figures."""
+    """Return the notes of a prediction."""
     notes = (SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)
     if before := pre_pipeline_stack(program(workload.model), mesh, strategy):
         notes += _repeated(before.num_layers, workload, mesh, strategy)
@@ -111,7 +111,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """That every stage runs the plain layers before those of experts, so many, where they cannot share them."""
+    """Note that every stage runs the dense layers before the MoE layers, if stages cannot share them."""
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
     ours = workload.batch // (mesh.degree(RULES["batch"]) * strategy.num_microbatches)
@@ -130,7 +130,7 @@ def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: 
 def step_breakdown(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget
 ) -> dict[str, float]:
-    """The seconds of a step by what they go to, with the collectives of `budget`."""
+    """Return the seconds of a step by term, with the collectives of `budget`."""
     once, parts = microbatch_seconds(workload, mesh, system, strategy), strategy.num_microbatches
     breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
     for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
@@ -154,7 +154,7 @@ def step_breakdown(
 
 
 def windows(breakdown: Mapping[str, float]) -> tuple[float, float]:
-    """The time of the ops of forward and of backward, what is recomputed among these: what collectives hide behind."""
+    """Return the compute time of forward and of backward with recompute: the time that can hide collectives."""
     return breakdown["forward"], breakdown["recompute"] + breakdown["backward"]
 
 
@@ -185,7 +185,7 @@ def _exposed(
     round_ring: Mapping[Phase, float],
     strategy: Strategy,
 ) -> Iterator[Collective]:
-    """The collectives with their time, and what of it no op hides."""
+    """Return the collectives with their time and its exposed part."""
     for move in moves:
         seconds = planned_seconds(move, layout)
         if is_round_ring(move):
@@ -204,7 +204,7 @@ def _in_every_tick(
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """What most of the step waits for; a bubble is no reason of its own."""
+    """Return the resource that most of the step waits for; a bubble is not one."""
     flops, traffic = step_flops(workload, mesh, _WORKED), hbm_bytes(workload, mesh)
     seconds: dict[Bound, float] = {
         "compute": 0.0,

@@ -28,7 +28,7 @@ def reference_seconds(workload: Workload, mesh: MeshShape, system: System, strat
 def timed_reference_collectives(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[Collective, ...]:
-    """The collectives of a step's reference with their time, and what of it no op hides."""
+    """Return the collectives of the reference model with their time and its exposed part."""
     return _timed(workload, mesh, system, strategy)[1]
 
 

@@ -1,4 +1,4 @@
-"""The best ways to run a workload on a system: best first over the whole space, without pricing all of it."""
+"""Best-first search for the best ways to run a workload on a system, without pricing the whole space."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from meshwright.step import (
 )
 
 _BELOW = 1 - 1e-9
-"""What bounds are multiplied by, so that rounding never lifts one over the time it bounds."""
+"""Factor on lower bounds, so that rounding never lifts a bound above the time it bounds."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best plans, each of another mesh: those that fit by step time, then those that want least too much memory.
+    """The best plans, one per mesh: those that fit, fastest first; then the rest, by how far they exceed memory.
 
-    num_meshes, num_candidates: the legal ones, and all ways to run them. num_priced: those that were priced; no other
-    can be better.
-    num_tied: how many of the first plans no prediction can tell apart, the simplest first (`planner.ties`).
+    num_meshes, num_candidates: legal meshes, and configurations. num_priced: configurations priced in full; no other
+    can be better. num_tied: how many of the first plans the prediction cannot tell apart, the simplest first
+    (`planner.ties`).
     """
 
     plans: tuple[Plan, ...]
@@ -59,27 +59,26 @@ def rank(
     is_runnable: bool = False,
     **choices: Any,
 ) -> Ranking:
-    """The best `top` meshes, each run in the best of its ways.
+    """Return the best `top` meshes, each with its best strategy.
 
-    remats: the policies to choose from; with none said, all of them. is_runnable: only what `meshwright train` runs
-    today. choices: fields of the strategy that are not to be searched (`whole_space`). No legal mesh is an
-    error that says why.
+    remats: policies to choose from; all by default. is_runnable: only what `meshwright train` runs today. choices:
+    fixed fields of the strategy (`whole_space`). Raises an error with the reason if no mesh is legal.
     """
     space = runnable_space if is_runnable else whole_space
     return rank_space(space(workload, system, remats, **choices), top=top)
 
 
 def find_best(workload: Workload, system: System, *, remats: tuple[Remat, ...] = (), **choices: Any) -> Plan:
-    """The best of everything that can be planned; where nothing fits, what wants least memory."""
+    """Return the best plan; if nothing fits, the one that needs least memory."""
     return rank(workload, system, remats=remats, top=1, **choices).plans[0]
 
 
 def find_faster(
     workload: Workload, system: System, seconds: float, *, remats: tuple[Remat, ...] = (), **choices: Any
 ) -> Plan | None:
-    """The best of everything that can be planned, if it fits and a step takes less than `seconds`.
+    """Return the best plan if it fits and its step takes less than `seconds`.
 
-    The search ends at the first bound that is no less: what is behind it is never priced.
+    The search ends at the first lower bound that is not less: nothing behind it is priced.
     """
     space = whole_space(workload, system, remats, **choices)
     with _without_collector():
@@ -131,10 +130,10 @@ def _without_collector() -> Generator[None]:
 
 @dataclass(frozen=True)
 class _Group:
-    """Ways of as many tokens a microbatch: some meshes, one number of them, and one ZeRO stage or all (None).
+    """Candidates with the same tokens per microbatch, bounded together; one ZeRO stage, or all (None).
 
-    remats: the policies, each keeping no more than the one before it, so that none is faster than the first; all have
-    the same strategies. is_close: whether they are bounded with what their activations wait for too.
+    remats: policies in the order of what they keep, most first, so that the first is fastest. is_close: whether the
+    bound includes exposed activation collectives.
     """
 
     meshes: tuple[MeshShape, ...]
@@ -151,11 +150,11 @@ class _Group:
 
 @dataclass
 class _Search:
-    """Best first: what has the smallest bound is looked at more closely, until a step that is exact comes first.
+    """Best-first search: the candidate group with the smallest bound is refined until an exact step comes first.
 
-    Ways are bounded in groups with the same ops but for what is recomputed; then for each mesh of a group and ZeRO
-    stage, with what its weights wait for at least, and then its activations too; then each strategy that fits is
-    priced. limit: the seconds below which all plans are found, and no others.
+    Groups share their ops except for recompute; they are refined by mesh and ZeRO stage with the exposed weight
+    collectives, then with the exposed activation collectives; then each strategy that fits is priced. limit: find all
+    plans below this many seconds, and no others.
     """
 
     space: Space
@@ -183,7 +182,7 @@ class _Search:
             heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))
 
     def _open(self, group: _Group) -> None:
-        """Bound the meshes of a group one by one, if any of them can fit, or price the ways of its only one."""
+        """Bound the meshes of a group one by one if any can fit; price the candidates of a single mesh."""
         if not group.meshes:
             return
         if len(group.remats) > 1:
@@ -226,12 +225,12 @@ class _Search:
                 self._push(step_seconds(workload, mesh, system, strategy), candidate, peak)
 
     def _can_fit(self, group: _Group) -> bool:
-        """Whether the way of a group that wants least memory fits."""
+        """Whether the candidate of a group that needs least memory fits."""
         candidate = Candidate(_most_sharded(group), group.remat, self._strategies(group)[0])
         return self._fitting_peak(candidate) is not None
 
     def _fitting_peak(self, candidate: Candidate) -> int | None:
-        """The memory that a candidate wants; None where there is not as much."""
+        """Return the memory that a candidate needs; None if it does not fit."""
         workload, system = self.space.with_remat(candidate.remat), self.space.system
         return peak_within(workload, candidate.mesh, candidate.strategy, system.plannable_bytes, kind=system.chip.kind)
 
@@ -242,7 +241,7 @@ class _Search:
 
 
 def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
-    """All ways on some meshes, in groups whose ops differ in what is recomputed: of as many tokens, tp, ep and pp."""
+    """Return the candidates of some meshes in groups that differ only in recompute: same tokens, tp, ep and pp."""
     alike: dict[tuple[int, ...], list[MeshShape]] = {}
     for mesh in meshes:
         shards = mesh.degree(token_axes())
@@ -255,21 +254,21 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
 
 
 def _most_sharded(group: _Group) -> MeshShape:
-    """The mesh that stores its parameters in most shards, so that it updates and holds least.
+    """Return the mesh that shards its parameters most, so that it updates and holds least.
 
-    Of several the one that splits the sequence least, which may gather keys of all of it.
+    Among several the one that splits the sequence least, because splitting may gather keys.
     """
     return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 
 
 def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
-    """Of each mesh that fits in no way the one that wants least memory, in the order of that."""
+    """Return, per mesh that does not fit, the candidate that needs least memory, in that order."""
     candidates = [min(_smallest(space, mesh), key=lambda each: _peak(space, each)) for mesh in meshes]
     return sorted(candidates, key=lambda each: _peak(space, each))
 
 
 def _smallest(space: Space, mesh: MeshShape) -> Iterator[Candidate]:
-    """The ways of a mesh that can want least memory: those with most microbatches."""
+    """Yield the candidates of a mesh that can need least memory: those with most microbatches."""
     parts = space.parts(mesh)[-1]
     for remat in space.remats:
         for strategy in space.strategies(mesh, parts, remat):
@@ -277,12 +276,12 @@ def _smallest(space: Space, mesh: MeshShape) -> Iterator[Candidate]:
 
 
 def _peak(space: Space, candidate: Candidate) -> int:
-    """The memory that a candidate wants."""
+    """Return the memory that a candidate needs."""
     return step_memory(
         space.with_remat(candidate.remat), candidate.mesh, candidate.strategy, kind=space.system.chip.kind
     )["peak"]
 
 
 def _plan(space: Space, candidate: Candidate) -> Plan:
-    """A candidate with what is predicted of it."""
+    """Return the plan of a candidate."""
     return predicted_plan(space.with_remat(candidate.remat), candidate.mesh, space.system, candidate.strategy)

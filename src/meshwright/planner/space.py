@@ -38,7 +38,7 @@ from meshwright.step.layer import Attention as AttentionOfLayer
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a workload: its mesh, what a layer keeps for backward, and the strategy."""
+    """One configuration: mesh, remat policy and strategy."""
 
     mesh: MeshShape
     remat: Remat
@@ -47,13 +47,11 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """All ways to run a workload on all devices of a system.
+    """All configurations of a workload on all devices of a system.
 
-    axes: the mesh axes that may be larger than 1. remats: the policies to choose from, whatever the workload's own is.
-    bases: strategies that differ in their attention, the best first; all ways of a mesh have the first that it can, but
-    for what is searched: microbatches, ZeRO stage, schedule and virtual stages. num_microbatches, zero_stage: the only
-    ones, where not None. is_runnable: only what `meshwright train` runs today, over tp of GPUs with overlapped products
-    too.
+    axes: mesh axes that may be larger than 1. remats: remat policies to choose from. bases: strategies that differ in
+    attention, best first; a mesh uses the first one it supports. num_microbatches, zero_stage: fixed values, or None.
+    is_runnable: only what `meshwright train` runs today, including overlapped products over tp on GPUs.
     """
 
     workload: Workload
@@ -66,7 +64,7 @@ class Space:
     is_runnable: bool = False
 
     def meshes(self) -> tuple[MeshShape, ...]:
-        """The legal meshes; none is an error that says why one of them is not. Those to run are those JAX takes."""
+        """Return the legal meshes. Raises an error with the reason of one mesh if there is none."""
         found = _legal(self.workload, self.system.num_devices, self.axes, self.bases[0].tp_stream)
         return tuple(mesh for mesh in found if self.runs(mesh)) if self.is_runnable else found
 
@@ -94,13 +92,13 @@ class Space:
         return _divisors(each)
 
     def strategies(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
-        """The strategies of a mesh with so many microbatches, those that want least memory first."""
+        """Return the strategies of a mesh with `parts` microbatches, least memory first."""
         return _with_microbatches(self._forms(mesh, parts, remat), parts)
 
     def alike_remats(self, mesh: MeshShape) -> tuple[tuple[Remat, ...], ...]:
-        """The policies in groups with the same strategies on a mesh, in each of which those that keep more come first.
+        """Return the remat policies in groups with the same strategies on a mesh, those that keep more first.
 
-        What other frameworks keep is neither more nor less than a policy here.
+        Policies of other frameworks are not comparable with ours.
         """
         if self._is_by_remat(mesh):
             return tuple((remat,) for remat in self.remats)
@@ -139,10 +137,10 @@ class Space:
         return {}
 
     def _of_which_run(self, mesh: MeshShape, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        """The strategies that run on a mesh, and those with overlapped products beside them.
+        """Return the strategies that run on a mesh, and their variants with overlapped products.
 
-        Simulated devices send nothing while they compute; on TPUs what rings copy took longer than what they hid, in
-        the schedule of two layers of Llama-2-7B on v5e:2x4 with tp=4 (libtpu 0.0.42.1), and is not priced yet.
+        Not on simulated devices, which send nothing while they compute, nor on TPUs: ring copies took longer than what
+        they hid in the schedule of two layers of Llama-2-7B on v5e:2x4 with tp=4 (libtpu 0.0.42.1).
         """
         if mesh.tp > 1 and self.system.chip.kind == "gpu":
             found = tuple(ring for form in found for ring in _with_and_without_rings(form))
@@ -156,7 +154,7 @@ class Space:
         return any(self.has_strategies(mesh, parts, remat) for parts in self.parts(mesh)[:1] for remat in self.remats)
 
     def has_strategies(self, mesh: MeshShape, parts: int, remat: Remat) -> bool:
-        """Whether a mesh has any strategy with so many microbatches."""
+        """Whether a mesh has a strategy with `parts` microbatches."""
         return bool(self._forms(mesh, parts, remat))
 
     def with_remat(self, remat: Remat) -> Workload:
@@ -165,10 +163,9 @@ class Space:
 
 
 def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
-    """Everything that can be planned: all axes, and attention as chips at scale run it (`planned_attention`).
+    """Return everything that can be planned: all axes, and attention as it runs at scale (`planned_attention`).
 
-    remats: the policies to choose from; all that differ where none is said. choices: fields of the strategy that are
-    not to be searched, or to be other than the default; None says nothing.
+    remats: policies to choose from; all by default. choices: fixed fields of the strategy; None leaves a field open.
     """
     return _space(workload, system, remats, choices, (planned_attention(system),), is_runnable=False)
 
@@ -188,7 +185,7 @@ def _space(
     *,
     is_runnable: bool,
 ) -> Space:
-    """The space of some choices; where they say no attention, of these."""
+    """Return the space for `choices`, with `attentions` if they name none."""
     said = {name: value for name, value in choices.items() if value is not None}
     only = {name: said.pop(name, None) for name in ("num_microbatches", "zero_stage")}
     bases = tuple(replace(DEFAULT, **({"attention": attention} | said)) for attention in attentions)
@@ -207,24 +204,23 @@ def _space(
 
 
 def _policies(base: Strategy) -> tuple[Remat, ...]:
-    """The policies that differ: a fused kernel leaves no scores to drop; what the host keeps is asked for by name."""
+    """Return the distinct remat policies. A fused kernel has no scores to drop; offload must be requested."""
     left_out = ("offload",) if base.attention == "scores" else ("offload", "attention")
     return tuple(remat for remat in REMATS if remat not in left_out)
 
 
 def run_strategy(workload: Workload, mesh: MeshShape, system: System) -> Strategy:
-    """How a step is run on a mesh of which nothing else is said."""
+    """Return the default strategy of a mesh."""
     model = workload.model
     found = [_on_mesh(replace(DEFAULT, attention=each), model, mesh) for each in run_attentions(workload, system)]
     return next((strategy for strategy in found if _does_run(model, mesh, strategy)), found[-1])
 
 
 def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
-    """How a step computes attention where nothing is said, the best first: by a fused kernel where it can.
+    """Return the attention implementations that a step can use by default, best first.
 
-    No kernel has scores with a cap. cuDNN's takes half precision and heads of up to 128, a multiple of 8, on every GPU
-    (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), and not all meshes nor several documents a row; the
-    others go through memory.
+    No kernel supports capped scores. cuDNN takes half precision and head sizes up to 128 that are a multiple of 8 (JAX
+    0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), not every mesh, and one document a row.
     """
     ops = [op for stack in layers(workload.model) for op in stack.ops if isinstance(op, AttentionOfLayer)]
     if any(op.softcap for op in ops) or system.chip.kind == "cpu":
@@ -242,7 +238,7 @@ def planned_attention(system: System) -> Attention:
 
 
 def factorings(product: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Every way to write a number as a product of so many, in order."""
+    """Yield every way to write a number as an ordered product of `count` factors."""
     if count == 1:
         yield (product,)
         return
@@ -253,7 +249,7 @@ def factorings(product: int, count: int) -> Iterator[tuple[int, ...]]:
 
 @lru_cache(maxsize=1 << 6)
 def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_stream: TpStream) -> tuple[MeshShape, ...]:
-    """The meshes of so many devices that can split a workload."""
+    """Return the meshes of `num_devices` devices that can split a workload."""
     check_positions(workload.model, workload.seq_len)
     sizes = [
         (size, [axes.index(axis) for axis in over if axis in axes])
@@ -296,10 +292,9 @@ def _none_legal(workload: Workload, axes: tuple[str, ...], shapes: list[tuple[in
 
 @lru_cache(maxsize=1 << 12)
 def _forms(base: Strategy, num_layers: int, stages: int, is_whole: bool, zero: tuple[int, ...]) -> tuple[Strategy, ...]:
-    """The ZeRO stages and schedules of a number of stages, as strategies with a round of microbatches, or one.
+    """Yield strategies of a mesh: ZeRO stages and pipeline schedules, with one round of microbatches.
 
-    A schedule matters to a pipeline alone. Virtual stages want layers that divide evenly and whole rounds of
-    microbatches (arXiv:2104.04473, section 2.2).
+    Virtual stages need layers that divide evenly and whole rounds of microbatches (arXiv:2104.04473, section 2.2).
     """
     each, rest = divmod(num_layers, stages)
     schedules = [("1f1b", 1)]
@@ -316,7 +311,7 @@ def _forms(base: Strategy, num_layers: int, stages: int, is_whole: bool, zero: t
 
 @lru_cache(maxsize=1 << 12)
 def _with_microbatches(forms: tuple[Strategy, ...], parts: int) -> tuple[Strategy, ...]:
-    """Strategies with so many microbatches, the same objects each time."""
+    """Return the strategies with `parts` microbatches; the objects are cached."""
     return tuple(replace(form, num_microbatches=parts) for form in forms)
 
 
@@ -337,7 +332,7 @@ def _run_shape(mesh: MeshShape) -> MeshShape:
 
 
 def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
-    """The strategy, with the best method of a mesh that splits the sequence; scores gather it, cuDNN wants it whole."""
+    """Return the strategy with the best sequence method of a mesh; scores gather keys, cuDNN needs whole sequences."""
     if mesh.sp == 1 or base.attention == "scores" or base.sp_method != DEFAULT.sp_method:
         return base
     if base.attention == "cudnn":

@@ -15,12 +15,12 @@ from meshwright.step import Workload
 from meshwright.units import parse_count
 
 KEYS = ("chips", "batch", "seq_len")
-"""What a sweep can change: of `chips` on a switched fabric the devices."""
+"""What a sweep can change; `chips` counts devices on a switched fabric."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What changes, and the values it takes."""
+    """The quantity that changes, and its values."""
 
     key: str
     values: tuple[int, ...]
@@ -33,7 +33,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Point:
-    """One value with its best plan; None where there is none, and then the reason."""
+    """One value with its best plan, or the reason why there is none."""
 
     value: int
     system: str
@@ -42,7 +42,7 @@ class Point:
 
     @property
     def record(self) -> Record | None:
-        """What the plan predicts."""
+        """The predicted record."""
         return self.plan.predicted if self.plan else None
 
 
@@ -66,10 +66,10 @@ def read_sweep(text: str) -> Sweep:
 
 
 def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a workload, with the sweep's first value for what it goes over.
+    """Return the options of a workload with the first value of the sweep.
 
     Raises:
-        MeshwrightError: where the sweep is over lengths and the batch is no number of sequences.
+        MeshwrightError: the sweep is over lengths and the batch is not a number of sequences.
     """
     if sweep.key == "chips":
         return dict(options)

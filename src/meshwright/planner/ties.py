@@ -1,4 +1,4 @@
-"""Which of the best plans a prediction cannot tell apart, and the simplest of those."""
+"""Ties: plans that the prediction cannot tell apart, and the simplest of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def ties(plan: Plan, faster: Plan) -> bool:
 
 
 def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
-    """The plans with the simplest of those first that fit and tie with the fastest, and how many tie.
+    """Move the simplest plan of those that fit and tie with the fastest to the front; also return how many tie.
 
-    plans: those that fit, fastest first, then those that do not.
+    plans: those that fit, fastest first, then the others.
     """
     tied = [plan for plan in plans if plan.predicted.fits and ties(plan, plans[0])]
     others = plans[len(tied) :]
@@ -30,7 +30,7 @@ def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
 
 
 def num_parts(plan: Plan) -> int:
-    """What there is to get right in a plan: mesh axes in use, a pipeline, its virtual stages, microbatches, rings."""
+    """Count the settings of a plan: mesh axes, pipeline, virtual stages, microbatches, overlapped products."""
     strategy = plan.strategy
     return (
         sum(degree > 1 for degree in plan.mesh.degrees.values())

@@ -1,4 +1,4 @@
-"""A serving plan: what is served on what, over which mesh and at which batch, and what is predicted of it."""
+"""A serving plan: model, system, mesh, batch and prediction."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ServingPlan:
-    """A phase of serving on a mesh of a system, its batch filled in, with its predicted record.
+    """One phase of serving on a mesh of a system, with its batch and predicted record.
 
-    cache: what of the cache is split beyond its heads. Of the record, step_seconds is the time of a token of every
-    sequence (decode) or of one batch of prompts (prefill), tokens_per_second that of the whole system. hardware_file,
-    memory_headroom: as in `Plan`.
+    cache: the dim of the KV cache that is split besides heads. In the record step_seconds is the time of one token of
+    every sequence (decode) or of one batch of prompts (prefill), and tokens_per_second that of the whole system.
+    hardware_file, memory_headroom: as in `Plan`.
     """
 
     serving: Serving
@@ -69,12 +69,12 @@ class ServingPlan:
 
     @property
     def is_in_time(self) -> bool:
-        """Whether a step takes no longer than what is asked for."""
+        """Whether a step meets the requested latency."""
         return self.serving.latency_seconds is None or self.seconds <= self.serving.latency_seconds
 
 
 def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -> ServingPlan:
-    """The plan of a serving, its batch said, on a layout; one that cannot split what is served is an error."""
+    """Return the plan of a layout with a given batch. Raises an error if the layout cannot split the model."""
     if serving.batch is None:
         raise MeshwrightError(f"a plan to serve {serving.model.name} on {layout} wants a batch; none is said")
     check_serving(serving, layout)
@@ -93,7 +93,7 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
 
 @dataclass(frozen=True)
 class ServingSpeed:
-    """What is planned of texts: the seconds until their first tokens and of a step of decoding, and its batch."""
+    """Planned seconds until the first token and per decode step, and the batch."""
 
     first_token_seconds: float
     step_seconds: float
@@ -103,11 +103,12 @@ class ServingSpeed:
 def planned_speed(
     texts: Serving, layout: ServingLayout, system: System, *, prompts: int, chunk: int | None = None
 ) -> ServingSpeed | None:
-    """How fast texts are planned to be made; None where a mesh splits them in no way that is planned.
+    """Return the planned generation speed; None if no layout of the mesh can be planned.
 
     Args:
-        texts: decode, with any batch: it is filled up to one that the mesh splits evenly.
-        prompts: how many are read at once, filled up likewise. chunk: in steps of so many tokens; None for whole.
+        texts: decode with any batch, rounded up to one that the mesh splits evenly.
+        prompts: prompts read at once, rounded up likewise.
+        chunk: tokens per prefill step; None for whole prompts.
     """
 
     def plan(serving: Serving, batch: int) -> ServingPlan:
@@ -194,7 +195,7 @@ def is_serving_plan_file(path: str | Path) -> bool:
 
 
 def read_serving_plan(path: Path) -> ServingPlan:
-    """The plan in a file, of JSON where it is named so, else of YAML."""
+    """Read a plan from a file, as JSON if it is named so, else as YAML."""
     if not path.is_file():
         raise MeshwrightError(
             f"no serving plan {str(path)!r}; `meshwright plan … --serve decode -o {shlex.quote(str(path))}` writes one"

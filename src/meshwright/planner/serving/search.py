@@ -51,9 +51,9 @@ class ServingPoint:
 class ServingRanking:
     """Each layout at its best batch, best first, and the frontier.
 
-    First what fits and is in time, by throughput where a latency is asked for and by latency where none is; then what
-    is late, by latency; then what does not fit, by the memory that it wants. frontier: what fits and no other point has
-    both a shorter step and more tokens a second than, by latency, whatever latency is asked for.
+    First layouts that fit and meet the latency, by throughput if a latency is given, else by latency; then late ones by
+    latency; then those that do not fit, by memory. frontier: fitting points that no other point beats in both step time
+    and tokens per second, by latency.
     """
 
     candidates: tuple[ServingPlan, ...]
@@ -67,12 +67,11 @@ class ServingRanking:
 
 
 def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None) -> ServingRanking:
-    """Every legal layout over all devices, or of one mesh, at its best batch; none is an error that says why.
+    """Rank every legal layout, or those of one mesh, at its best batch. Raises an error if there is none.
 
-    Without a latency asked for and without a batch, that is one sequence for each group of devices: the shortest step.
-    With a latency it is the largest batch that fits and is in time (of a cache split by batch, perhaps the largest in
-    whole rounds), as throughput grows with the batch, but for less than 0.1% where a collective turns from its hops to
-    its bytes. The frontier takes these batches, and every power of two of sequences a group, up to what fits.
+    Without a latency and a batch, the batch is one sequence per group of devices: the shortest step. With a latency it
+    is the largest batch that fits and is in time (whole rounds if the cache is split by batch), because throughput
+    grows with the batch. The frontier has these batches and every power of two of sequences per group that fits.
     """
     system.peak(serving.compute_dtype)  # A dtype without a figure says so before anything is searched.
     legal, num_layouts = _legal(serving, [mesh] if mesh else serving_meshes(serving, system.num_devices))
@@ -128,10 +127,10 @@ def best_prefill(serving: Serving, system: System) -> ServingPlan | None:
 
 
 def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
-    """Every mesh of so many devices over the axes of a server, but those where another does the same with less.
+    """Yield the meshes of `num_devices` devices for a server, without those that split to no purpose.
 
-    sp is for the devices that kv heads leave over (scaling book, inference: heads first), so it takes no factor that tp
-    could still take; where no query heads share a kv head it has nothing to split.
+    sp takes the devices that kv heads leave over (scaling book, inference: heads first), so no factor that tp could
+    still take; if every query head has its own kv head sp has nothing to split.
     """
     sizes = {
         name: size
@@ -153,7 +152,7 @@ def serving_layouts(serving: Serving, mesh: MeshShape) -> tuple[ServingLayout, .
 
 
 def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingLayout], int]:
-    """The layouts on some meshes that can split what is served, and how many were tried; none is an error."""
+    """Return the legal layouts of some meshes and the number tried. Raises an error if there is none."""
     layouts = [layout for mesh in shapes for layout in serving_layouts(serving, mesh)]
     found: list[ServingLayout] = []
     refusals: list[str] = []
@@ -174,7 +173,7 @@ def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingL
 
 @dataclass(frozen=True)
 class _Priced:
-    """A layout of a serving on a system, laid once, priced at as many batches as are asked for."""
+    """A layout of a system, priced at several batches."""
 
     serving: Serving
     layout: ServingLayout
@@ -196,7 +195,7 @@ class _Priced:
         return {}
 
     def seconds(self, sequences: int) -> float:
-        """The time of a step of so many sequences in each group."""
+        """Return the time of a step with `sequences` per group."""
         if sequences not in self._known:
             batch = sequences * self.layout.num_groups
             step = serving_step(self.serving, self.layout, batch, self.laid)
@@ -204,7 +203,7 @@ class _Priced:
         return self._known[sequences]
 
     def fits(self, sequences: int) -> bool:
-        """Whether so many sequences a group fit."""
+        """Whether `sequences` per group fit."""
         return 1 <= sequences <= self.most
 
     def best_sequences(self) -> int:
@@ -243,7 +242,7 @@ class _Priced:
         return low
 
     def ladder(self) -> Iterator[int]:
-        """The sequences a group that the frontier takes: powers of two and the most that fit, where none is said."""
+        """Return the sequences per group of the frontier: powers of two, and the most that fit."""
         if self.serving.batch is None:
             yield from (1 << power for power in range(self.most.bit_length()))
             yield self.most
@@ -260,7 +259,7 @@ class _Priced:
 
 
 def _order(plan: ServingPlan) -> tuple[int, float, float]:
-    """In time before late before what does not fit, then as `ServingRanking` says; of two alike, the smaller one."""
+    """Sort key: in time, late, does not fit; then as in `ServingRanking`; then the smaller batch."""
     peak = plan.predicted.memory_bytes["peak"]
     if not plan.predicted.fits:
         return 2, peak, plan.seconds
