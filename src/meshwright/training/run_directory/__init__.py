@@ -1,1 +1,1 @@
-"""The directory of a run: what a run keeps on disk, and how a run starts again from there."""
+"""The run directory: files that a run keeps on disk, and resuming from them."""

@@ -1,4 +1,4 @@
-"""Whether a run is one of the model or plan that a command names: the same command begins a run and goes on with it."""
+"""Check that a run belongs to the model or plan that a command names: one command begins a run and resumes it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from meshwright.training.run_directory.run import RunConfig
 
 
 def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig, directory: Path) -> dict[str, Any]:
-    """Raise where a run was begun with another model or other weights than `what` and the options `said` have.
+    """Raise if a run was begun with another model or other weights than `what` and the options `said`.
 
-    Returns the options that are left to compare with the run's; those of a plan are among them.
+    Returns the options that remain to be compared with the run's, including those of a plan.
     """
     said = dict(said)
     source = find_pretrained(what, said.pop("weights", None), from_scratch=said.pop("from_scratch", False))

@@ -1,8 +1,8 @@
-"""Checkpoints by Orbax: there whole or not at all, with checksums, and read back onto whatever mesh is wanted.
+"""Checkpoints written by Orbax: atomic, with checksums, and readable on any mesh.
 
-`checkpoints/STEP` has a folder for each part of the state (params, optimizer, …), the config that the run had then, and
-the checksums of all these files. It is written as `STEP.partial` and gets its name when everything in it is on the
-disk, so that a process may be killed at any moment; what is called partial is deleted when the next one is written.
+`checkpoints/STEP` has a folder for each part of the state (params, optimizer, …), the config of the run at that time,
+and the checksums of all these files. It is written as `STEP.partial` and renamed when everything in it is on disk, so a
+process can be killed at any moment. Partial checkpoints are deleted when the next one is written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Note = Callable[[str], None]
 """Takes a line that a user should read."""
 
 PARTIAL = ".partial"
-"""What the name of a directory ends with that is no checkpoint yet, or is one no more."""
+"""Suffixes of directories that are not checkpoints yet, or no longer."""
 
 _POLL_SECONDS, _MOST_SECONDS = 0.05, 1200.0
 """How the first process waits for the checksums of the others; Orbax waits as long for their shards."""
@@ -66,7 +66,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for what is still being written."""
+        """Wait for pending writes."""
         try:
             self.wait()
         finally:
@@ -84,13 +84,13 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """The number of steps taken at the last checkpoint, None where there is none."""
+        """Steps taken at the last checkpoint; None if there is none."""
         return max(self.steps, default=None)
 
     def save(self, step: int, state: State, about: Mapping[str, Any]) -> None:
-        """Copy the state after `step` steps off the devices and begin to write it, with plain data about it by name.
+        """Copy the state after `step` steps off the devices and begin to write it, with plain data by name.
 
-        Training may go on at once. It is a checkpoint once `commit` was called and all is written.
+        Training can continue at once. It becomes a checkpoint after `commit`, when all files are written.
         """
         self.wait()
         if jax.process_count() == 1:  # One of several processes that gave up here would leave the others waiting.
@@ -149,11 +149,11 @@ class Checkpoints:
                     shutil.rmtree(path, ignore_errors=True)
 
     def check(self) -> float | None:
-        """The seconds that a checkpoint took which is there since the last call; raise where it was not written."""
+        """Return the write time of a checkpoint completed since the last call; raise if writing failed."""
         return None if self._finishing is None or self._finishing.is_alive() else self.wait()
 
     def wait(self) -> float | None:
-        """Wait for what is being written; the same as `check` then."""
+        """Wait for pending writes, then return as `check` does."""
         if self._finishing is None:
             return None
         self._finishing.join()
@@ -164,7 +164,7 @@ class Checkpoints:
         return self._seconds
 
     def _write_error(self, error: Exception) -> MeshwrightError:
-        """The one line about a checkpoint that could not be written, of which nothing is left."""
+        """Return the error for a checkpoint that could not be written; its files are deleted."""
         with suppress(OSError):
             self.clean()
         if isinstance(error, MeshwrightError):
@@ -179,9 +179,9 @@ class Checkpoints:
         return MeshwrightError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}")
 
     def whole(self, on_note: Note, *, parts: tuple[str, ...] = ()) -> int | None:
-        """The last checkpoint that is whole, of all processes' files; None where there is none at all.
+        """Return the last complete checkpoint over all processes; None if there is none.
 
-        A damaged one is passed over with a note. parts: those of the state that have to be whole; by default all.
+        Damaged checkpoints are skipped with a note. parts: parts of the state that must be complete; all by default.
         """
         damaged: list[str] = []
         folders = (*parts, "config") if parts else ()
@@ -201,10 +201,9 @@ class Checkpoints:
         return None
 
     def restore(self, step: int, abstract: State, *, source: Mapping[str, str] | None = None) -> State:
-        """The state after `step` steps, with the shapes, dtypes and shardings of `abstract`, and only its parts.
+        """Read the state after `step` steps, with the shapes, dtypes and shardings of `abstract`, and only its parts.
 
-        Arrays of other dtypes are cast as they are read. source: the part of the checkpoint that a part is read from,
-        where that is not the one of its name.
+        Other dtypes are cast while reading. source: the checkpoint part to read a part from, if its name differs.
         """
         found: State = {}
         for name, wanted in abstract.items():
@@ -223,7 +222,7 @@ class Checkpoints:
         return self.about(step, "config") or {}
 
     def about(self, step: int, name: str) -> dict[str, Any] | None:
-        """Plain data that was saved beside a state; None where the checkpoint has none of this name."""
+        """Return plain data saved with a state; None if the checkpoint has none of this name."""
         path = self._path(step) / name / "metadata"
         return json.loads(path.read_bytes()) if path.is_file() else None
 

@@ -41,11 +41,11 @@ def _name(part: int, parts: int) -> str:
 
 
 def find_damage(directory: Path, *, folders: Collection[str] = (), part: int = 0, parts: int = 1) -> str:
-    """What is wrong with the files of a directory, the first of it; nothing where all are as they were written.
+    """Return the first damage in the files of a directory; an empty text if there is none.
 
-    A file that is missing, differs, or has no checksum is damage; so is a file of checksums that was cut or changed.
-    folders: look only at these, and at the files beside them; by default at all. part, parts: of the files to read,
-    as in `write_checksums`.
+    Missing files, changed files, files without a checksum, and damaged checksum files count as damage. folders: check
+    only these, and the files next to them; all by default. part, parts: the share of the files to read, as in
+    `write_checksums`.
     """
     try:
         written = {file: digest for file, digest in _read_checksums(directory).items() if _is_in(file, folders)}
@@ -66,7 +66,7 @@ def find_damage(directory: Path, *, folders: Collection[str] = (), part: int = 0
 
 
 def _is_in(file: str, folders: Collection[str]) -> bool:
-    """Whether a file lies in one of the folders or beside them; no folders are all."""
+    """Whether a file is in one of the folders or next to them; no folders means all."""
     folder, slash, _ = file.partition("/")
     return not folders or not slash or folder in folders
 
@@ -86,7 +86,7 @@ def _read_checksums(directory: Path) -> dict[str, str]:
 
 
 def _files(directory: Path) -> Iterator[str]:
-    """The path of each file below a directory, but for its checksums."""
+    """Yield the path of each file in a directory except its checksums."""
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if not path.is_dir() and not name.startswith(NAME):

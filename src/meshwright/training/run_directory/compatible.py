@@ -1,4 +1,4 @@
-"""What a checkpoint and the run that wants it differ in: each difference is said, and refused unless it is allowed."""
+"""Compare a checkpoint with the run that resumes it: every difference is reported, and an error unless allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_KIND = {"param_dtype": "dtype", "moment_dtype": "dtype", "master_weights": "d
 """The options that decide the arrays of a checkpoint and may be others where their kind is allowed."""
 
 _NOTED = ("workload.batch", "workload.seq_len", "seed", "optimizer.")
-"""The fields of a config that say nothing about arrays, and change how the run goes on."""
+"""Config fields that do not affect arrays, but change how the run continues."""
 
 
 class Difference(NamedTuple):
@@ -52,7 +52,7 @@ def config_differences(config: RunConfig, checkpoint: Mapping[str, Any]) -> list
 
 
 def other_settings(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[str]:
-    """A line for each other field in which a run goes on otherwise than it did when it wrote a checkpoint."""
+    """Return a line for each setting that differs from the run that wrote the checkpoint."""
     before, after = (_flat(each.to_json(), "") for each in (config_from_data(checkpoint), config))
     return [
         f"{path} is {now!r}, and was {before.get(path)!r} when the checkpoint was written"
@@ -62,7 +62,7 @@ def other_settings(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[str
 
 
 def identity_differences(identity: Mapping[str, str], checkpoint: Mapping[str, str] | None) -> list[Difference]:
-    """Of tokenizer and data, by their checksums, those that are not the checkpoint's; one without them says nothing."""
+    """Return the differences of tokenizer and data by checksum; a missing checksum is no difference."""
     return [
         Difference(name, f"the {name}", now[:12], then[:12])
         for name, now in identity.items()
@@ -71,7 +71,7 @@ def identity_differences(identity: Mapping[str, str], checkpoint: Mapping[str, s
 
 
 def check_allowed(differences: Collection[Difference], allowed: Collection[str], where: str) -> list[str]:
-    """A line for each difference that is allowed; one error that says all that are not."""
+    """Return a line for each allowed difference; raise one error with all others."""
     refused = [each for each in differences if each.kind not in allowed]
     if refused:
         kinds = sorted({each.kind for each in refused})
@@ -84,7 +84,7 @@ def check_allowed(differences: Collection[Difference], allowed: Collection[str],
 
 
 def _arrays_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config that decide a checkpoint's arrays and what they mean, by their paths."""
+    """Return the config fields that determine the arrays of a checkpoint and their meaning, by path."""
     found = _flat(config["workload"]["model"], "workload.model.")
     found |= {f"workload.{name}": config["workload"][name] for name in ("param_dtype", "frozen")}
     return found | {f"strategy.{name}": config["strategy"][name] for name in OF_KIND if name in config["strategy"]}

@@ -1,7 +1,7 @@
-"""Frozen parameters of a run: read or drawn again where it goes on, and told by fingerprints from any others.
+"""Frozen parameters of a run: on resume they are read or drawn again, and identified by fingerprints.
 
-They never change, so checkpoints do not hold them: they are those of the Hugging Face directory that the run began
-with, or those that its seed draws. A checkpoint has a fingerprint of each, so that a run does not go on with others.
+They never change, so checkpoints do not contain them: they come from the run's Hugging Face directory, or from its
+seed. A checkpoint has a fingerprint of each, so that a run never continues with different ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshwright.training.trainable import drop_paths, merge_trees
 
 
 def saved_parts(config: RunConfig, state: State) -> State:
-    """The parts of a state that a checkpoint holds: what is frozen as fingerprints, `frozen`."""
+    """Return the parts of a state for a checkpoint; frozen parameters become fingerprints, `frozen`."""
     if not (frozen := config.workload.frozen_paths):
         return state
     trained = drop_paths(state["params"], frozen)
@@ -49,10 +49,10 @@ def with_frozen(
     strategy: Strategy,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> State:
-    """The state of what a checkpoint holds, its frozen parameters read or drawn again, their layers in order.
+    """Add the frozen parameters to a restored state, read or drawn again, with layers in order.
 
     Raises:
-        MeshwrightError: where they are not those that the checkpoint was written with.
+        MeshwrightError: they differ from those of the checkpoint.
     """
     if "frozen" not in found:
         return found

@@ -20,11 +20,11 @@ BEAT_SECONDS, WATCH_SECONDS = 5.0, 30.0
 
 
 class RunLock:
-    """A file `lock` with the process id and the machine, there while a process trains; it makes the directory.
+    """Lock file of a run directory, with the process id and host; held while a process trains. Creates the directory.
 
-    The lock of a process that has ended without releasing it is taken over, with a note. The system's own lock on the
-    file (flock) decides, so that an id that is used again for another process misleads nobody. Where the file system
-    has no such locks, or has them for each machine alone, the holder shows that it lives: it touches the file.
+    The lock of a process that ended without releasing it is taken over, with a note. The operating system's lock
+    (flock) decides, so a reused process id is harmless. On file systems without such locks, or with locks per host
+    only, the holder shows that it is alive by touching the file.
 
     Raises:
         TemporaryError: another process trains in the directory.
@@ -83,7 +83,7 @@ class RunLock:
             os.close(descriptor)
 
     def _read(self) -> tuple[int, str] | None:
-        """The process id and the machine in the file, None where it has none."""
+        """Return the process id and host in the file; None if it has none."""
         try:
             data = json.loads(os.pread(self._descriptor, 1000, 0))
             return int(data["process"]), str(data["machine"])

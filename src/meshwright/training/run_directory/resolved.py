@@ -22,7 +22,7 @@ from meshwright.training.settings import SETTINGS, get_setting
 FILE = "resolved.yaml"
 
 _SAID = ("learning_rate", "warmup_steps", "seed")
-"""Settings that are written in any case: their defaults depend on others, or decide what is drawn."""
+"""Settings that are always written: their defaults depend on others, or affect random draws."""
 
 _HEAD = "# What began this run, for `meshwright train --config`; what is not here has its default.\n"
 
@@ -47,7 +47,7 @@ def resolved_yaml(config: RunConfig) -> str | None:
 
 
 _OTHERWISE = ("on", "batch_tokens", "hardware", "memory_headroom")
-"""Options of a workload that are written from elsewhere, or mean what another one says."""
+"""Workload options written elsewhere, or equivalent to another one."""
 
 
 def _of_run(config: RunConfig) -> Iterator[tuple[str, Any]]:
@@ -75,7 +75,7 @@ def _of_run(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as YAML has it, and as it would be typed."""
+    """Return a value for YAML, as a user would type it."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, MeshShape) else value

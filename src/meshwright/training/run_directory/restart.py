@@ -52,9 +52,10 @@ def is_first_process() -> bool:
 def last_step(
     config: RunConfig, directory: Path, checkpoints: Checkpoints, on_note: Note, *, allow: Collection[str] = ()
 ) -> int:
-    """The steps taken at the last whole checkpoint, 0 where there is none; an error where the config is not its own.
+    """Return the steps taken at the last complete checkpoint, 0 if there is none. Raises an error if its config
+    differs.
 
-    allow: kinds of differences that are none (`compatible.ALLOWED`).
+    allow: kinds of differences to accept (`compatible.ALLOWED`).
     """
     steps: list[int] = []
     if is_first_process():
@@ -95,7 +96,7 @@ def check_identity(
     *,
     allow: Collection[str],
 ) -> None:
-    """Raise where a run goes on with other data or another tokenizer than those of its checkpoint, unless allowed."""
+    """Raise if data or tokenizer differ from those of the checkpoint, unless allowed."""
     if start:
         differences = identity_differences(identity, checkpoints.about(start, "identity"))
         for line in check_allowed(differences, allow, f"{directory} cannot go on from checkpoint {start}"):
@@ -103,7 +104,7 @@ def check_identity(
 
 
 def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note) -> None:
-    """Write what a run has after its first step; damaged checkpoints of later steps are put out of the way.
+    """Write the files of a run after its first step, and set damaged checkpoints of later steps aside.
 
     first: the row of that step.
     """
@@ -121,7 +122,7 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
 
 
 def end_failed_start(directory: Path, start: int) -> None:
-    """Delete what a new run wrote that failed before it had anything to go on from."""
+    """Delete the files of a new run that failed before its first step."""
     if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
         return
     for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
@@ -131,7 +132,7 @@ def end_failed_start(directory: Path, start: int) -> None:
 
 
 def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
-    """What is left of a run that had to stop, and what can be done with it."""
+    """Return what a stopped run has left on disk, and how to continue."""
     steps = Checkpoints(directory).steps
     if not steps:
         return "no checkpoint was written" + (
@@ -188,10 +189,10 @@ def _in_stages(state: State, wanted: State, config: RunConfig, layout: ShardingC
 def _restored(
     config: RunConfig, kept: State, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints, start: int
 ) -> State:
-    """What a checkpoint holds of a state, as `kept`; in other dtypes, or for another optimizer, as far as it goes.
+    """Read the parts of a state from a checkpoint, as `kept`, also for other dtypes or another optimizer.
 
-    Float32 copies and the parameters that they are of are read from each other. Moments of another optimizer are not
-    read: the new one begins with its own, at its place in the learning rate's schedule.
+    Float32 copies and their narrower parameters are read from each other. Moments of another optimizer are not read:
+    the new optimizer starts with its own, at the current point of the learning-rate schedule.
     """
     before = config_from_data(checkpoints.config(start))
     wanted, source = abstract_parts(config, kept, mesh), {}
@@ -225,7 +226,7 @@ def _is_schedule(node: Any) -> bool:
 
 
 def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh) -> Callable[[State], State]:
-    """What makes of a state the one that checkpoints have, its layers in their order, so that any mesh reads it."""
+    """Return a function that converts a training state to checkpoint layout: layers in model order, for any mesh."""
     if (saved := _saved_layout(config, layout)) == layout:
         return partial(saved_parts, config)
     wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
@@ -234,5 +235,5 @@ def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh)
 
 
 def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
-    """How a state lies while it is written and read."""
+    """Return the sharding of a state while it is written and read."""
     return in_order(layout, config.workload.config, config.strategy)

@@ -1,4 +1,4 @@
-"""How a run goes on: what may change, what is said of it, where its learning rate stands; and what it has learned."""
+"""Resume a run: allowed changes, their report, the learning-rate schedule, and loading trained parameters."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from meshwright.training.settings import SETTINGS, TrainOptions, as_texts, get_s
 from meshwright.training.update.optimizer import check_optimizer_options
 
 SHAPES = ("num_layers", *OF_KIND)
-"""What decides the arrays of a checkpoint."""
+"""Config fields that determine the arrays of a checkpoint."""
 
 FROZEN = (*LORA_OPTIONS, "freeze")
-"""What decides which arrays a checkpoint has, by the options' names."""
+"""Options that determine which arrays a checkpoint has."""
 
 REFERENCES = ("objective", "reference")
-"""What decides the frozen model that a run keeps beside its checkpoints (`training.preference.reference`)."""
+"""Options that determine the stored reference model (`training.preference.reference`)."""
 
 
 def resumed_run(
@@ -46,12 +46,11 @@ def resumed_run(
     what: PlanLike | None = None,
     allow: Collection[str] = (),
 ) -> tuple[RunConfig, list[str]]:
-    """The config of a run as it goes on, and a line for everything in it that is another than before.
+    """Return the config of a resumed run, and a line for each changed setting.
 
-    Steps, hardware, mesh and settings that are free may always change. Another value of anything else is an error
-    unless `change` is true, and of what checkpoints depend on always; the same value as before is no change.
-    what: the model or plan that the run should have been begun with; an error where it was another. allow: kinds of
-    what checkpoints depend on that may be others (`compatible.ALLOWED`).
+    Steps, hardware, mesh and free settings can always change. Other changes are errors unless `change` is true;
+    settings that checkpoints depend on never change. A repeated value is not a change. what: the model or plan that the
+    run must have been begun with. allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).
     """
     said = given(options, ("from_scratch", *TrainOptions.__annotations__))
     before = read_config(directory)
@@ -110,7 +109,7 @@ def _change(
     is_allowed: bool,
     allow: Collection[str],
 ) -> list[str]:
-    """A line for each setting that is another than before; one error that says all that may not be."""
+    """Return a line for each changed setting; raise one error with all changes that are not allowed."""
     after, lines, refused = _with(said, before, num_devices), [], []
     for name in said:
         old, new = option_value(name, before), option_value(name, after)
@@ -135,7 +134,7 @@ def _change(
 
 
 def option_value(name: str, config: RunConfig) -> Any:
-    """What a config has for an option."""
+    """Return the value of an option in a config."""
     if name in SETTINGS:
         return get_setting(config, name)
     workload = config.workload
@@ -154,7 +153,7 @@ def option_value(name: str, config: RunConfig) -> Any:
 
 
 def _with(said: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunConfig:
-    """A config with the options that are said in it."""
+    """Return a config with the given options."""
     workload = _workload(said, before.workload)
     strategy = {name: value for name, value in said.items() if name in STRATEGY_OPTIONS}
     fields = read_strategy(strategy, num_devices)
@@ -165,7 +164,7 @@ def _with(said: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunCo
 
 
 def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
-    """A workload with the options that are said of it."""
+    """Return a workload with the given options."""
     if "batch" in said and "batch_tokens" in said:
         raise MeshwrightError("--batch and --batch-tokens say the same thing; leave one out")
     counts = {
@@ -200,9 +199,9 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
 
 
 def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[RunConfig, list[str]]:
-    """The config with the end that is asked for, and its schedule stretched where that lies behind the schedule's.
+    """Return the config with a new number of steps; the schedule is extended if it would end earlier.
 
-    A schedule ends with a tenth of the rate; steps after it would all be taken at that.
+    A schedule ends at a tenth of the rate, and all later steps would use that.
     """
     taken = Checkpoints(directory).latest or 0
     if steps is None or steps == config.steps or steps <= taken:
@@ -226,11 +225,10 @@ def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[Ru
 def restore_params(
     directory: Path, config: RunConfig, mesh_shape: MeshShape, mesh: Mesh, on_note: Note, *, dtype: Dtype
 ) -> Any:
-    """The parameters of the last whole checkpoint of a run, on a mesh, in a dtype; nothing else of it is read.
+    """Read the parameters of the last complete checkpoint of a run, on a mesh, in a dtype.
 
-    Adapters are added to the weights beside them. Frozen parameters are read or drawn as the run has them.
-    To be called under `jax.set_mesh`, on a mesh without stages. Raises where there is none, or where it is another
-    model's.
+    Adapters are merged into their weights. Frozen parameters are read or drawn as in the run. Call under
+    `jax.set_mesh`, on a mesh without stages. Raises an error if there is no checkpoint, or if it is of another model.
     """
     checkpoints, step = _last_checkpoint(directory, config, on_note)
     model, layout = config.workload.config, ShardingContext(mesh_shape)
@@ -244,9 +242,9 @@ def restore_params(
 
 
 def restore_adapters(directory: Path, config: RunConfig, mesh: Mesh, on_note: Note) -> Any:
-    """The adapters of the last whole checkpoint of a run, in float32; nothing else of it is read.
+    """Read the adapters of the last complete checkpoint of a run, in float32.
 
-    To be called under `jax.set_mesh`.
+    Call under `jax.set_mesh`.
     """
     checkpoints, step = _last_checkpoint(directory, config, on_note)
     layout, model = ShardingContext(MeshShape()), config.workload.config
@@ -256,7 +254,7 @@ def restore_adapters(directory: Path, config: RunConfig, mesh: Mesh, on_note: No
 
 
 def _last_checkpoint(directory: Path, config: RunConfig, on_note: Note) -> tuple[Checkpoints, int]:
-    """The checkpoints of a run and the last whole one; raises where there is none, or where it is another model's."""
+    """Return the checkpoints of a run and the last complete step; raise if there is none, or of another model."""
     checkpoints = Checkpoints(directory)
     if (step := checkpoints.whole(on_note, parts=("params", "frozen"))) is None:
         resume = f"meshwright train {shlex.quote(str(directory))} --resume"

@@ -28,15 +28,15 @@ from meshwright.training.update.optimizer import Optimizer, optimizer_from_data
 from meshwright.training.watching import EvaluationConfig, WatchConfig
 
 Row = dict[str, Any]
-"""What one step measured, a line of `metrics.jsonl`."""
+"""Measurements of one step, a line of `metrics.jsonl`."""
 
 
 class RunStoppedError(MeshwrightError):
-    """A run that had begun could not go on: the line says why, and what is left of it."""
+    """A run that had begun cannot continue; the message has the reason and what is left of it."""
 
 
 class NotFiniteError(MeshwrightError):
-    """Loss, gradients or parameters that are no numbers, or gradients that are too large."""
+    """Loss, gradients or parameters are NaN or infinite, or gradients are too large."""
 
 
 MAX_SEED = 2**32 - 1
@@ -44,7 +44,7 @@ MAX_SEED = 2**32 - 1
 
 
 def check_seed(seed: int) -> None:
-    """Raise where a number is no seed."""
+    """Raise if a number is not a seed."""
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
         raise MeshwrightError(f"seed is {seed!r}; it is a whole number from 0 to {MAX_SEED}")
 
@@ -71,13 +71,13 @@ class RunConfig:
     memory_headroom: float | None = None
     """The share of memory that the plan kept for the error of its prediction."""
     adapter: str | None = None
-    """The directory of PEFT's whose adapters are the first ones; None where they are drawn, or there are none."""
+    """PEFT directory of the initial adapters; None if they are drawn or there are none."""
     weights: str | None = None
-    """The Hugging Face directory whose weights are the first parameters; None where they are drawn."""
+    """Hugging Face directory of the initial weights; None if they are drawn."""
     source: str | None = None
-    """What named the model of a new run: a preset, a file or a directory; None where it was given as an object."""
+    """Name of the model of a new run: preset, file or directory; None if it was given as an object."""
     tokenizer: str | None = None
-    """The Hugging Face directory whose tokenizer reads the text; None where it is read as bytes."""
+    """Hugging Face directory of the tokenizer; None for bytes."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -102,12 +102,12 @@ class RunConfig:
         return self.strategy.dropout > 0 or self.workload.lora_dropout > 0
 
     def to_json(self) -> dict[str, Any]:
-        """The config as plain data, as `config.json` has it."""
+        """Return the config as plain data, as in `config.json`."""
         return json.loads(json.dumps(asdict(self)))
 
 
 def begin_run(directory: Path, config: RunConfig, start: int) -> None:
-    """Write the config of a run that goes on from step `start`, and keep the metrics of the steps before it alone."""
+    """Write the config of a run that starts at step `start`, and drop the metrics of later steps."""
     rows = [row for row in read_metrics(directory) if row["step"] < start]
     write_file(directory / "config.json", json.dumps(asdict(config), indent=2) + "\n")
     write_file(directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -139,7 +139,7 @@ def read_config(directory: Path) -> RunConfig:
 
 
 def find_config_copy(directory: Path) -> str:
-    """How to put back a run's config.json from its last checkpoint, in words; nothing where there is none."""
+    """Return how to restore a run's config.json from its last checkpoint; empty if there is none."""
     copies = [path for path in directory.glob("checkpoints/*/config/metadata") if path.parts[-3].isdigit()]
     if not copies:
         return ""
@@ -149,7 +149,7 @@ def find_config_copy(directory: Path) -> str:
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether a directory's `config.json` is that of a run; a model's is not."""
+    """Whether the `config.json` of a directory is a run's and not a model's."""
     try:
         return "workload" in json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError, TypeError, RecursionError):
@@ -157,7 +157,7 @@ def holds_run(directory: Path) -> bool:
 
 
 def config_from_data(data: Any) -> RunConfig:
-    """The config that `RunConfig.to_json` made, also before some of its fields existed or stood where they do now."""
+    """Read the output of `RunConfig.to_json`, also of earlier versions."""
     if isinstance(data, dict):
         data = dict(data)
         if isinstance(data.get("data"), list):
@@ -173,7 +173,7 @@ _READERS = {Workload: workload_from_data, Strategy: strategy_from_data, Optimize
 
 
 def append_metrics(directory: Path, row: Row) -> None:
-    """Add a step's line to `metrics.jsonl`; what is no number there (nan, inf) is null."""
+    """Append a step to `metrics.jsonl`; NaN and infinity become null."""
     plain = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
     }
@@ -181,9 +181,9 @@ def append_metrics(directory: Path, row: Row) -> None:
 
 
 def read_metrics(directory: Path) -> list[Row]:
-    """The rows of `metrics.jsonl`, one a step; a last line that a killed process left in part is left out.
+    """Read the rows of `metrics.jsonl`, one per step; an incomplete last line of a killed process is skipped.
 
-    A later line of a step has what was measured after it (an evaluation, the stall of saving), or all of it anew.
+    A later line of the same step adds later measurements (evaluation, checkpoint time) or replaces the row.
     """
     path = directory / "metrics.jsonl"
     rows: dict[int, Row] = {}
@@ -196,9 +196,10 @@ def read_metrics(directory: Path) -> list[Row]:
 
 
 def read_json_lines(path: Path, fields: Set[str]) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a file that a run appends to, each with its place; none where the file is not there.
+    """Yield the objects of a file that a run appends to, with their line numbers; nothing if there is no file.
 
-    A last line that a killed process left in part is left out. Raises where another line is no object with `fields`.
+    An incomplete last line of a killed process is skipped. Raises an error if another line is not an object with
+    `fields`.
     """
     if not path.is_file():
         return []
@@ -215,9 +216,9 @@ def read_json_lines(path: Path, fields: Set[str]) -> list[tuple[str, dict[str, A
 
 
 def repair_lines(directory: Path, on_note: Callable[[str], None]) -> None:
-    """Leave damaged lines out of the files that a run appends to, each with a note; the file as it was is kept.
+    """Remove damaged lines from the files that a run appends to, each with a note; the original file is kept.
 
-    They say what was measured: a run can go on without them. Of a step whose line is damaged later lines go too.
+    These files contain measurements only, so the run can continue. Later lines of a damaged step are removed too.
     """
     for name in ("metrics.jsonl", "restarts.jsonl", "bad_steps.jsonl"):
         path = directory / name
@@ -241,7 +242,7 @@ _FIELDS = {"metrics.jsonl": {"step"}, "restarts.jsonl": {"lost_seconds", "down_s
 
 
 def _read_line(line: bytes, fields: Set[str]) -> dict[str, Any] | None:
-    """The object on a line, None where it is none with these fields."""
+    """Return the object on a line; None if it is not one with these fields."""
     try:
         data = json.loads(line)
     except ValueError:
@@ -258,7 +259,7 @@ def _no_line(line: bytes) -> str:
 
 
 _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
-"""What every row has at least."""
+"""Fields of every row."""
 
 
 def _is_row(row: Row) -> bool:

@@ -1,8 +1,8 @@
-"""What the loop does about checkpoints: when one is due, how long it stands still for one, and what of one that failed.
+"""Checkpointing in the training loop: when to save, how long steps wait, and what happens if saving fails.
 
-A checkpoint that cannot be written, on a disk that is full for a while, does not end a run of weeks: it goes on, says
-so, counts it (`failed_saves`), and tries again at the next. Only the last one has to be written. Of several processes
-each has to write its part of every one: a process that cannot ends the run, in one line that names it.
+A failed checkpoint, such as on a full disk, does not end the run: it is reported, counted (`failed_saves`), and tried
+again at the next one. Only the last one must succeed. With several processes each must write its part of every
+checkpoint: a process that cannot ends the run with its name.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from meshwright.training.watch import RunLog
 
 
 class Saver:
-    """The checkpoints of a run that trains.
+    """The checkpoints of a training run.
 
     Args:
-        in_order: a state as checkpoints have it.
-        about: plain data that is saved beside each.
-        log: of the first process, which has what was measured; None in the others.
+        in_order: converts a state to checkpoint layout.
+        about: plain data saved with each checkpoint.
+        log: the log of the first process; None in the others.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Saver:
         self.is_due = False
 
     def decide(self, taken: int, interruption: Interruption, *, waits: bool) -> None:
-        """Find whether a checkpoint is due after so many steps, the same for all processes: `is_due`."""
+        """Decide, equally on all processes, whether a checkpoint is due after `taken` steps: sets `is_due`."""
         minutes = (time.monotonic() - self._saved_at) / 60
         is_late = interruption.agree(0 < self._saving.minutes <= minutes, waits=waits)
         self.is_due = is_late or self._saving.is_due(taken)
@@ -69,11 +69,11 @@ class Saver:
             self._note_failure(error)
 
     def save(self, taken: int, state: State, *, is_last: bool) -> float:
-        """Write the state after so many steps, and return the seconds that steps waited for it: until it is copied.
+        """Save the state after `taken` steps, and return the seconds that training waited for the copy.
 
         Raises:
-            NotFiniteError: where a parameter is no number.
-            MeshwrightError: where the last state of a run cannot be written.
+            NotFiniteError: a parameter is NaN or infinite.
+            MeshwrightError: the final state of a run cannot be written.
         """
         began = self._saved_at = time.monotonic()
         try:
@@ -101,20 +101,20 @@ class Saver:
         return time.monotonic() - began
 
     def _log_later(self, fields: dict[str, Any], *, step: int | None = None) -> None:
-        """Log what was measured after the row of a step, by default of the last."""
+        """Log measurements that arrive after the row of a step; by default the last one."""
         if self._log is not None:
             self._log.add_later(fields, step=step)
 
     def _log_written(self, seconds: float | None) -> None:
-        """Log how long a checkpoint took until it was there, beside the step that it is of."""
+        """Log the write time of a checkpoint with its step."""
         if seconds is not None:
             self._log_later({"save_background_seconds": seconds}, step=self._step)
 
     def _note_failure(self, error: MeshwrightError) -> None:
-        """Say that a checkpoint was not written and that the run goes on.
+        """Report a failed checkpoint; the run continues.
 
-        Raises the error where it cannot: the directory is gone, or this is one of several processes. The others wait
-        for this one's part of the checkpoint, until Orbax gives up after 20 minutes.
+        Raises the error if it cannot: the directory is gone, or there are several processes. The others would wait for
+        this process's part of the checkpoint until Orbax gives up after 20 minutes.
         """
         if not self._directory.is_dir() or jax.process_count() > 1:
             raise error

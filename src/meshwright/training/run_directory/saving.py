@@ -1,4 +1,4 @@
-"""What a run says of its checkpoints."""
+"""Checkpoint settings of a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from meshwright.planner import Count, read_count
 class Saving:
     """When checkpoints are written, and which are kept.
 
-    every, minutes: steps and minutes between them; 0 is never, and the last is always written. keep: how many of the
-    last are kept; keep_every: of every so many steps the first is kept too, 0 none. grace_seconds: how long a run may
-    take to end after a SIGTERM, its checkpoint included.
+    every, minutes: steps and minutes between checkpoints; 0 is never, but the last one is always written. keep: number
+    of recent checkpoints to keep; keep_every: also keep the first checkpoint of every N steps, 0 for none.
+    grace_seconds: time to save and exit after a SIGTERM.
     """
 
     every: int = 0
@@ -42,11 +42,11 @@ class Saving:
             raise MeshwrightError(f"grace_seconds is {self.grace_seconds:g}; it is a number of seconds above 0")
 
     def is_due(self, taken: int) -> bool:
-        """Whether a checkpoint is written after so many steps, whether or not more are taken."""
+        """Whether a checkpoint is due after `taken` steps, apart from the last one."""
         return self.every > 0 and taken % self.every == 0
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Which checkpoints are kept of those that are there, by their steps in order."""
+        """Return the checkpoints to keep, given their steps in order."""
         firsts: dict[int, int] = {}
         for step in steps:
             if self.keep_every and step >= self.keep_every:
