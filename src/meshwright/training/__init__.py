@@ -1,4 +1,4 @@
-"""Training: the step, its data and state, and the loop that takes steps and keeps what it measured."""
+"""Training: the step, its data and state, and the loop that takes steps and records measurements."""
 
 from meshwright.training.checks import PlanDoesNotFitError, check_start
 from meshwright.training.data import read_texts

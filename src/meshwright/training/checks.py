@@ -1,4 +1,4 @@
-"""What is checked of a run before anything is compiled or written, each mistake in one line."""
+"""Checks of a run before anything is compiled or written; each error is one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_vocab(config: RunConfig, *, more: str = "") -> None:
 
 
 def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
-    """What is predicted of a run; one that does not fit the memory, or has tokens that no text has, is an error."""
+    """Return the prediction of a run. Raises an error if it does not fit, or if no text has some of its tokens."""
     system = config.system
     predicted = config.plan.predicted
     if not predicted.fits and not anyway:

@@ -1,16 +1,16 @@
-"""What XLA is told of a train step beyond its defaults, by the devices that it compiles for."""
+"""XLA options of a train step, by device."""
 
 from __future__ import annotations
 
 import jax
 
 SCOPED_VMEM_KIB = {"TPU v5 lite": 98_304, "TPU v6 lite": 98_304}
-"""The part of a TPU's 128 MiB of vector memory that one op may have, by what JAX calls the chip.
+"""Vector memory, of 128 MiB, available to one op, by JAX's name of the chip.
 
-With three quarters of it instead of libtpu's default, large products reach 97% of the peak on v5e and not 82%, 94% on
-v6e and not 61%, by the compiler's own estimates ([12288, 5120] @ [5120, 22016] and [32768, 4096] @ [4096, 14336] in
-bf16, libtpu 0.0.42.1). MaxText's recipes for Llama 3.1 8B on both say the same (github.com/AI-Hypercomputer/maxtext,
-benchmarks/xla_flags_library.py, DENSE_VMEM_LIMIT_FLAG).
+With three quarters of it instead of libtpu's default, large products reach 97% of the peak on v5e instead of 82%, and
+94% on v6e instead of 61%, by the compiler's own estimates ([12288, 5120] @ [5120, 22016] and [32768, 4096] @
+[4096, 14336] in bf16, libtpu 0.0.42.1). MaxText's recipes for Llama 3.1 8B on both set the same
+(github.com/AI-Hypercomputer/maxtext, benchmarks/xla_flags_library.py, DENSE_VMEM_LIMIT_FLAG).
 """
 
 

@@ -1,10 +1,11 @@
-"""The loss of a batch and its gradient, in as many parts as a strategy says, each gradient summed as late as it may be.
+"""Loss and gradients of a batch, accumulated over microbatches; gradient sums over devices are deferred to the end.
 
-With several microbatches, or with weights that ZeRO-1 and 2 gather once a step, gradients are of what all parts share:
-shards that each part gathers and scatters back itself (ZeRO-3), or whole weights. They are typed unreduced over the
-devices that hold copies, so that parts add up their own, in the parameters' dtype or that of sums, whichever is wider,
-and one sum over devices ends the step. Whole gradients are scattered once at its end (ZeRO-1), or part by part, so that
-none is kept (ZeRO-2). Scales and biases, whose products and sums take no such types, are summed part by part.
+With several microbatches, or with weights that ZeRO-1 and 2 gather once a step, gradients are those of the weights
+shared by all microbatches: shards that each microbatch gathers and scatters (ZeRO-3), or whole weights. They are typed
+unreduced over the devices with copies, so microbatches accumulate locally, in the wider of the parameters' and the
+accumulation dtype, and one sum over devices ends the step. Whole gradients are scattered once at the end (ZeRO-1), or
+per microbatch, so that none is kept (ZeRO-2). Norm scales and biases do not support these types and are summed per
+microbatch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from meshwright.training.trainable import drop_paths, merge_trees
 
 Batch = Mapping[str, Array]
 Parts = LossParts | PairParts
-"""What is measured beside a loss."""
+"""Measurements returned with a loss."""
 
 
 def loss_and_gradients(
@@ -42,11 +43,11 @@ def loss_and_gradients(
     strategy: Strategy,
     preference: Preference = DPO,
 ) -> tuple[tuple[Array, Parts], Any]:
-    """The loss of a batch with its parts, and the gradient, laid as the parameters are.
+    """Return the loss of a batch with its parts, and the gradients, sharded like the parameters.
 
-    The gradient is of what is trained: frozen parameters are not in it, and have no products or sums of theirs. With
-    dropout the batch has `draws` too, the key of the step as raw data [2]. preference: how pairs make a loss, of which
-    the batch has `weights` [b, s] and the `reference` [b] too, the log-probability of each row under the reference.
+    Only trained parameters have gradients. With dropout the batch also has `draws`, the key of the step as raw data
+    [2]. preference: the loss of pairs, whose batch has `weights` [b, s] and `reference` [b], the log-probability of
+    each row under the reference.
     """
     if strategy.gradient_dtype:
         layout = replace(layout, gradient_dtype=DTYPES[strategy.gradient_dtype])
@@ -158,9 +159,9 @@ def _in_parts(
 def _sum(
     part: Callable[[Batch], Any], batch: Batch, count: int, layout: ShardingContext, dtype: Any, *, together: int
 ) -> Any:
-    """The sum of what `part` makes of each microbatch, one after the other, added up in `dtype` where it is wider.
+    """Return the sum of `part` over the microbatches, in sequence, accumulated in `dtype` if that is wider.
 
-    together: rows in succession that stay in one microbatch.
+    together: consecutive rows that stay in one microbatch.
     """
     if count == 1:
         return part(batch)
@@ -177,7 +178,7 @@ def _sum(
 
 
 def _shards(params: Any, layout: ShardingContext, workload: Workload, strategy: Strategy) -> Any:
-    """The parameters as stored, typed so that the sum of their gradients over copies is yet to come."""
+    """Type the stored parameters so that the sum of their gradients over copies is deferred."""
 
     def stored(array: Array, parameter: Parameter) -> Array:
         return _layout_of(parameter, layout, workload, strategy).shard(array, *parameter.axes, along=_along(parameter))
@@ -188,15 +189,15 @@ def _shards(params: Any, layout: ShardingContext, workload: Workload, strategy: 
 def _layout_of(
     parameter: Parameter, layout: ShardingContext, workload: Workload, strategy: Strategy
 ) -> ShardingContext:
-    """The layout of what a parameter multiplies: stages may share the tokens of the layers before theirs."""
+    """Return the layout of a parameter's input: stages may share the tokens of the layers before theirs."""
     is_before = layout.mesh.pp > 1 and "dense_layers" in parameter.axes
     return layout_before_stages(layout, workload.batch, strategy) if is_before else layout
 
 
 def _along(parameter: Parameter) -> str:
-    """The logical axis of the sequence in what a parameter multiplies: a router works on the stream between blocks.
+    """Return the logical sequence axis of a parameter's input: routers read the residual stream between blocks.
 
-    So do positions, which are looked up for it, and the weights between it and the rank of a low-rank branch.
+    Position tables and the down projection of a low-rank branch do too.
     """
     axes = {*parameter.axes}
     is_of_stream = {"router", "positions"} & axes or {"embed", RANK} <= axes
@@ -216,7 +217,7 @@ def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy
 def _scatter(
     shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any
 ) -> Callable[[Any], tuple[Any]]:
-    """What scatters gradients of whole weights onto the shards: the transpose of their gather, in `dtype`."""
+    """Return a function that scatters whole gradients to shards: the transpose of the weights' gather, in `dtype`."""
     alone = replace(layout, gradient_dtype=None)
     _, back = jax.vjp(lambda shards: _gathered(shards, alone, workload, strategy, dtype), shards)
     return lambda gradients: back(_in_dtype(gradients, workload, dtype))
@@ -228,12 +229,12 @@ def _in_dtype(arrays: Any, workload: Workload, dtype: Any) -> Any:
 
 
 def _unchanged(gradients: Any) -> tuple[Any]:
-    """Gradients of what lies as it is stored."""
+    """Identity: gradients already have the stored sharding."""
     return (gradients,)
 
 
 def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:
-    """A tree like the parameters, or a part of them, with all changed but scales and biases."""
+    """Map a function over a tree of parameters, except norm scales and biases."""
     declared = dict(leaves(parameters(workload.model)))
 
     def changed(path: str, array: Array) -> Array:

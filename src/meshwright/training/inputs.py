@@ -1,4 +1,4 @@
-"""What the steps of a run read: text, or pairs with what a reference makes of them."""
+"""Inputs of the training steps: text, or pairs with their reference log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from meshwright.training.watch.evaluation import HeldOutBatches, HeldOutPairs
 
 
 class StepInputs(NamedTuple):
-    """What the steps of a run read.
+    """Inputs of the training steps.
 
-    batches: of any step. held_out: those to evaluate on. prepare: makes of a state and a batch what the step takes.
-    keep: writes what a run needs to go on into its directory; of several processes all call it. counts: of all data,
-    for the first row of metrics: `data` as `Batches.sizes` has it, or what there is of pairs.
+    batches: the batch of any step. held_out: batches to evaluate on. prepare: makes the step's input from a state and a
+    batch. keep: writes files needed for resuming; all processes call it. counts: of the data, for the first row of
+    metrics: `data` as in `Batches.sizes`, or the number of pairs.
     """
 
     batches: Batches | PairBatches

@@ -45,11 +45,11 @@ class Interruption:
         return self.signal if jax.process_count() == 1 else self._agreed
 
     def agree(self, flag: bool, *, waits: bool) -> bool:
-        """Whether a flag is true at any process of a run; and have all know of a signal that one of them had.
+        """Whether a flag is true on any process of a run; also shares a signal that one of them received.
 
-        All call this after the same step. Signals and clocks reach processes at different steps, and one that acted
-        alone would leave the others waiting for ever. waits: for the devices, which answer after the step that they
-        are at; else the answer is of the call before.
+        All processes call this after the same step. Signals and clocks reach processes at different steps, and one that
+        acted alone would leave the others waiting. waits: wait for the devices, which answer after their current step;
+        otherwise the answer is that of the previous call.
         """
         if jax.process_count() == 1:
             return flag
@@ -64,7 +64,7 @@ class Interruption:
 
 
 def _largest_of_processes(*numbers: int) -> Array:
-    """The largest of each number over all processes, as each has it; the devices are not waited for."""
+    """Return the maximum of each number over all processes, without waiting for the devices."""
     mesh = _all_devices()
     with jax.set_mesh(mesh):
         spread, row = NamedSharding(mesh, PartitionSpec("device")), np.array([numbers], np.int32)
@@ -84,16 +84,16 @@ def _largest(rows: Array) -> Array:
 
 @contextmanager
 def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -> Iterator[Interruption]:
-    """Note signals instead of ending on the first of them; a second one ends the process as ever.
+    """Record signals instead of ending on the first one; a second one ends the process as usual.
 
-    Where `leave` is None, a program keeps the handlers it has: it stops a run by an exception in `on_step`.
-    An ignored SIGHUP stays ignored, as nohup wants it.
+    If `leave` is None, the program keeps its own handlers and stops a run by raising in `on_step`. An ignored SIGHUP
+    stays ignored, as nohup expects.
 
     Args:
-        on_note: called with the line that says what happens.
-        leave: called where a signal comes before the first step is taken, and where the grace period of a SIGTERM ends
-            before the context does. It ends the process: the main thread may be in a compiler or wait for a disk, and
-            Python's own handlers have to wait for it, so other threads call it. None: nothing ends the process.
+        on_note: called with a line that describes what happens.
+        leave: ends the process if a signal arrives before the first step, or when the grace period of a SIGTERM is
+            over. It is called from other threads, because the main thread may be in a compiler or wait for a disk,
+            where Python's own handlers cannot run. None: nothing ends the process.
         grace_seconds: the grace period.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -31,7 +31,7 @@ from meshwright.training.settings import SETTINGS, TrainOptions, with_settings
 from meshwright.training.update.optimizer import Optimizer, check_optimizer_options, default_warmup
 
 STEPS, LEARNING_RATE = 200, 3e-3
-"""What a run takes where nothing is said."""
+"""Default settings of a run."""
 
 FINE_TUNING_RATE = 2e-5
 """The learning rate of a run that begins with trained weights: Llama 2's for fine-tuning (arXiv:2307.09288, 3.1)."""
@@ -108,7 +108,7 @@ def train(
 
 
 def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
-    """What was measured; an error where a signal ended the run, so that no caller takes it for done."""
+    """Return the measurements; raise if a signal ended the run, so that no caller takes it for finished."""
     if outcome.stopped_by is not None and outcome.taken < config.steps:
         line = f"stopped by {signal.Signals(outcome.stopped_by).name} after {outcome.taken} of {config.steps} steps"
         raise RunStoppedError(f"{line}; {what_is_left(config, directory)}")
@@ -118,17 +118,17 @@ def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
 def allowed_differences(
     allow: str | Collection[str] | None, said: Mapping[str, Any], *, change: bool
 ) -> frozenset[str]:
-    """The kinds of differences to a checkpoint that are allowed: other data too where they are a change asked for."""
+    """Return the allowed kinds of checkpoint differences; a requested change of the data is one."""
     names = [name for name, value in said.items() if value is not None and name in SETTINGS]
     has_data = change and any(SETTINGS[name].path.startswith("data.") for name in names)
     return read_allowed(allow) | ({"data"} if has_data else set())
 
 
 def run_to_resume(what: Any, directory: str | Path | None) -> Path | None:
-    """The directory of the run that --resume goes on with; None where it begins one.
+    """Return the directory of the run to resume; None if a new one begins.
 
-    With a directory of its own (-o) a run is begun if it holds none, so that one command is right to start a run and to
-    start it again; without, `what` is the directory of a run.
+    With a directory of its own (-o) a run begins if that has none, so one command both starts and resumes a run;
+    without, `what` is the directory of a run.
     """
     if directory is None:
         if not isinstance(what, (str, Path)):
@@ -140,9 +140,9 @@ def run_to_resume(what: Any, directory: str | Path | None) -> Path | None:
 
 
 def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, settings: Mapping[str, Any]) -> RunConfig:
-    """The config of a new run of the plan of `what`; a directory that holds a run is an error.
+    """Return the config of a new run for the plan of `what`. Raises an error if the directory has a run.
 
-    settings: those of `SETTINGS` and from_scratch, as `train` takes them.
+    settings: those of `SETTINGS` and from_scratch, as in `train`.
     """
     said = given(settings, ("from_scratch", *SETTINGS))
     source = find_pretrained(what, said.pop("weights", None), from_scratch=said.pop("from_scratch", False))
@@ -200,7 +200,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
 
 
 def _source(what: Any) -> str | None:
-    """What names a model from any folder: a preset's name, or the whole path of a file or directory."""
+    """Return a name of the model that is valid in any folder: a preset, or an absolute path."""
     if not isinstance(what, (str, Path)):
         return None
     return str(Path(what).resolve()) if Path(what).exists() else str(what)

@@ -1,4 +1,4 @@
-"""The training loop: steps from where a run stands to where it should end, kept track of in the run directory."""
+"""The training loop: takes steps from the current to the last one, and records them in the run directory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from meshwright.training.watch import (
 
 
 class Outcome(NamedTuple):
-    """How a run ended: what was measured, the steps taken in all, and the signal that stopped it, if one did."""
+    """How a run ended: measurements, steps taken in all, and the signal that stopped it, if any."""
 
     record: Record
     taken: int
@@ -84,27 +84,26 @@ def run_steps(
     leave: Leave | None = None,
     allow: Collection[str] = (),
 ) -> Outcome:
-    """Train to `config.steps` steps, from the run's last whole checkpoint if it has one.
+    """Train to `config.steps` steps, starting from the last complete checkpoint.
 
-    Interrupted (SIGINT or SIGTERM) it finishes the step it is in and saves; called again it goes on from there. The
-    mesh may be another than the one before. A run that has taken all its steps takes none and says so. Of several
-    processes, which all call this and see one directory, the first writes what is not a checkpoint, and has the record;
-    an interruption of one is for all.
+    SIGINT and SIGTERM finish the current step and save; calling again resumes, also on another mesh. A finished run
+    takes no step and reports so. With several processes, all call this with one directory; the first process writes
+    everything but checkpoints, and returns the record; an interruption of one interrupts all.
 
     Args:
-        config: all that the run depends on.
-        directory: of the run; nothing but a lock is written there before the first step is taken.
-        on_step: called with the metrics of every step.
-        on_note: called with each line that a user should read.
-        on_bytes: called with the bytes of each part of trained weights that was read.
-        on_evaluation: called with the metrics of a step after which the run was evaluated, those of that among them.
-        leave: ends the process where it is interrupted before the first step, which a compiler may take a minute for,
-            or where the grace period of a SIGTERM is over; None has it go on.
-        allow: kinds of differences to the checkpoint that the run goes on from all the same (`compatible.ALLOWED`).
+        config: everything that the run depends on.
+        directory: of the run; only a lock is written before the first step.
+        on_step: called with the metrics of each step.
+        on_note: called with each line for the user.
+        on_bytes: called with the bytes of each part of pretrained weights read.
+        on_evaluation: called with the metrics of an evaluated step.
+        leave: ends the process if it is interrupted before the first step, which can take a minute to compile, or when
+            the grace period of a SIGTERM is over; None continues.
+        allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).
 
     Raises:
-        MeshwrightError: where the run cannot be started or gone on with.
-        RunStoppedError: where it began and has to end early: a loss that is no number, a full disk, too little memory.
+        MeshwrightError: the run cannot be started or resumed.
+        RunStoppedError: it began and must end early: the loss is NaN, a disk is full, or memory runs out.
     """
     _check(config)
     lock = RunLock(directory, on_note) if is_first_process() else None
@@ -218,9 +217,9 @@ def _measured(config: RunConfig, directory: Path, on_note: Note) -> Record:
 
 
 def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, began: float) -> int:
-    """Take the steps of a run to its end, or to where it is interrupted; the number taken in all.
+    """Take the steps of a run until its end or an interruption; return the number taken in all.
 
-    began: when the run did, as `time.perf_counter` has it.
+    began: start of the run, by `time.perf_counter`.
     """
     batches: BatchSource = hooks.inputs.batches
     if hooks.config.strategy.on_bad_step == "skip":
@@ -262,7 +261,7 @@ def _stopped_run_errors(config: RunConfig, directory: Path, start: int, interrup
 
 
 def _shortfall(config: RunConfig) -> Shortfall:
-    """What judges a run by its plan."""
+    """Monitor that compares step times with the plan."""
     planned = config.plan.predicted.step_seconds
     return Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
 
@@ -270,7 +269,7 @@ def _shortfall(config: RunConfig) -> Shortfall:
 def _rows(
     program: StepProgram, batches: BatchSource, state: State, hooks: StepHooks
 ) -> Iterator[tuple[Row, State | None]]:
-    """The whole row of each step to be taken, with the state after it as `take_steps` has it."""
+    """Yield the complete row of each step, with the state after it as in `take_steps`."""
     config, steps = hooks.config, range(hooks.start, hooks.config.steps)
     tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
     for measured_row, state_after in take_steps(

@@ -1,4 +1,4 @@
-"""What a run takes from a Hugging Face directory: its first parameters, its tokenizer, and copies of its files."""
+"""Pretrained models: initial parameters, tokenizer, and copies of a Hugging Face directory's files."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from meshwright.text import FILES, Tokenizer, read_tokenizer
 from meshwright.training.run_directory.run import RunConfig
 
 MODEL_FILES = ("config.json", "generation_config.json", *FILES)
-"""The files of a Hugging Face directory that are kept beside its weights."""
+"""Files of a Hugging Face directory that are copied with its weights."""
 
 PRETRAINED = "pretrained"
-"""The folder of a run directory that holds those of the directory it began from."""
+"""Folder of a run directory with the files of the pretrained directory."""
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.gguf")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
-"""What a directory of a trained model holds beside its config.json."""
+"""Files of a pretrained directory besides config.json."""
 
 
 class Pretrained(NamedTuple):
-    """The directories that a run begins from: of its first parameters, None where they are drawn, and its tokenizer."""
+    """Directories of the initial parameters, None if drawn, and of the tokenizer."""
 
     weights: Path | None = None
     tokenizer: Path | None = None
 
 
 def find_pretrained(what: Any, weights: str | Path | None, *, from_scratch: bool) -> Pretrained:
-    """What a new run of `what` begins from: `weights`, or `what` itself where it is the directory of a trained model.
+    """Find the pretrained model of a new run: `weights`, or `what` if it is the directory of a trained model.
 
-    from_scratch: draw new parameters, and take only the tokenizer.
+    from_scratch: draw new parameters and use only the tokenizer.
 
     Raises:
-        MeshwrightError: no such directory, or one with a tokenizer and no weights where these are not to be drawn.
+        MeshwrightError: no such directory, or it has a tokenizer but no weights and these are not to be drawn.
     """
     if weights is not None:
         if from_scratch:

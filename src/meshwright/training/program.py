@@ -1,4 +1,4 @@
-"""The train step as a compiled program, and what is said where its inputs change and it has to be compiled again."""
+"""The train step as a compiled program, with a note when changed inputs require recompilation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _description(leaf: Array) -> str:
 
 
 def signature_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """What is another in each array of two signatures, or which arrays only one of them has."""
+    """Return the differences of two signatures, array by array."""
     return [
         f"{path} is {after.get(path, 'gone')}, and was {before.get(path, 'not there')}"
         for path in _union(before, after)

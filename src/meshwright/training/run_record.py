@@ -1,4 +1,4 @@
-"""What a run measured, as the record beside that of its plan."""
+"""Measurements of a run as a record, to compare with the plan's."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def measured(config: RunConfig, rows: Sequence[Row], profile: tuple[Profile | No
 
 
 def compiled_record(config: RunConfig, compiled: jax.stages.Compiled) -> Record:
-    """The record of a run's compiled step: the memory of a device; its collectives are read where it is profiled."""
+    """Return the record of a compiled step: memory per device; collectives are read only when profiling."""
     memory = program_memory(compiled, on_tpu=config.system.chip.kind == "tpu")
     return Record(origin="compiled", mesh=config.mesh.degrees, hardware=config.hardware, memory_bytes=memory)

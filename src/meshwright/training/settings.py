@@ -1,4 +1,4 @@
-"""The options of a run beside those of its plan, each by the field of `RunConfig` that it sets."""
+"""Options of a run that are not in its plan, by the `RunConfig` field they set."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from meshwright.training.watching import EvaluationConfig
 
 
 class Setting(NamedTuple):
-    """A field of `RunConfig`, and whether a run that goes on may have another value.
+    """A field of `RunConfig`, and whether a resumed run can change it.
 
-    path: of the field, as `optimizer.learning_rate`. resume: `free`, always; `change`, where `change=True` (--change)
-    asks for it; `never`, because the run's first state or its checkpoints depend on it.
+    path: of the field, as `optimizer.learning_rate`. resume: `free`, always; `change`, with `change=True` (--change);
+    `never`, because the first state or the checkpoints depend on it.
     """
 
     path: str
@@ -132,7 +132,7 @@ class TrainOptions(PlanOptions, total=False):
 
 
 def get_setting(config: RunConfig, name: str) -> Any:
-    """What a config has for a setting."""
+    """Return the value of a setting in a config."""
     return reduce(getattr, SETTINGS[name].path.split("."), config)
 
 
@@ -170,12 +170,12 @@ _LISTS = ("data", "no_decay", "rate", "eval_data", "eval_tasks")
 
 
 def as_texts(value: Any) -> Any:
-    """Several texts as a config has them, of a list or of one."""
+    """Return one or several texts as a tuple."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 def _templates(value: Any) -> Any:
-    """Templates as `DataConfig` has them: of one for all sources, or of those by source."""
+    """Return templates for `DataConfig`: one for all sources, or one per source."""
     if isinstance(value, Mapping):
         return tuple(f"{path}={template}" for path, template in value.items())
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""A state between two orders of its layers: that of the model, which checkpoints have, and that of a pipeline's slots.
+"""Convert a state between model order, used by checkpoints, and pipeline slots.
 
-Checkpoints hold layers in the model's order, without empty slots, so that each is read on any mesh. On the way layers
-are whole over pp, and parameters lie in shards along embed instead: nothing of a state is ever larger on a device.
+Checkpoints have layers in model order without empty slots, so that any mesh can read them. During conversion layers are
+whole over pp and parameters are sharded along embed instead, so no device ever holds more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshwright.step import ModelConfig, Strategy, num_staged_layers
 from meshwright.step.passes.schedule import slot_layers
 
 Tree = Any
-"""Arrays or their abstract values in any pytree, those of layers under the name `layers`."""
+"""A pytree of arrays or abstract arrays, with layers under the name `layers`."""
 
 
 def layer_of_slots(model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> tuple[int | None, ...]:
@@ -41,9 +41,9 @@ def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) ->
 
 
 def to_stage_layout(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
-    """A state with its layers in the slots of a layout, laid as `wanted`, from one that lies as `in_order` says.
+    """Move layers from model order, sharded as `in_order`, into pipeline slots, sharded as `wanted`.
 
-    Empty slots are zeros. To be called under `jax.jit`.
+    Empty slots are zeros. Call under `jax.jit`.
     """
     layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
     # An index past the end gives zeros.
@@ -53,9 +53,9 @@ def to_stage_layout(state: Tree, wanted: Tree, model: ModelConfig, layout: Shard
 
 
 def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
-    """The way back: a state of slots with its layers in their order, laid as `wanted`, which lies as `in_order` says.
+    """Move layers from pipeline slots into model order, sharded as `wanted`; `in_order` is the sharding on the way.
 
-    To be called under `jax.jit`.
+    Call under `jax.jit`.
     """
     layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
     if layers == tuple(range(count)):
@@ -71,7 +71,7 @@ def _reshard_as(state: Tree, wanted: Tree) -> Tree:
 
 
 def _rows(state: Tree, rows: np.ndarray) -> Tree:
-    """A state with rows of the arrays of layers, of which each device has all."""
+    """Take rows of the layer arrays, of which each device has all."""
 
     def take(path: tuple[Any, ...], array: Array) -> Array:
         if not any(getattr(key, "key", None) == "layers" for key in path) or array.ndim == 0:

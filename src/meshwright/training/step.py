@@ -48,7 +48,7 @@ from meshwright.training.update.transformation import transformation
 from meshwright.weights import load_weights, read_adapter, read_tensors
 
 State = dict[str, Any]
-"""`params`, `optimizer` and, where it updates float32 copies of narrower parameters, `master`: trees of arrays."""
+"""Trees of arrays: `params`, `optimizer` and, with narrower parameters, their float32 copies `master`."""
 
 
 def train_step(
@@ -58,12 +58,10 @@ def train_step(
     strategy: Strategy = DEFAULT,
     preference: Preference = DPO,
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
-    """The step as a jitted function: (state, batch) -> (state, metrics). The state it is given is used up.
+    """Return the jitted step (state, batch) -> (state, metrics). It donates the state.
 
-    A batch with a limit for the norm of the gradients (`NORM_LIMIT`) has a step over it left out. preference: how pairs
-    make a loss, where the objective is `dpo`.
-
-    To be called under `jax.set_mesh`, whose devices say what their compiler is told.
+    If the batch has a limit for the gradient norm (`NORM_LIMIT`), a step beyond it is skipped. preference: the loss of
+    pairs for the objective `dpo`. Call under `jax.set_mesh`: compiler options depend on the devices.
     """
 
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
@@ -116,11 +114,10 @@ def initial_state(
     adapter: Path | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> State:
-    """Parameters drawn into their shards, and what the optimizer keeps, as `abstract_state` has it.
+    """Draw parameters into their shards, with the initial optimizer state, as in `abstract_state`.
 
-    What is drawn for a layer does not depend on the mesh. weights: a Hugging Face directory, whose parameters are read
-    instead; adapter: a directory of PEFT's, for the adapters. on_bytes is called with the bytes of each part that was.
-    To be called under `jax.set_mesh`.
+    Random draws do not depend on the mesh. weights: a Hugging Face directory to read parameters from instead; adapter:
+    a PEFT directory for the adapters. on_bytes is called with the bytes of each part read. Call under `jax.set_mesh`.
     """
     model, frozen = workload.config, workload.frozen_paths
     first = first_parameters(
@@ -150,10 +147,10 @@ def first_parameters(
     paths: Collection[str] | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> Any:
-    """The parameters that a run begins with, their layers in the model's order: read from `weights`, or drawn.
+    """Read the initial parameters from `weights`, or draw them; layers are in model order.
 
-    Adapters are drawn, or read from the files of PEFT's in `adapter`. paths: of those wanted; by default all. To be
-    called under `jax.set_mesh`.
+    Adapters are drawn, or read from the PEFT files in `adapter`. paths: parameters wanted; all by default. Call under
+    `jax.set_mesh`.
     """
     model, ordered = workload.config, in_order(layout, workload.config, strategy)
     dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype
@@ -190,7 +187,7 @@ def abstract_state(
     stored = state.get("master", drop_paths(params, workload.frozen_paths))
 
     def moments(stored: Any) -> Any:
-        """What the optimizer keeps after a first step: what it begins with may lie otherwise, as zeros do."""
+        """Return the optimizer state after a first step; its initial zeros may be sharded differently."""
         rule = transformation(optimizer, workload, layout, strategy)
         return rule.update(stored, rule.init(stored), stored)[1]
 
@@ -210,7 +207,7 @@ def abstract_params(
 def _abstract_parameters(
     declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, workload: Workload, dtype: Dtype
 ) -> Tree[jax.ShapeDtypeStruct]:
-    """Parameters as shapes and shardings: what is trained in `dtype`, what is frozen as a workload stores it."""
+    """Return parameters as shapes and shardings: trained ones in `dtype`, frozen ones as stored."""
     by_path = dict(leaves(declared))
 
     def stored(path: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -259,9 +256,9 @@ def abstract_batch(
 def lower_train_step(
     mesh: Mesh, *, workload: dict[str, Any], strategy: dict[str, Any] | None = None
 ) -> jax.stages.Lowered:
-    """The train step lowered for a mesh whose devices need not be there.
+    """Lower the train step for a mesh whose devices need not be present.
 
-    `workload` and `strategy` are as `dataclasses.asdict` has them; without one it is the default strategy.
+    `workload` and `strategy` are in the format of `dataclasses.asdict`; the default strategy is used if there is none.
     """
     read, way, optimizer = workload_from_data(workload), strategy_from_data(strategy or {}), Optimizer()
     layout = ShardingContext(MeshShape(**mesh.shape), rules_of(way))

@@ -1,4 +1,4 @@
-"""What a run does after each step: log its row, look for a bad step, profile, evaluate, save, and decide to stop."""
+"""Work after each step: log its row, handle bad steps, profile, evaluate, save, and decide to stop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class StepHooks:
         return self.interruption.stop is not None or self.saver.is_due or is_evaluated or self.profiler.is_due(step + 1)
 
     def begin(self, row: Row, compiled: jax.stages.Compiled) -> None:
-        """Write what a run has from its first step on. row: of that step, which gets the counts of all data too."""
+        """Write the files of a run after its first step. row: of that step, which also gets the data counts."""
         begin(self.config, self.directory, self.checkpoints, self.start, row, self.on_note)
         row |= self.inputs.counts
         self.inputs.keep()
@@ -109,9 +109,9 @@ class StepHooks:
         return self.interruption.stop is not None
 
     def _handle_bad_step(self, row: Row, reason: str) -> None:
-        """Note a bad step with the rows that it read; raise where it was not left out, or too many in a row were.
+        """Record a bad step with its data rows; raise if it was not skipped, or if too many in a row were.
 
-        The checkpoint that it came from is put aside where it gives no numbers.
+        A checkpoint that produces NaN is set aside.
         """
         step = row["step"]
         if is_first_process():

@@ -1,8 +1,8 @@
-"""Steps one after another, each with a row of what it measured; devices never wait for the host to read one.
+"""Take steps, each with a row of measurements; devices never wait for the host to read one.
 
-A row has `step_seconds`, from when the devices could begin with the step until they were done with it; what compiling
-took is beside it and not in it. `input_seconds` is the part of it that the devices waited for the next batch, at most:
-the time the batch took, where the devices were done before it was there, else 0.
+A row has `step_seconds`, from when the devices could begin the step until they finished it, without compile time, which
+is listed separately. `input_seconds` is the time that the devices waited for the next batch: at most the time to
+produce it, and 0 if it was ready before the devices were done.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Tree = Any
 
 
 def drop_paths(tree: Tree, paths: Collection[str], prefix: str = "") -> Tree:
-    """A tree without the leaves at some paths (`layers.query`), and without what is empty then."""
+    """Return a tree without the leaves at some paths (`layers.query`), and without empty subtrees."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         path = f"{prefix}{name}"
@@ -23,7 +23,7 @@ def drop_paths(tree: Tree, paths: Collection[str], prefix: str = "") -> Tree:
 
 
 def merge_trees(tree: Tree, part: Tree) -> Tree:
-    """A tree with the leaves of `part` in place of its own; where they are of no tree alike, beside its own."""
+    """Return a tree with the leaves of `part` added or replaced."""
     found = dict(tree)
     for name, value in part.items():
         found[name] = merge_trees(found.get(name, {}), value) if isinstance(value, Mapping) else value

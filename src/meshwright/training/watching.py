@@ -1,4 +1,4 @@
-"""What a run says of its evaluation, and of where its metrics go."""
+"""Settings of evaluation and of metric outputs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from meshwright.field_types import check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """Where metrics go beside `metrics.jsonl` and TensorBoard's events, which are always written.
+    """Metric outputs besides `metrics.jsonl` and TensorBoard events, which are always written.
 
-    wandb: the project of Weights & Biases, whose library is then needed; None for none. profile: the first and the last
-    step of a trace, counted from 1, as `10:15`; None for none.
+    wandb: Weights & Biases project, which requires its library; None for none. profile: first and last step of a trace,
+    counted from 1, as `10:15`; None for none.
     """
 
     wandb: str | None = None
@@ -29,10 +29,9 @@ class WatchConfig:
 class EvaluationConfig:
     """When and on what a run is evaluated.
 
-    every: steps between evaluations, of which the last step has one too; 0 for none. batches: the most batches of one,
-    each of the run's shape; None for all there are. data: files to evaluate on, as `DataConfig.sources`; by default the
-    share of the data that is held out. tasks: files of multiple-choice questions, as `inference.tasks.read_task` reads
-    them.
+    every: steps between evaluations, which always include the last step; 0 for none. batches: maximum number of
+    batches, each of the run's shape; None for all. data: files to evaluate on, as `DataConfig.sources`; the held-out
+    share of the data by default. tasks: files of multiple-choice questions, as for `inference.tasks.read_task`.
     """
 
     every: int = 0
@@ -55,5 +54,5 @@ class EvaluationConfig:
             raise MeshwrightError(f"{idle[0]} changes nothing without eval_every; say how often to evaluate")
 
     def is_due(self, taken: int) -> bool:
-        """Whether a run is evaluated after so many steps, whether or not more are taken."""
+        """Whether an evaluation is due after `taken` steps, apart from the last one."""
         return self.every > 0 and taken % self.every == 0

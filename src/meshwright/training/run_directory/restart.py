@@ -52,8 +52,7 @@ def is_first_process() -> bool:
 def last_step(
     config: RunConfig, directory: Path, checkpoints: Checkpoints, on_note: Note, *, allow: Collection[str] = ()
 ) -> int:
-    """Return the steps taken at the last complete checkpoint, 0 if there is none. Raises an error if its config
-    differs.
+    """Return the steps of the last complete checkpoint, 0 if there is none. Raises an error if its config differs.
 
     allow: kinds of differences to accept (`compatible.ALLOWED`).
     """

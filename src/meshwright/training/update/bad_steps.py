@@ -1,8 +1,7 @@
-"""Steps whose loss or gradients are no numbers, or far larger than those before: they stop a run, or are left out.
+"""Bad steps: NaN or infinite loss or gradients, or gradients far larger than before. They stop a run, or are skipped.
 
-A step that is left out leaves parameters and moments as they were, inside the compiled step: it is given the most that
-the norm of its gradients may be. That follows from the norms of earlier steps, which `metrics.jsonl` has, so that a
-resumed run leaves out the same steps.
+A skipped step leaves parameters and moments unchanged inside the compiled step, which receives a limit for its gradient
+norm. The limit follows from the norms of earlier steps in `metrics.jsonl`, so a resumed run skips the same steps.
 """
 
 from __future__ import annotations
@@ -32,16 +31,13 @@ FEWEST = 16
 """The norms that a median is taken of at least; with fewer nothing is a spike."""
 
 DELAY = 3
-"""How many steps before one the last norm lies that is looked at: devices have a batch before the last step is read."""
+"""Steps between a step and the last norm considered: devices have the batch before the previous step is read."""
 
 FILE = "bad_steps.jsonl"
 
 
 class NormLimits:
-    """The most that the norm of the gradients of each step may be, from those of the steps before it.
-
-    rows: of the steps that were taken already.
-    """
+    """Limits of the gradient norm of each step, from the norms of earlier steps. rows: of steps already taken."""
 
     def __init__(self, factor: float | None, rows: Iterable[Row]) -> None:
         self._factor = factor
@@ -77,9 +73,9 @@ class LimitedBatches:
 
 
 class BadSteps:
-    """The bad steps of a run, and how many of them were left out one after the other.
+    """The bad steps of a run, and the number skipped in a row.
 
-    factor: of the running median, from which on a norm is a spike. rows: of the steps that were taken already.
+    factor: multiple of the running median from which a norm is a spike. rows: of steps already taken.
     """
 
     def __init__(self, factor: float | None, rows: Sequence[Row]) -> None:
@@ -89,7 +85,7 @@ class BadSteps:
             self._count(row)
 
     def reason(self, row: Row) -> str:
-        """What is wrong with a step, by its metrics; empty for a good one. To be called with each in its order."""
+        """Return what is wrong with a step by its metrics; empty for a good one. Call for each step in order."""
         self._count(row)
         limit = self.limits.limit(row["step"])
         self.limits.add(row)
@@ -111,7 +107,7 @@ def log_bad_step(directory: Path, row: Row, reason: str, batch: Mapping[str, Any
 
 
 def keep_bad_steps(directory: Path, start: int) -> None:
-    """Keep of `bad_steps.jsonl` what is of the steps before `start`, from which a run goes on."""
+    """Drop the entries of `bad_steps.jsonl` from step `start` on."""
     path = directory / FILE
     if path.is_file():
         rows = [row for _, row in read_json_lines(path, {"step"}) if row["step"] < start]

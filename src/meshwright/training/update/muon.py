@@ -21,7 +21,7 @@ from meshwright.training.update.optimizer import Optimizer
 
 
 class MuonState(NamedTuple):
-    """Steps taken, and the moments: the first of every parameter, the second of those that are no matrices."""
+    """Step count and moments: the first of every parameter, the second of parameters that are not matrices."""
 
     count: Array
     mu: Any
@@ -29,9 +29,10 @@ class MuonState(NamedTuple):
 
 
 def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingContext) -> optax.GradientTransformation:
-    """What Muon (github.com/KellerJordan/Muon, with the scale of arXiv:2502.16982) makes of gradients, before decay.
+    """Return the Muon transformation of gradients, before weight decay.
 
-    With Nesterov's momentum, as `optax.contrib.scale_by_muon` has it. Products are in the workload's compute dtype.
+    github.com/KellerJordan/Muon with the scale of arXiv:2502.16982 and Nesterov momentum, as
+    `optax.contrib.scale_by_muon`. Products use the workload's compute dtype.
     """
     declared = matrices(workload)
     dtype = DTYPES[workload.compute_dtype]
@@ -73,14 +74,14 @@ def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingCont
 
 
 def _lacking(kept: float, count: Array) -> Array:
-    """What a moment that began as zeros has of its weights after so many steps (arXiv:1412.6980, section 3)."""
+    """Bias correction of a moment that started at zero (arXiv:1412.6980, section 3)."""
     return 1 - kept**count
 
 
 def orthogonalise(array: Array, parameter: Parameter, layout: ShardingContext, dtype: Any, *, eps: float) -> Array:
-    """The matrices of a parameter as nearly orthogonal ones, of a root mean square of `RMS`, laid as they were.
+    """Orthogonalise the matrices of a parameter approximately, to a root mean square of `RMS`; shardings are kept.
 
-    Each device has whole matrices, as many as any other, and multiplies them in `dtype`.
+    Each device gets the same number of whole matrices and multiplies them in `dtype`.
     """
     matrix = matrix_of(parameter)
     assert matrix is not None

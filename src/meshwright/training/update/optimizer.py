@@ -1,4 +1,4 @@
-"""What a run says of its optimizer: learning rates and their schedule, decay, clipping; which, the strategy says."""
+"""Optimizer settings of a run: learning rates, schedule, decay, clipping; the strategy names the optimizer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from meshwright.step.patterns import check_patterns, matches
 from meshwright.units import parse_number
 
 NO_DECAY = ("*norm*", "*bias*", "sinks", "embedding", "positions")
-"""The parameters that weight decay leaves alone where nothing is said: norms, biases, tables of rows."""
+"""Parameters without weight decay by default: norms, biases, embedding tables."""
 
 LONGEST_WARMUP = 2000
-"""The most steps of a warm-up that nobody asked for, as GPT-3's and Llama's recipes have them."""
+"""Maximum default warm-up, as in the recipes of GPT-3 and Llama."""
 
 USED: Mapping[str, frozenset[str]] = {
     "weight_decay": frozenset({"adamw", "adamw-8bit", "lion", "muon"}),
@@ -100,7 +100,7 @@ class Optimizer:
         return tuple(map(_factor, self.rates))
 
     def factor(self, path: str) -> float:
-        """What the learning rate of a parameter is multiplied by."""
+        """Factor on the learning rate of a parameter."""
         return next((factor for pattern, factor in reversed(self.factors) if matches(pattern, path)), 1.0)
 
     def decays(self, path: str) -> bool:
@@ -139,7 +139,7 @@ class Optimizer:
         return self.end - max(1, round(self.decay_share * (self.end - self.warmup_steps)))
 
     def rate(self, step: int) -> float:
-        """The learning rate at a step, as `optax_schedule` has it, without JAX: no device need be claimed."""
+        """Return the learning rate at a step, as `optax_schedule` does, without JAX."""
         if step < self.warmup_steps:
             return self._first + (self.learning_rate - self._first) * step / self.warmup_steps
         since = self._falls_from if self.schedule == "wsd" else self.warmup_steps
@@ -151,9 +151,9 @@ class Optimizer:
 
 
 def check_optimizer_options(optimizer: Optimizer, said: Collection[str], strategy: Strategy, model: Model) -> None:
-    """Raise where something that is said of an optimizer changes nothing, or names no parameter of a model.
+    """Raise if an optimizer option has no effect, or names no parameter of a model.
 
-    said: the settings that are (`training.settings`).
+    said: the given settings (`training.settings`).
     """
     ways = {"optimizer": strategy.optimizer, "lr_schedule": optimizer.schedule, "on_bad_step": strategy.on_bad_step}
     for setting in said:
@@ -172,14 +172,15 @@ def check_optimizer_options(optimizer: Optimizer, said: Collection[str], strateg
 
 
 def default_warmup(steps: int) -> int:
-    """The warm-up of a run that says none: a tenth of its steps, `LONGEST_WARMUP` at the most."""
+    """Return the default warm-up: a tenth of the steps, at most `LONGEST_WARMUP`."""
     return min(LONGEST_WARMUP, -(-steps // 10))
 
 
 def optimizer_from_data(data: Any, path: str = "") -> Optimizer:
-    """The optimizer of a `config.json`; one that says no schedule was begun when there was one alone, from a rate of 0.
+    """Read the optimizer of a `config.json`.
 
-    Then only norms, and biases that choose experts, did not decay.
+    Without a schedule it is of a version with one schedule, starting at rate 0, in which only norms and expert-choice
+    biases were not decayed.
     """
     if isinstance(data, Mapping) and "schedule" not in data:
         data = {"first_rate": 0.0, "no_decay": ["*norm*", "choice_bias"], **data}

@@ -18,7 +18,7 @@ def is_bad(loss: Array, norm: Array, limit: Array) -> Array:
 
 
 def unless(bad: Array, before: Any, after: Any) -> Any:
-    """The state after a step, or the one before it where it is bad; the schedule of the learning rate goes on."""
+    """Return the state after a step, or the state before if it is bad; the learning-rate schedule advances."""
 
     def is_schedule(node: Any) -> bool:
         return isinstance(node, optax.ScaleByScheduleState)

@@ -18,10 +18,10 @@ from meshwright.training.update.optimizer import Optimizer
 def transformation(
     optimizer: Optimizer, workload: Workload, layout: ShardingContext, strategy: Strategy = DEFAULT
 ) -> optax.GradientTransformation:
-    """The optax transformation, its moments in the strategy's dtype between steps.
+    """Return the Optax transformation; moments are in the strategy's dtype between steps.
 
     AdamW (arXiv:1711.05101), Lion (arXiv:2302.06675), Adafactor (arXiv:1804.04235) without momentum, plain SGD, or Muon
-    (`update.muon`), which alone reads the workload and how its parameters lie.
+    (`update.muon`), the only one that depends on the workload and on shardings.
     """
     rate, decay = optimizer.optax_schedule(), optimizer.weight_decay
 
@@ -51,7 +51,7 @@ def transformation(
 
 
 def _by_path(function: Any, params: Any) -> Any:
-    """A tree like the parameters of what a function of their paths, as `layers.query`, says."""
+    """Return a tree like the parameters, with the value of a function of each path (`layers.query`)."""
     return jax.tree.map_with_path(
         lambda path, _: function(".".join(str(getattr(key, "key", key)) for key in path)), params
     )
@@ -68,7 +68,7 @@ def _scaled(made: optax.GradientTransformation, optimizer: Optimizer) -> optax.G
 
 
 def _with_standard_promotion(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The transformation, whatever JAX is told of mixed dtypes: Optax raises a float decay to an integer count."""
+    """Wrap a transformation in standard dtype promotion: Optax raises a float decay to an integer count."""
 
     def init(params: Any) -> Any:
         with jax.numpy_dtype_promotion("standard"):

@@ -1,4 +1,4 @@
-"""What people see of a run: rows, curves elsewhere, where its time went, profiles, how it stands beside its plan."""
+"""Monitoring of a run: metric rows and curves, goodput, profiles, comparison with the plan."""
 
 from meshwright.training.watch.evaluation import Evaluator, HeldOutPairs
 from meshwright.training.watch.goodput import ACCOUNTS, goodput, note_restart, read_restarts

@@ -1,8 +1,7 @@
-"""What a run is evaluated by: the loss of text that it does not train on, and the tasks that it answers.
+"""Evaluation of a run: loss on held-out text, and multiple-choice tasks.
 
-Parameters stay where they are: the programs read the sharded arrays of the state. The loss is computed by the forward
-pass of the run's own step; without a backward pass nothing is kept for one, so that it needs less memory than the train
-step, and the plan's peak stands.
+Parameters stay in place: the programs read the sharded arrays of the state. The loss uses the forward pass of the
+training step; without a backward pass it needs less memory than the step, so the planned peak holds.
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ class HeldOutBatches(Protocol):
 
 
 class HeldOutPairs(NamedTuple):
-    """Batches of pairs to evaluate on. count: how many there are.
+    """Held-out batches of pairs.
 
-    batch: (params, number) -> a batch, with what the reference makes of it; params: those of the policy.
+    count: number of batches. batch: (params, number) -> a batch with its reference log-probabilities; params: of the
+    policy.
     """
 
     count: int
@@ -54,12 +54,13 @@ class Evaluator:
     """Evaluates parameters on the same batches and tasks each time.
 
     Args:
-        config: of the run. layout: how parameters are stored. batches: all that are held out. tasks: to be answered;
-            None for none.
+        config: of the run.
+        layout: how parameters are stored.
+        batches: all held-out batches.
+        tasks: tasks to answer; None for none.
 
     Raises:
-        MeshwrightError: where there is neither a batch nor a task, or a number of batches is asked for and none is
-            there.
+        MeshwrightError: there is neither a batch nor a task, or batches are requested and there are none.
     """
 
     def __init__(
@@ -86,9 +87,9 @@ class Evaluator:
         self._means = jax.jit(means, compiler_options=compiler_options())
 
     def __call__(self, params: Any, is_stopping: Callable[[], bool] = lambda: False) -> Row | None:
-        """Evaluate parameters; the metrics, and the seconds it took (`eval_seconds`). Call it under `jax.set_mesh`.
+        """Evaluate parameters; return the metrics and the time taken (`eval_seconds`). Call under `jax.set_mesh`.
 
-        is_stopping: asked before each batch; where it is true the evaluation is given up, and None returned.
+        is_stopping: asked before each batch; if true, the evaluation is abandoned and None returned.
         """
         began = time.perf_counter()
         row: Row = {}
@@ -104,7 +105,7 @@ class Evaluator:
         return row | {"eval_seconds": time.perf_counter() - began}
 
     def _numbers(self, is_stopping: Callable[[], bool]) -> Iterator[int]:
-        """The number of each batch, as long as the run goes on."""
+        """Yield batch numbers while the run continues."""
         for number in range(self._count):
             if is_stopping():
                 raise _StoppedError

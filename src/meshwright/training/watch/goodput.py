@@ -25,7 +25,7 @@ ACCOUNTS = {
     "down": "no process trained: from the last row of one to the start of the next",
     "other": "anything else between steps",
 }
-"""The accounts, and what a second in each was spent on."""
+"""Accounts of time, and what each contains."""
 
 _OF_ROWS = {
     "compiling": "compile_seconds",
@@ -37,9 +37,9 @@ _OF_ROWS = {
 
 
 def goodput(rows: Sequence[Row], restarts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The seconds in each account of a run; their sum is the time from its first start to its last row.
+    """Return the seconds in each account of a run; they add up to the time from its first start to its last row.
 
-    rows: of `metrics.jsonl`; those of versions that kept no time are left out. restarts: see `read_restarts`.
+    rows: of `metrics.jsonl`; rows of versions without times are ignored. restarts: see `read_restarts`.
     """
     seconds = dict.fromkeys(ACCOUNTS, 0.0)
     before = None
@@ -58,11 +58,12 @@ def goodput(rows: Sequence[Row], restarts: Sequence[Mapping[str, float]]) -> dic
 
 
 def note_restart(directory: Path, rows: Sequence[Row], start: int, first: Row) -> None:
-    """Keep what a restart cost in `restarts.jsonl`: steps that are taken again, and the time that nothing ran.
+    """Record the cost of a restart in `restarts.jsonl`: repeated steps, and idle time.
 
     Args:
-        rows: of the run before, all of them. start: the first step that is taken again.
-        first: the first row of the process that goes on.
+        rows: of the run before the restart, all of them.
+        start: the first repeated step.
+        first: the first row of the new process.
     """
     timed = [row for row in rows if "time" in row]
     if not timed:
@@ -93,11 +94,11 @@ def _is_first(row: Row) -> bool:
 
 
 def _began(row: Row) -> float:
-    """When what a row is about began: its step, or the process whose first it is."""
+    """Return when the step of a row began; for the first row of a process, when the process did."""
     before = ("step_seconds", "compile_seconds", "startup_seconds")
     return row["time"] - sum(row.get(name, 0.0) for name in before)
 
 
 def _ended(row: Row) -> float:
-    """When what a row is about had ended, with the checkpoint and the evaluation after its step."""
+    """Return when the step of a row ended, with its checkpoint and evaluation."""
     return row["time"] + row.get("save_seconds", 0.0) + row.get("eval_seconds", 0.0)

@@ -60,10 +60,7 @@ class RunLog:
             writer.close()
 
     def begin(self, start: int, compiled: Record) -> None:
-        """Open what is written beside `metrics.jsonl`.
-
-        start: the steps that were taken before. compiled: what the step was compiled to.
-        """
+        """Open the other metric outputs. start: steps taken before. compiled: record of the compiled step."""
         write_file(self._directory / COMPILED, json.dumps(compiled.to_json(), indent=2) + "\n")
         self._writers.append(TensorBoardEvents(self._directory, start))
         if (project := self._config.watching.wandb) is not None:
@@ -79,13 +76,13 @@ class RunLog:
         self._write(row["step"], row)
 
     def add_later(self, fields: Row, *, step: int | None = None) -> None:
-        """Write what was measured of a step, by default the last, after its row was written: a line of its own."""
+        """Append measurements that arrive after the row of a step, by default of the last one."""
         of = self._last["step"] if step is None else step
         self._append({"step": of} | fields)
         self._write(of, fields)
 
     def flush(self) -> None:
-        """Write the lines that `metrics.jsonl` would not take; raise where it still does not."""
+        """Write lines that `metrics.jsonl` did not accept earlier; raise if it still does not."""
         while self._unwritten:
             append_metrics(self._directory, self._unwritten[0])
             del self._unwritten[0]

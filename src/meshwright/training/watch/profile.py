@@ -1,4 +1,4 @@
-"""A profile of some steps of a run: the trace for Perfetto and xprof, and what it shows beside the compiled step."""
+"""A profile of some steps: the trace for Perfetto and xprof, and its collectives next to the compiled ones."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def parse_profile(text: str) -> ProfiledSteps:
 
 
 class Profiler:
-    """Traces the steps that a run is to profile, each process those of its own devices. Used as a context.
+    """Traces the profiled steps of a run, each process those of its own devices. Used as a context.
 
-    Devices are idle where a trace begins and ends, so that it has whole steps and nothing else. The first process
-    gathers what all found; the trace of another is in a folder of its own, since all of one machine have one name.
-    A profile that cannot be made is a note, and never the end of a run.
+    Devices are idle when a trace begins and ends, so it contains whole steps only. The first process collects the
+    results; the trace of each other process is in a folder of its own, because all of one machine have the same name. A
+    profile that cannot be made is a note and never ends a run.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Profiler:
                 jax.profiler.stop_trace()
 
     def is_due(self, taken: int) -> bool:
-        """Whether a trace begins or ends after so many steps."""
+        """Whether a trace begins or ends after `taken` steps."""
         return self._steps is not None and taken in (self._steps.first - 1, self._steps.last)
 
     def after(self, taken: int) -> None:
@@ -107,7 +107,7 @@ class Profiler:
             self._on_note(f"{what}: {line}")
 
     def _write(self) -> None:
-        """What the traces show beside what the step was compiled to, as `collectives.json` beside the first one."""
+        """Write the traced collectives next to the compiled ones, as `collectives.json`."""
         assert self._steps is not None
         own, module = {}, None
         with self._noted(f"the trace in {self._own_folder} could not be read"):
@@ -128,7 +128,7 @@ class Profiler:
 
 
 def by_device(traces: Mapping[int, DeviceTrace]) -> dict[str, Any]:
-    """The traces of this process as plain data, by the numbers of their devices among those of all processes.
+    """Return the traces of this process as plain data, by global device number.
 
     Raises:
         MeshwrightError: a trace of a device that this process does not have.
@@ -144,7 +144,7 @@ def by_device(traces: Mapping[int, DeviceTrace]) -> dict[str, Any]:
 
 
 def join_traces(of_processes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, DeviceTrace], int]:
-    """The traces of the devices of all processes, each as `by_device` has them; and how many processes have none."""
+    """Join the traces of all processes, as from `by_device`; also return how many processes have none."""
     devices = {number: DeviceTrace(**trace) for each in of_processes for number, trace in each.items()}
     return devices, sum(not each for each in of_processes)
 
@@ -160,7 +160,7 @@ def _from_all_processes(data: Any) -> list[Any]:
 def _profile_data(
     config: RunConfig, steps: ProfiledSteps, module: Module, found: MeasuredStep, missing: int
 ) -> dict[str, Any]:
-    """What `collectives.json` has. missing: the processes of whose devices there is no trace."""
+    """Return the contents of `collectives.json`. missing: number of processes without a trace."""
     mesh = config.mesh.layout  # HLO numbers devices in this order.
     compiled = Record(
         origin="compiled",
@@ -182,7 +182,7 @@ def _profile_data(
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A profile as it is kept: the collectives of the compiled step and of the trace, and how each device was used."""
+    """A stored profile: compiled and traced collectives, and the use of each device."""
 
     steps: tuple[int, int]
     compiled: Record
@@ -191,7 +191,7 @@ class Profile:
 
 
 def read_profile(directory: Path) -> Profile | None:
-    """The profile of a run; None where it has none."""
+    """Read the profile of a run; None if it has none."""
     path = directory / FOLDER / FILE
     if not path.is_file():
         return None
@@ -212,9 +212,9 @@ def read_profile(directory: Path) -> Profile | None:
 
 
 def find_profile(directory: Path, config: RunConfig) -> tuple[Profile | None, str]:
-    """The profile of a run, where it is of the mesh and hardware of a config; or why it cannot be read.
+    """Read the profile of a run if it is for the mesh and hardware of a config; else return the reason why not.
 
-    What a profile measured is beside all else that a run has: a damaged one keeps nothing else from being read.
+    A damaged profile does not affect anything else of the run.
     """
     try:
         profile = read_profile(directory)

@@ -1,4 +1,4 @@
-"""The line that a run says where it falls short of its plan, with the reason that its own rows give."""
+"""Compare a run with its plan, and name the reason if it is slower."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.training.run_directory.run import Row
 from meshwright.units import show_percent, show_seconds
 
 TOLERANCE = 0.15
-"""How far a run may fall short of its plan before a line says so."""
+"""Relative shortfall from which a run is reported."""
 
 WARM_UP, WINDOW = 5, 20
 """The steps of a process that are not judged, and those after them that are: their mean decides."""
@@ -19,17 +19,18 @@ _REASONS = {
     "save_seconds": "waiting for checkpoints",
     "compile_seconds": "compiling the step again",
 }
-"""What a step may wait for, by the field of a row that has it."""
+"""Reasons for waiting, by the field of a row that measures them."""
 
 
 class Shortfall:
-    """Judges a run by the mean of its steps once they are warm; to be called with each row in its order.
+    """Compares the mean of warm steps with the plan; call with each row in order.
 
-    Evaluation is asked for and no shortfall. Of simulated devices the plan's rate is that of another machine, whose
-    cores they do not share with anybody: they are judged by what steps waited for alone.
+    Evaluation time is not a shortfall. Simulated devices are compared only by their waiting time: the plan assumes a
+    machine whose cores they do not share.
 
     Args:
-        planned_seconds: of a step. is_simulated: whether devices are simulated ones.
+        planned_seconds: per step.
+        is_simulated: whether devices are simulated.
     """
 
     def __init__(self, planned_seconds: float, *, is_simulated: bool) -> None:
@@ -53,13 +54,13 @@ class Shortfall:
         return line
 
     def add_later(self, fields: Row) -> None:
-        """What was measured after the last row was taken."""
+        """Add measurements that arrived after the last row."""
         if self._rows:
             self._rows[-1] = self._rows[-1] | fields
 
 
 def shortfall(rows: Sequence[Row], planned: float, *, is_simulated: bool) -> str | None:
-    """What steps fall short of their plan by, and most of why; None where they do not."""
+    """Return how much slower steps are than planned and the main reason; None if they are not."""
     waits = {reason: sum(row.get(name, 0.0) for row in rows) / len(rows) for name, reason in _REASONS.items()}
     own = statistics.fmean(row["step_seconds"] - row.get("input_seconds", 0.0) for row in rows)
     taken = own + sum(waits.values())

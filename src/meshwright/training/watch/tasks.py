@@ -19,10 +19,12 @@ class Tasks:
     """Answers the same questions each time, as `meshwright eval --task` would with the checkpoint of that step.
 
     Args:
-        config: of the run. mesh: its devices. tokenizer: None where the run reads text as bytes.
+        config: of the run.
+        mesh: its devices.
+        tokenizer: None if the run reads text as bytes.
 
     Raises:
-        MeshwrightError: a file that is no task, a model that cannot read its questions, or a mesh with stages.
+        MeshwrightError: a file is not a task, the model cannot read its questions, or the mesh has stages.
     """
 
     def __init__(self, config: RunConfig, mesh: Mesh, tokenizer: Tokenizer | None) -> None:
@@ -60,9 +62,6 @@ class Tasks:
             check_answerable(self._model, self._questions[path.stem])
 
     def __call__(self, params: Any) -> dict[str, TaskFigures]:
-        """The figures of each task by its name. To be called by every process of the run.
-
-        params: the run's, which stay where they are.
-        """
+        """Return the scores of each task by name; all processes must call it. params: of the run, left in place."""
         model = replace(self._model, params=params)
         return {name: answer(model, questions).figures() for name, questions in self._questions.items()}

@@ -37,7 +37,7 @@ class TensorBoardEvents:
         self._add(Event(wall_time=time.time(), step=start + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """Add the values of a step by their tags; what is no number (nan, inf) is left out."""
+        """Add the values of a step by tag; NaN and infinity are left out."""
         scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if math.isfinite(value)]
         self._add(Event(step=step, wall_time=time, summary=Summary(value=scalars)))
 

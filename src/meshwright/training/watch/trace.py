@@ -1,7 +1,7 @@
-"""A profile of some steps read back: the collectives that ran, by axes and phase, and how busy each device was.
+"""Read a profile: the collectives that ran, by axes and phase, and how busy each device was.
 
-A trace names the ops that ran; what each of them communicates, over which mesh axes and in which phase, is read from
-the HLO of the compiled step (`hlo.each_collective`). Counts are those of the trace, so bytes are measured too.
+A trace names the ops that ran; their bytes, mesh axes and phase come from the HLO of the compiled step
+(`hlo.each_collective`). Counts are those of the trace, so bytes are measured too.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _OP = re.compile(r"%?([\w.-]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTrace:
-    """What one device did in the traced steps.
+    """Activity of one device in the traced steps.
 
-    span_seconds: from the first op to the end of the last. busy_seconds: in which at least one op ran. op_seconds,
-    op_counts: of each op that ran, by its name in the HLO.
+    span_seconds: from the first op to the end of the last. busy_seconds: with at least one op running. op_seconds, op_counts:
+    per op, by its name in the HLO.
     """
 
     span_seconds: float
@@ -50,7 +50,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """What a trace shows of a step: the mean over the traced steps, and over devices for collectives."""
+    """Mean of the traced steps, over devices for collectives."""
 
     collectives: tuple[Collective, ...]
     devices: Mapping[str, DeviceUse]
@@ -67,10 +67,11 @@ def find_trace(folder: Path) -> Path:
 
 
 def read_trace(path: Path, module: Module) -> dict[int, DeviceTrace]:
-    """What each device of this process did, by its number in the trace.
+    """Return the activity of each device of this process, by its number in the trace.
 
     Args:
-        path: of the `.xplane.pb`. module: the optimized HLO of the step.
+        path: of the `.xplane.pb`.
+        module: the optimized HLO of the step.
     """
     ops = {instruction.name for instruction in module.instructions()}
     intervals: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -97,12 +98,13 @@ def read_trace(path: Path, module: Module) -> dict[int, DeviceTrace]:
 def measured_step(
     devices: Mapping[str, DeviceTrace], module: Module, mesh: Mapping[str, int], *, steps: int
 ) -> MeasuredStep:
-    """What the traces of all devices of a run show of a step of its compiled program.
+    """Return the measurements of one step from the traces of all devices.
 
     Args:
-        devices: their traces by name, at least one. module: the optimized HLO of the step. mesh: every axis and its
-            degree, in order.
-        steps: that were traced.
+        devices: traces by device name, at least one.
+        module: the optimized HLO of the step.
+        mesh: every axis and its degree, in order.
+        steps: number of traced steps.
     """
     found: list[Collective] = []
     communicating: set[str] = set()
@@ -143,10 +145,10 @@ def measured_step(
 
 
 def _events(profile: Any, module: str) -> Iterator[tuple[int, str, float, float]]:
-    """Device, op, begin and end in nanoseconds of everything that may be an op of a module.
+    """Yield device, op, begin and end in nanoseconds of every event that may be an op of a module.
 
-    CPUs name the device in each event, TPUs and GPUs have a plane for each device. Of a TPU only the line of ops that
-    it ran one after the other is read: it has the starts and the ends of asynchronous ones.
+    CPUs name the device in each event, TPUs and GPUs have a plane per device. On TPUs only the line of sequential ops
+    is read: it contains the starts and the ends of asynchronous ones.
     """
     for plane in profile.planes:
         own = _DEVICE.fullmatch(plane.name)
@@ -174,7 +176,7 @@ def _outer_name(module: Module, computation: str, name: str) -> str:
 
 
 def _done_names(module: Module, name: str, computation: str) -> list[str]:
-    """The ops that end an asynchronous one: what a device waits there is of the collective too."""
+    """Return the ops that end an asynchronous collective: waiting there counts as the collective."""
     instructions = module.computations[computation].instructions
     if name not in instructions or not instructions[name].opcode.endswith("-start"):
         return []
@@ -182,7 +184,7 @@ def _done_names(module: Module, name: str, computation: str) -> list[str]:
 
 
 def _covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length of what intervals cover, where they overlap once."""
+    """Return the total length of a union of intervals."""
     covered, reached = 0.0, -math.inf
     for start, end in sorted(intervals):
         covered += max(0.0, end - max(start, reached))

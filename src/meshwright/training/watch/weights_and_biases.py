@@ -11,11 +11,11 @@ from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
 
 ID_FILE = "wandb_id"
-"""Of the run directory: the id that Weights & Biases knows the run by, so that a resumed one goes on there."""
+"""File with the Weights & Biases id of the run, so that a resumed run continues it."""
 
 
 def load_wandb() -> Any:
-    """The library; one line where it is not installed."""
+    """Import the library; raise a one-line error if it is not installed."""
     try:
         return importlib.import_module("wandb")
     except ImportError:
@@ -41,5 +41,5 @@ class WandbRun:
         self._run.log({**values, "_timestamp": time}, step=step)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send pending data."""
         self._run.finish()
