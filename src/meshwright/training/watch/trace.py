@@ -29,8 +29,8 @@ _OP = re.compile(r"%?([\w.-]+)")
 class DeviceTrace:
     """Activity of one device in the traced steps.
 
-    span_seconds: from the first op to the end of the last. busy_seconds: with at least one op running. op_seconds, op_counts:
-    per op, by its name in the HLO.
+    span_seconds: from the first op to the end of the last. busy_seconds: with at least one op running. op_seconds,
+    op_counts: per op, by its name in the HLO.
     """
 
     span_seconds: float
