@@ -1,4 +1,4 @@
-"""Text and tokens: tokenizers of Hugging Face directories, chat templates, and text that is shown as it is made."""
+"""Text and tokens: tokenizers of Hugging Face directories, chat templates, incremental decoding."""
 
 from meshwright.text.byte_files import byte_tokenizer_files
 from meshwright.text.chat import apply_chat_template, chat_examples, chat_template

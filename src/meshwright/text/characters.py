@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 KEEPING = {"Sequence", "Prepend", "Replace", "NFC", "ByteLevel"}
-"""Normalizers after which a text has as many characters as before, or more; NFC joins at most four to one."""
+"""Normalizers that never shorten a text; NFC joins at most four characters."""
 
 SPLITTING = {"Sequence", "ByteLevel", "Split", "Metaspace", "Digits", "Punctuation", "UnicodeScripts"}
-"""Pre-tokenizers that leave out no character, unless they say `Removed`."""
+"""Pre-tokenizers that drop no character, unless set to `Removed`."""
 
 
 def most_characters(tokenizer: Mapping[str, Any]) -> int | None:
-    """The characters of the longest token of a tokenizer.json; None where a token may stand for any number of them."""
+    """Return the maximum number of characters that one token of a tokenizer.json represents; None if unbounded."""
     model = tokenizer["model"]
     normalizers, splits = [*_parts(tokenizer["normalizer"])], [*_parts(tokenizer["pre_tokenizer"])]
     kinds = {part["type"] for part in normalizers}

@@ -1,4 +1,4 @@
-"""The template of a chat, as `tokenizer_config.json` has it: Jinja, run in its sandbox."""
+"""Chat templates of `tokenizer_config.json`: Jinja, run in its sandbox."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def apply_chat_template(
 
 
 def _until_final_content(text: str, content: str) -> str:
-    """The text of a chat up to the end of its last message's content, without what the template writes behind it."""
+    """Cut the text of a chat after the content of its last message, without the template's suffix."""
     at = text.rfind(content.strip())
     if at < 0 or not content.strip():
         raise MeshwrightError("the text of the last message is not in the chat as the template writes it")
@@ -74,24 +74,23 @@ def chat_examples(
     tools: Sequence[Mapping[str, Any]] = (),
     first: int = 0,
 ) -> list[ChatExample]:
-    """What a chat teaches: its tokens, with loss on those of the assistant's turns and what ends a turn.
+    """Return training examples of a chat: its tokens, with loss on the assistant's turns and their end tokens.
 
-    Where the template marks the assistant's words itself (`{% generation %}`), these. Elsewhere a turn begins where the
-    chat before it ends with the generation prompt, and ends where the chat with it does.
-
-    A template may write earlier turns otherwise once more follow, as Qwen3's, which leaves out their thoughts. Then the
-    chat is several examples: each turn has loss once, in the text that a model has before it when it writes that turn,
-    and none where later turns stand after it in another form.
+    If the template marks the assistant's text (`{% generation %}`), the marked text has loss. Otherwise a turn begins
+    where the preceding chat with the generation prompt ends, and ends where the chat with the turn does. A template may
+    render earlier turns differently once more follow: Qwen3's drops their thoughts. Then the chat becomes several
+    examples: each turn has loss once, in the context that a model has when it writes that turn, and none where later
+    turns follow it in another form.
 
     Args:
-        messages: each with `role` (system, user, assistant) and `content`, and what else the template reads. A turn
-            with a `weight` of 0 has no loss, as in OpenAI's files for fine-tuning.
-        tools: that the assistant may call.
-        first: the first message whose tokens may have loss.
+        messages: each with `role` (system, user, assistant) and `content`, and anything else the template reads. A turn
+            with a `weight` of 0 has no loss, as in OpenAI's fine-tuning files.
+        tools: tools that the assistant can call.
+        first: the first message whose tokens can have loss.
 
     Raises:
-        MeshwrightError: no template, one that refuses these messages, or one that begins a turn otherwise than its
-            generation prompt does, so that its tokens cannot be found.
+        MeshwrightError: no template, one that rejects these messages, or one whose turns do not begin with its
+            generation prompt, so that their tokens cannot be found.
     """
     whole = _render(tokenizer, messages, tools=tools, add_generation_prompt=False)
     learned = [
@@ -159,7 +158,7 @@ def _turn(
 
 
 def _texts_with_spans(whole: str, turns: list[_Turn]) -> list[tuple[str, list[Span]]]:
-    """The texts that have every turn once as it was written, in the order of the turns, and where they have them."""
+    """Return texts that contain every turn once as it was written, in order, with its position."""
     texts: list[tuple[str, list[Span]]] = []
     text, left = whole, turns
     while left:
@@ -178,7 +177,7 @@ def _render(
     add_generation_prompt: bool,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text of a chat, with marks around what the template says the assistant generates."""
+    """Render a chat, with marks around the text that the template attributes to the assistant."""
     template = chat_template(tokenizer, has_tools=bool(tools))
     if not template:
         raise MeshwrightError("this tokenizer has no chat template; give the prompt as the model was trained on it")
@@ -199,7 +198,7 @@ def _render(
 
 
 def chat_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str | None:
-    """The template of a tokenizer's chats, or of those with tools where these have another; None where it has none."""
+    """Return the chat template of a tokenizer, the one for tools if there is one; None if it has none."""
     template = tokenizer.config.get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
@@ -222,7 +221,7 @@ def _compiled(template: str) -> Template:
 
 
 _MARKS = "\ufdd0", "\ufdd1"
-"""What stands around the assistant's words for a moment: code points that are no characters, and in no text."""
+"""Temporary marks around the assistant's text: noncharacter code points, which no text contains."""
 
 _GENERATED = re.compile(f"{_MARKS[0]}(.*?){_MARKS[1]}", re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""Files of text, and of a JSON object a line; what is wrong in one is said with its place."""
+"""Text files and JSON Lines; errors name the line."""
 
 from __future__ import annotations
 

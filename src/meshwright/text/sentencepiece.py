@@ -1,7 +1,7 @@
-"""SentencePiece models as tokenizers: `tokenizer.model` where a directory has no `tokenizer.json`.
+"""SentencePiece models as tokenizers: `tokenizer.model`, if a directory has no `tokenizer.json`.
 
-The file is a protocol buffer (https://github.com/google/sentencepiece, src/sentencepiece_model.proto), of which the
-fields that say how text is split are read.
+The file is a protocol buffer (https://github.com/google/sentencepiece, src/sentencepiece_model.proto); only the fields
+that determine how text is split are read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class SentencePiece(NamedTuple):
-    """What a model file says: its pieces, how they are chosen, and how text is prepared for them."""
+    """Contents of a model file: pieces, segmentation algorithm, and normalization."""
 
     pieces: list[Piece]
     algorithm: int
@@ -49,7 +49,7 @@ class SentencePiece(NamedTuple):
 
     @property
     def unread(self) -> str:
-        """What it has that no `tokenizers.Tokenizer` does as the library does; empty where there is nothing."""
+        """Return features that `tokenizers.Tokenizer` does not reproduce exactly; empty if there are none."""
         user_defined = [piece.text for piece in self.pieces if piece.kind == USER_DEFINED]
         kinds = {
             "of words or of characters": self.algorithm not in (UNIGRAM, BPE),
@@ -64,16 +64,15 @@ class SentencePiece(NamedTuple):
 
 
 def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a SentencePiece model.
+    """Return the tokenizer of a SentencePiece model.
 
-    A text begins with the token of its beginning, and ends with that of its end, as `add_bos_token` (by default true)
-    and `add_eos_token` (false) of config say.
+    `add_bos_token` (true by default) and `add_eos_token` (false) of the config add the begin and end tokens.
 
     Args:
         config: of `tokenizer_config.json`.
 
     Raises:
-        MeshwrightError: a file that is no such model, or a model of words or characters.
+        MeshwrightError: the file is not such a model, or its units are words or characters.
     """
     try:
         model = _read(path.read_bytes())
@@ -141,7 +140,7 @@ def _bpe(model: SentencePiece) -> models.BPE:
 
 
 def _read(data: bytes) -> SentencePiece:
-    """The model of a file; what it does not say has the format's defaults."""
+    """Parse a model file; missing fields have the format's defaults."""
     pieces: list[Piece] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
@@ -195,7 +194,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A whole number in groups of 7 bits, lowest first, and where it ends."""
+    """Read a varint; also return where it ends."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -17,7 +17,7 @@ from meshwright.text.sentencepiece import read_sentencepiece
 from meshwright.text.tokenizer_config import apply_tokenizer_config
 
 PIECES = ("tokenizer.model", "spiece.model")
-"""The names of a SentencePiece model, which is read where there is no tokenizer.json."""
+"""Names of a SentencePiece model, which is used if there is no tokenizer.json."""
 
 FILES = (
     "tokenizer.json",
@@ -32,7 +32,7 @@ FILES = (
 """The files of a directory that its tokenizer and its chat template are in."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What the bytes of a cut character are decoded as."""
+"""Replacement for the bytes of an incomplete character."""
 
 
 class _Codec(Protocol):
@@ -130,7 +130,7 @@ class Tokenizer:
 
     @cached_property
     def most_characters(self) -> int | None:
-        """The most characters of a text that one token stands for; None where there is no bound."""
+        """Maximum characters of one token; None if there is no bound."""
         return self.codec.most_characters()
 
     @property
@@ -153,21 +153,21 @@ _SAMPLE = (
 
 
 class TokenStream:
-    """Text that grows a token at a time: a piece ends where a character does.
+    """Incremental decoding: text pieces that end at character boundaries.
 
     A tokenizer may join tokens (a leading space, a character of several tokens), so a piece is what the last tokens add
-    to the text of those before them.
+    to the text of the tokens before.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._tokens: list[int] = []
         self._shown = 0
-        """How many of the tokens are in the pieces so far, from `_start` on the context of those to come."""
+        """Number of tokens already in pieces; those from `_start` on are context for later ones."""
         self._start = 0
 
     def add(self, token: int) -> str:
-        """What a token adds; empty while the last character is not whole."""
+        """Return the text that a token adds; empty while the last character is incomplete."""
         self._tokens.append(token)
         before = self._decode(self._tokens[self._start : self._shown])
         text = self._decode(self._tokens[self._start :])
@@ -177,7 +177,7 @@ class TokenStream:
         return text[len(before) :]
 
     def finish(self) -> str:
-        """What is left at the end: a character that was cut is shown as replaced."""
+        """Return the remaining text at the end; an incomplete character becomes a replacement character."""
         before = self._decode(self._tokens[self._start : self._shown])
         return self._decode(self._tokens[self._start :])[len(before) :]
 
@@ -194,11 +194,11 @@ def byte_tokenizer_for(vocab: int) -> Tokenizer | None:
 
 
 def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
-    """The tokenizer of a Hugging Face directory; None where it has none.
+    """Read the tokenizer of a Hugging Face directory; None if it has none.
 
     Raises:
-        MeshwrightError: a file that cannot be read, a tokenizer in another form than `tokenizer.json` and
-            SentencePiece models, or one with tokens beyond `vocab`, the rows of the model's table.
+        MeshwrightError: a file cannot be read, the tokenizer has another format than `tokenizer.json` or SentencePiece,
+            or it has tokens beyond `vocab`, the rows of the embedding table.
     """
     config = read_json(directory / "tokenizer_config.json")
     path = directory / "tokenizer.json"
@@ -263,14 +263,14 @@ def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, An
 
 
 def special_token(config: dict[str, Any], name: str) -> str | None:
-    """The text of a special token; files have it as text, or as an object with `content`."""
+    """Return the text of a special token, given as text or as an object with `content`."""
     value = config.get(name)
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None  # `add_bos_token` has such a name too, and is true or false.
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one where there is no file."""
+    """Read a JSON object; an empty one if there is no file."""
     if not path.is_file():
         return {}
     try:

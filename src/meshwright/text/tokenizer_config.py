@@ -1,4 +1,4 @@
-"""What tokenizer_config.json changes of a tokenizer, as transformers 5 has it: more tokens, and spaces before texts."""
+"""Changes by tokenizer_config.json, as in transformers 5: added tokens, and spaces before texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from meshwright.errors import MeshwrightError
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""What stands for a space in the tokens of SentencePiece."""
+"""The space character of SentencePiece tokens."""
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The fields of tokenizer_config.json that hold a special token."""
@@ -97,7 +97,7 @@ def _named(config: Mapping[str, Any]) -> Iterator[AddedToken]:
 
 
 def _token(entry: Any) -> AddedToken:
-    """A token as files have it: its text, or an object."""
+    """Parse a token given as text or as an object."""
     if isinstance(entry, str):
         return AddedToken(entry, special=True)
     if isinstance(entry, Mapping) and isinstance(entry.get("content"), str):

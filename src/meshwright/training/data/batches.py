@@ -17,19 +17,19 @@ from meshwright.training.data.rows import Rows, empty_row
 from meshwright.training.data.run_data import RunData
 
 AHEAD = 2
-"""Batches that are read before they are wanted; as many are in memory."""
+"""Batches read ahead, all held in memory."""
 
 
 class Batches:
-    """The batch of any step, which does not depend on the steps before it.
+    """The batch of any step, independent of earlier steps.
 
     Args:
         data: the rows.
-        sharding: of a batch [rows, seq_len]; each process reads the rows of its own devices alone.
+        sharding: of a batch [rows, seq_len]; each process reads only the rows of its own devices.
         shape: of a batch.
-        seed: decides the order of the rows.
-        order: token positions in storage order, from `runtime.token_order`; None where they are in order.
-        draws: whether a part of the batch is the key of what a step draws at random.
+        seed: determines the order of the rows.
+        order: token positions in storage order, from `runtime.token_order`; None for natural order.
+        draws: whether a batch contains the random key of its step.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Batches:
         self.held_out = self.in_order(data.held_out)
 
     def __getitem__(self, step: int) -> dict[str, Array]:
-        """`tokens` and `targets` [rows, seq_len] of a step, and as there are:
+        """Return the arrays of a step.
 
-        `positions` of tokens, where rows have documents or tokens lie in no order; `segments`, the number of a token's
-        document in its row from 1, 0 for padding; `weights` of the targets' losses, of which the mean is 1; `draws`
-        [2], the key of the step.
+        `tokens` and `targets` [rows, seq_len] always. If needed: `positions` of tokens, if rows have documents or
+        tokens are reordered; `segments`, the document number of a token in its row from 1, 0 for padding; `weights` of
+        the losses, with mean 1; `draws` [2], the key of the step.
         """
         wanted = range(step, step + 1 + AHEAD)
         self._ahead = {at: batch for at, batch in self._ahead.items() if at in wanted}
@@ -67,9 +67,9 @@ class Batches:
         return self._ahead.pop(step).result()
 
     def row(self, step: int) -> dict[str, Any]:
-        """What a step's row of metrics says of its data.
+        """Return the data fields of a step's metrics.
 
-        By source: documents, tokens, bad records, and `epoch`: how often its rows have been read after the step.
+        Per source: documents, tokens, bad records, and `epoch`, how often its rows have been read after the step.
         """
         sources, items = self._items(step)
         epochs = dict(zip(self._names, self._mixture.epochs((step + 1) * self._arrangement[1][0]), strict=True))
@@ -94,7 +94,7 @@ class Batches:
         return row | ({"bad_data": left_out} if left_out else {})
 
     def sizes(self, steps: int) -> dict[str, dict[str, float]]:
-        """By source, how many rows it has, and how many epochs of them so many steps read."""
+        """Return, per source, its rows and the epochs read in `steps` steps."""
         epochs = self._mixture.epochs(steps * self._arrangement[1][0])
         return {
             rows.name: {"rows": rows.count, "epochs": round(each, 6)}
@@ -102,7 +102,7 @@ class Batches:
         }
 
     def items(self, step: int) -> dict[str, list[int]]:
-        """By its name, the numbers of what a step's batch has of each source: rows, in the order of the batch."""
+        """Return, per source name, the row numbers of a step's batch, in batch order."""
         sources, items = self._items(step)
         return {
             rows.name: items[sources == number].tolist()
@@ -156,11 +156,11 @@ class HeldOut:
         return full + (rest > 0 and self._layout.can_pad)
 
     def __getitem__(self, number: int) -> dict[str, Array]:
-        """A batch as `Batches` has them."""
+        """Return a batch in the format of `Batches`."""
         return self._layout.place(*self._part(number))
 
     def loss_tokens(self, number: int) -> int:
-        """The tokens with loss of a batch: the mean over all batches is that of theirs, weighted with these."""
+        """Return the number of loss tokens of a batch, its weight in a mean over batches."""
         sources, items = self._part(number)
         return sum(
             rows.sizes(items[sources == source]).loss_tokens

@@ -1,4 +1,4 @@
-"""Where runs keep what they make of their data: once for each key, by one process of a machine."""
+"""Cache of prepared data: made once per key, by one process of a machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def locked_directory(key: str) -> Iterator[Path]:
-    """The directory of a key in the cache, which may not be there yet; no other process has it meanwhile."""
+    """Lock and yield the directory of a cache key, which may not exist yet."""
     directory = cache_directory() / hashlib.sha256(key.encode()).hexdigest()[:32]
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def locked_directory(key: str) -> Iterator[Path]:
 
 
 def cached_directory(key: str, make: Callable[[Path], None]) -> Path:
-    """The directory of a key, filled by `make` where there is none; whole or not there.
+    """Return the directory of a key, filled by `make` if it does not exist; it is complete or absent.
 
     Raises:
         MeshwrightError: it cannot be written.

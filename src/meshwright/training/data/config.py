@@ -1,4 +1,4 @@
-"""What a run says of its data."""
+"""Data settings of a run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 
 RowKind = Literal["windows", "packed", "padded"]
-"""What a row of a batch is: a window of a text, documents that are packed, or one document and padding."""
+"""Contents of a row: a window of a text, packed documents, or one document with padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the tokens of a run come from, and how they are laid into rows.
+    """Sources of a run's tokens, and how they become rows.
 
-    sources: files, folders or stores of tokens, each with a weight as `wiki.jsonl=0.7` or none with one; by default the
-    sources of Python's standard library. fields: templates of records (`data.template`), of one source as
-    `qa.jsonl=[question],answer`, or of all others as `text`; by default the first record of a source says it. rows: see
-    `RowKind`; None for windows of text and packed documents. held_out: the share that is left out of training, for
-    evaluation. bad_data: what is done with records that cannot be used. folder: where the run began, which relative
-    sources are relative to, and no part of what a run is; None of a run that was begun before this was kept.
+    sources: files, folders or token stores, all or none with a weight, as `wiki.jsonl=0.7`; Python's standard library
+    by default. fields: record templates (`data.template`), of one source as `qa.jsonl=[question],answer`, or of all
+    others as `text`; by default taken from the first record of a source. rows: see `RowKind`; None for windows of text
+    and packed documents. held_out: share left out of training for evaluation. bad_data: how to treat unusable records.
+    folder: where the run began, to which relative sources refer; not part of the run's identity; None in older runs.
     """
 
     sources: tuple[str, ...] = ()
@@ -44,12 +43,12 @@ class DataConfig:
             raise MeshwrightError(f"held_out is {self.held_out}; it is a share from 0 to below 1, as 0.01")
 
     def template(self, path: str) -> str | None:
-        """The template of the records of a source; None where its first record says it."""
+        """Return the record template of a source; None to take it from the first record."""
         templates = parse_templates(self.fields)
         return templates.get(path, templates.get(""))
 
     def find(self, name: str) -> FileSource | StoreSource:
-        """What is at a source's path; its name stays as the config has it.
+        """Find the files of a source; its name stays as in the config.
 
         Raises:
             MeshwrightError: as `find_path` and `find_source`.
@@ -58,9 +57,10 @@ class DataConfig:
         return find_source(name) if path == name else replace(find_source(path), name=name)
 
     def find_path(self, name: str) -> str:
-        """A path of the config as it is from the current folder.
+        """Resolve a path of the config.
 
-        A relative path is looked for in the folder where the run began, then here: the two may have moved together.
+        A relative path is looked up in the folder where the run began, then in the current one: both may have moved
+        together.
 
         Raises:
             MeshwrightError: it is in neither.

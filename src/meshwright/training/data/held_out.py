@@ -1,4 +1,4 @@
-"""Which documents or windows of a source are held out: a share of them, by a hash of each one's number."""
+"""Held-out documents or windows: a share of a source, by a hash of each number."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ BLOCK = 1 << 15
 
 @dataclass(frozen=True)
 class Part:
-    """The numbers below `count` whose hash is above `limit`, or at most `limit` where they are held out.
-
-    limit: None where nothing is held out.
-    """
+    """Numbers below `count` whose hash is above `limit`, or at most `limit` if held out; None for all numbers."""
 
     count: int
     limit: int | None = None
@@ -27,7 +24,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of them."""
+        """Whether the part is everything."""
         return self.limit is None
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -50,9 +47,9 @@ class Part:
 
 
 def split(count: int, share: float, name: str) -> tuple[Part, Part | None]:
-    """The numbers below `count` for training and those held out, at least one of each; None where share is 0.
+    """Split the numbers below `count` into training and held-out ones, at least one of each; None if share is 0.
 
-    Neither the seed nor what is added later changes which are held out.
+    The split depends neither on the seed nor on numbers added later.
     """
     if not share:
         return Part(count), None

@@ -1,4 +1,4 @@
-"""Which item of which source is the n-th of a run: a function of the seed and n alone."""
+"""The source and item number of the n-th item of a run: a function of the seed and n alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Mixture:
         return sources, items - self._firsts[sources]
 
     def epochs(self, number: int) -> list[float]:
-        """How often the items of each source come before an item of the run; the fraction is of those to come next."""
+        """Return how often each source's items occur before an item; the fraction refers to the next items."""
         cycle, place = divmod(number, len(self._pattern))
         if not self._is_weighted:
             return [number / sum(rows.count for rows in self.sources)] * len(self.sources)

@@ -13,11 +13,11 @@ CHUNK = 4096
 
 
 class Pieces(NamedTuple):
-    """What goes into rows: documents, or pieces of long ones.
+    """Pieces to be packed into rows: documents, or parts of long ones.
 
     documents, starts: int64 [pieces]; slots, loss_counts: int32 [pieces]. A piece of n slots has n inputs from its
-    start on, the n tokens after each as targets, and so many targets with loss; None where all have it. long: documents
-    that were split or cut; lost: documents that were left without loss where they were cut.
+    start, the n following tokens as targets, and a number of targets with loss; None if all have it. long: documents
+    split or cut; lost: documents without loss after cutting.
     """
 
     documents: np.ndarray

@@ -16,7 +16,7 @@ from meshwright.step import Strategy, Workload
 from meshwright.training.data.pairs import PairData, RunPairs
 
 REFERENCE_BATCH = "of_reference"
-"""What of a batch is for a reference that runs in the step: the same text as its mesh has it."""
+"""Batch fields for a reference that runs in the step: the same text in its mesh's layout."""
 
 
 class BatchPlacement(NamedTuple):
@@ -32,7 +32,7 @@ class BatchPlacement(NamedTuple):
         return cls(mesh, layout, token_order(seq_len, layout, strategy))
 
     def rows(self, tokens: np.ndarray, weights: np.ndarray) -> dict[str, Array]:
-        """`tokens`, `targets` and `weights` [b, s] of rows [b, s + 1], with `positions` where tokens lie in no order.
+        """Return `tokens`, `targets` and `weights` [b, s] of rows [b, s + 1], and `positions` if tokens are reordered.
 
         Each process makes the shards of its own devices.
         """
@@ -50,13 +50,14 @@ def put_in_shards(array: np.ndarray, sharding: NamedSharding) -> Array:
 
 
 class PairBatches:
-    """The batch of any step: pairs in a shuffled order that only the seed decides, both rows of each in succession.
+    """The batch of any step: pairs in an order determined by the seed, the two rows of a pair adjacent.
 
     Args:
-        pairs: those for training and those held out.
-        policy, reference: where their rows lie; reference is None where it was run before the first step.
-        log_probabilities: what it made of all rows then, [pairs, 2].
-        seed: decides the order. draws: whether a part of the batch is the key of what a step draws at random.
+        pairs: training and held-out pairs.
+        policy, reference: layouts of their rows; reference is None if it ran before the first step.
+        log_probabilities: of all rows by that reference, [pairs, 2].
+        seed: determines the order.
+        draws: whether a batch contains the random key of its step.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class PairBatches:
         self._seed = seed if draws else None
 
     def row(self, step: int) -> dict[str, Any]:
-        """What a step's row of metrics says of its data: how often all pairs have been read after it."""
+        """Return the data fields of a step's metrics: epochs read after it."""
         return {"epoch": round((step + 1) * self._size / len(self._training), 6)}
 
     def close(self) -> None:
@@ -90,9 +91,9 @@ class PairBatches:
         return {"pairs": self._training[np.asarray(self._numbers[step])].tolist()}
 
     def __getitem__(self, step: int) -> Mapping[str, Any]:
-        """The batch of a step, as `training.step.abstract_batch` has it.
+        """Return the batch of a step, in the format of `training.step.abstract_batch`.
 
-        Without `log_probabilities` it has what `REFERENCE_BATCH` names in the place of `reference`.
+        Without `log_probabilities` it has the fields `REFERENCE_BATCH` instead of `reference`.
         """
         batch = self._of(self._training[np.asarray(self._numbers[step])])
         if self._seed is not None:

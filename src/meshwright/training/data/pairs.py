@@ -31,15 +31,15 @@ KINDS = {
     "prompt_cut": "prompts cut at their beginning",
     "answer_too_long": "pairs left out for an answer longer than a row",
 }
-"""What is counted of pairs beside bad records, in words."""
+"""Descriptions of the counts of pairs, besides bad records."""
 
 
 @dataclass(frozen=True)
 class PairData:
-    """Pairs of a run, mapped from files, so that memory does not grow with them.
+    """Pairs of a run, memory-mapped.
 
-    tokens: int32 [pairs, 2, s + 1], the chosen row of a pair and then its rejected one, zeros behind them. has_loss:
-    uint8 [pairs, 2, s], 1 where the next token is one of the answer. counts: what was cut, left out or bad.
+    tokens: int32 [pairs, 2, s + 1], the chosen row of a pair, then the rejected one, padded with zeros. has_loss: uint8
+    [pairs, 2, s], 1 if the next token belongs to the answer. counts: pairs cut, left out or bad.
     """
 
     tokens: np.ndarray
@@ -56,13 +56,13 @@ class PairData:
 
     @property
     def fingerprint(self) -> str:
-        """A checksum of all rows: what is computed of them beforehand belongs to no others."""
+        """Checksum of all rows, which identifies what is precomputed for them."""
         checksum = hashlib.sha256(self.tokens.reshape(-1).data)
         checksum.update(self.has_loss.reshape(-1).data)
         return checksum.hexdigest()
 
     def describe(self) -> str:
-        """What a user should know of them, in words; nothing where all are whole."""
+        """Return a note about cut and omitted pairs; empty if all are complete."""
         words = [f"{self.counts[kind]:,} {what}" for kind, what in KINDS.items() if self.counts.get(kind)]
         if bad := describe_bad(self.counts):
             words.append(bad)
@@ -70,10 +70,7 @@ class PairData:
 
 
 class RunPairs(NamedTuple):
-    """The pairs of a run: all of them, and the numbers of those for training and of those held out.
-
-    fingerprint: a checksum of the pairs of the run's own sources.
-    """
+    """All pairs of a run, and the numbers of training and held-out ones. fingerprint: of the run's own sources."""
 
     data: PairData
     training: np.ndarray
@@ -84,10 +81,12 @@ class RunPairs(NamedTuple):
 def open_pairs(
     config: DataConfig, evaluated: Sequence[str], tokenizer: Tokenizer | None, workload: Workload
 ) -> RunPairs:
-    """The pairs of a run. evaluated: other sources, whose pairs are all held out; else the share that `config` says.
+    """Open the pairs of a run.
+
+    evaluated: other sources whose pairs are all held out; otherwise the share given by `config`.
 
     Raises:
-        MeshwrightError: as `load_pairs`, or fewer pairs for training or held out than a batch has.
+        MeshwrightError: as `load_pairs`, or fewer training or held-out pairs than a batch.
     """
     sources, evaluated = ([config.find_path(name) for name in names] for names in (config.sources, evaluated))
     data = load_pairs(sources, tokenizer, workload, config.bad_data)
@@ -110,13 +109,14 @@ def open_pairs(
 def load_pairs(
     sources: Sequence[str], tokenizer: Tokenizer | None, workload: Workload, rule: Rule = "error"
 ) -> PairData:
-    """The pairs of JSON lines, Parquet, Arrow or stores of tokens, as rows of a workload.
+    """Load pairs from JSON Lines, Parquet, Arrow or token stores, as rows for a workload.
 
-    Records have `prompt`, `chosen` and `rejected`, text or messages of a chat. Without a tokenizer text is bytes. rule:
-    what is done with records that are no pairs.
+    Records have `prompt`, `chosen` and `rejected`, as text or chat messages. Without a tokenizer text is bytes. rule:
+    how to treat records that are not pairs.
 
     Raises:
-        MeshwrightError: no sources, a record that is no pair, a token outside the vocabulary, fewer pairs than a batch.
+        MeshwrightError: no sources, a record that is not a pair, a token outside the vocabulary, or fewer pairs than a
+            batch.
     """
     if not sources:
         raise MeshwrightError(
@@ -195,7 +195,7 @@ def _of_files(source: FileSource, tokenizer: Tokenizer | None, vocab: int, bad: 
 
 
 def _fitting(pairs: Iterable[Pair], seq_len: int, counts: dict[str, int]) -> Iterator[Pair]:
-    """The pairs that fit rows of seq_len + 1 tokens; what was cut and left out is added to `counts`."""
+    """Yield the pairs that fit rows of seq_len + 1 tokens; `counts` gets those cut and left out."""
     for pair in pairs:
         if (over := max(len(row.tokens) for row in pair) - seq_len - 1) <= 0:
             yield pair
@@ -208,7 +208,7 @@ def _fitting(pairs: Iterable[Pair], seq_len: int, counts: dict[str, int]) -> Ite
 
 
 def _loss(row: Document) -> np.ndarray:
-    """Which tokens of a row are the answer's, [n]; where all are, the first is what they follow."""
+    """Return which tokens of a row belong to the answer, [n]; the first token is context in any case."""
     return np.arange(len(row.tokens)) > 0 if row.loss is None else row.loss
 
 

@@ -24,11 +24,11 @@ BLOCK = 8 * CHUNK
 """Documents or pieces that are in memory at a time."""
 
 _DTYPES = {"slots": np.int32, "loss_counts": np.int32}
-"""Of a file's elements; of all others int64."""
+"""Dtypes of files; int64 for all others."""
 
 
 class RowIndex(NamedTuple):
-    """The arrays of an index, mapped. long, lost: of all documents, as `packing.Pieces` has them."""
+    """Memory-mapped arrays of an index. long, lost: of all documents, as in `packing.Pieces`."""
 
     documents: np.ndarray
     starts: np.ndarray
@@ -52,12 +52,12 @@ def write_row_index(
     """Write the index of documents into an empty directory.
 
     Args:
-        directory: where.
-        dataset: what the documents are of.
+        directory: the directory.
+        dataset: the dataset of the documents.
         documents: their numbers, in blocks.
-        seq_len: the slots of a row.
+        seq_len: slots of a row.
         is_packed: whether several documents share a row.
-        seed: decides their order; None for the order given.
+        seed: determines their order; None for the given order.
 
     Raises:
         MeshwrightError: no document has loss.
@@ -112,7 +112,7 @@ def _shuffle(paths: Iterable[Path], count: int, seed: int) -> None:
 
 
 def _write_rows(directory: Path, count: int, seq_len: int, *, is_packed: bool) -> int:
-    """Write where rows begin, and what is before each; the number of rows."""
+    """Write the row starts and cumulative counts; return the number of rows."""
     slots = _map_file(directory / "slots", count)
     sums = {"tokens": slots}
     if (directory / "loss_counts").is_file():

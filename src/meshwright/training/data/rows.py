@@ -14,11 +14,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Rows(Protocol):
-    """Rows by number.
-
-    name: of the source. count: how many there are. notes: documents by what was done with them. names: of the arrays of
-    a row.
-    """
+    """Rows by number. name: of the source. count: of rows. notes: document counts. names: arrays of a row."""
 
     name: str
     count: int
@@ -30,7 +26,7 @@ class Rows(Protocol):
         ...
 
     def sizes(self, rows: np.ndarray) -> Sizes:
-        """What some rows have together."""
+        """Return the totals of some rows."""
         ...
 
 
@@ -43,10 +39,7 @@ class Sizes(NamedTuple):
 
 
 class WindowRows:
-    """Windows of a text, of which each overlaps the next by one token: its last target is the next one's first token.
-
-    windows: the numbers of those that these rows are.
-    """
+    """Windows of a text that overlap by one token: a window's last target is the next one's first input."""
 
     names: tuple[str, ...] = ("tokens", "targets")
 
@@ -68,13 +61,13 @@ class WindowRows:
         return {"tokens": window[:-1], "targets": window[1:]}
 
     def sizes(self, rows: np.ndarray) -> Sizes:
-        """What some windows have together."""
+        """Return the totals of some windows."""
         tokens = len(rows) * self._seq_len
         return Sizes(None, tokens, tokens)
 
 
 class DocumentRows:
-    """Documents in rows, each a segment of its own: several where they are packed, else one and padding."""
+    """Documents in rows, one segment each: several if packed, else one and padding."""
 
     names: tuple[str, ...] = ("tokens", "targets", "positions", "segments", "weights")
 
@@ -86,7 +79,7 @@ class DocumentRows:
 
     @property
     def fill(self) -> float:
-        """The share of the rows that is no padding."""
+        """Share of the rows that is not padding."""
         return float(self._index.tokens[-1]) / (self.count * self._seq_len)
 
     def read(self, row: int) -> Arrays:

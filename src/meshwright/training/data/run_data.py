@@ -103,7 +103,7 @@ def open_data(
 
 
 def default_rows(config: DataConfig) -> RowKind:
-    """What the rows of a run are that does not say it: windows where every source is text, else packed documents."""
+    """Return the default kind of rows: windows if every source is text, else packed documents."""
     if config.rows is not None:
         return config.rows
     sources = [config.find(path) for path, _ in parse_sources(config.sources)]
@@ -134,7 +134,7 @@ def check_templates(config: DataConfig, evaluated: Sequence[str] = ()) -> None:
 
 
 def _without_fields(source: FileSource | StoreSource) -> str:
-    """What a source is that has no records; nothing where it has some."""
+    """Return what a source without records is; empty if it has records."""
     if isinstance(source, StoreSource):
         return "is a store of tokens"
     return "is text" if source.kind == "text" else ""
@@ -181,7 +181,7 @@ def _open_files(
     *,
     on_note: Note,
 ) -> _Opened:
-    """Files: text as bytes as it is, all else by way of a store in the cache."""
+    """Open files: text as bytes directly, anything else through a store in the cache."""
     if source.kind == "text" and tokenizer is None:
         checksum = check_text(source.files)
         return _Opened(source.name, TextBytes(source.files), {}, checksum)
@@ -236,7 +236,7 @@ INDEX_FORMAT = 1
 
 
 def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
-    """Say what was left out, and how full rows are."""
+    """Report omitted records, and how full rows are."""
     if left_out := describe_bad(source.bad):
         on_note(f"{source.name}: left out {left_out}")
     for what, count in rows.notes.items():
@@ -251,11 +251,11 @@ def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
 
 
 MIN_FILL = 0.7
-"""The share of rows that is no padding under which a line says so."""
+"""A note is printed if less than this share of the rows is not padding."""
 
 
 def _check_enough(data: RunData, sources: Sequence[_Opened], workload: Workload, rows: RowKind) -> None:
-    """Raise where there are not the rows of one batch."""
+    """Raise if there are fewer rows than a batch."""
     have = sum(one.count for one in data.training)
     if have >= workload.batch:
         return

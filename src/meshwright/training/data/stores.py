@@ -15,7 +15,7 @@ from meshwright.training.data.config import DataConfig
 from meshwright.training.data.text_files import standard_library
 
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""A context for a source, by its name and the bytes of its files; it gives what is called with the bytes done."""
+"""Progress context of a source, by name and bytes; yields a callback for bytes done."""
 
 
 def run_sources(config: DataConfig) -> list[FileSource | StoreSource]:
@@ -45,7 +45,7 @@ def tokenize_sources(config: DataConfig, workload: Workload, tokenizer: Tokenize
 def cached_store(
     source: FileSource, config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, bar: Bar
 ) -> tuple[Path, StoreInfo]:
-    """The store of a source in the cache, made where it is not there; the processes of a machine make it once."""
+    """Return the store of a source in the cache; the processes of a machine make it once."""
     fields = None if source.kind == "text" else config.template(source.name)
     encoder = find_encoder(source, fields, tokenizer, vocab=workload.config.vocab)
     what = Tokenizing(source, encoder, config.bad_data, "bytes" if tokenizer is None else "the run's tokenizer")

@@ -62,7 +62,7 @@ def _stat(path: Path) -> tuple[int, int]:
 
 
 def standard_library() -> list[Path]:
-    """The modules of the standard library that lie at its top: about 10 MB of Python on every machine."""
+    """Return the top-level modules of the standard library: about 10 MB of Python on every machine."""
     return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 

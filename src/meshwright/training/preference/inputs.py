@@ -1,8 +1,8 @@
-"""The reference of a run: live on the devices, or what it made of all pairs; and how the run directory keeps it.
+"""The reference of a run, live or precomputed, and its files in the run directory.
 
-`reference/` has the parameters of a live reference, in the compute dtype, as a checkpoint that any mesh reads; of a
-precomputed one `log_probabilities.npz`. So a run goes on though the weights it began with are gone or changed. A policy
-with adapters wants these weights itself: its live reference is its own frozen parameters, and nothing is kept.
+`reference/` has the parameters of a live reference, in the compute dtype, as a checkpoint for any mesh; or
+`log_probabilities.npz` of a precomputed one. So a run continues even if its initial weights are gone or changed. A
+policy with adapters needs these weights anyway: its live reference is its own frozen parameters, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def pair_inputs(
     on_note: Note,
     on_bytes: Callable[[int], None],
 ) -> StepInputs:
-    """The pairs of a run that stands at step `start`, with its reference.
+    """Return the pairs of a run at step `start`, with their reference.
 
-    That is what the policy begins with; of a run that goes on what its directory keeps, if anything.
+    The reference is the initial policy; a resumed run reads it from its directory.
 
     Raises:
-        MeshwrightError: what was kept is gone, damaged, or of other pairs.
+        MeshwrightError: the stored reference is gone, damaged, or of other pairs.
     """
     layout, seq_len = ShardingContext(config.mesh, rules_of(config.strategy)), config.workload.seq_len
     policy, more = (
@@ -104,7 +104,7 @@ def pair_inputs(
 
 
 def _without_adapters(params: Any) -> Any:
-    """The parameters of a model that its adapters stand beside: the same arrays."""
+    """Return the base parameters below a model's adapters: the same arrays."""
     return drop_paths(params, [path for path, _ in leaves(params) if is_adapter(path)])
 
 
@@ -153,7 +153,7 @@ def _restored(directory: Path, own: ReferencePass, mesh: Mesh) -> Any:
 def _log_probabilities(
     config: RunConfig, own: ReferencePass, mesh: Mesh, data: PairData, on_bytes: Callable[[int], None]
 ) -> np.ndarray:
-    """What the reference makes of all rows, [pairs, 2]; its parameters are let go of afterwards."""
+    """Return the reference's log-probabilities of all rows, [pairs, 2]; its parameters are freed afterwards."""
     size, run = own.workload.batch, _compiled(own, mesh)
     params = _first(config, own, mesh, on_bytes)
     layout = ShardingContext(own.mesh, rules_of(own.strategy))
@@ -169,7 +169,7 @@ def _log_probabilities(
 
 
 def _write(directory: Path, log_probabilities: np.ndarray, data: PairData) -> None:
-    """Keep what the reference made of all pairs, and which these are."""
+    """Store the reference's log-probabilities, and the fingerprint of the pairs."""
     if jax.process_index() or (directory / FOLDER / FILE).is_file():
         return
     out = io.BytesIO()
@@ -179,7 +179,7 @@ def _write(directory: Path, log_probabilities: np.ndarray, data: PairData) -> No
 
 
 def _read(directory: Path, data: PairData) -> np.ndarray:
-    """What the reference made of all pairs before the first step."""
+    """Read the precomputed log-probabilities of the reference."""
     path = directory / FOLDER / FILE
     try:
         with np.load(path) as kept:

@@ -61,9 +61,9 @@ OF_TEXT = {
 
 
 def check_preference_options(said: Collection[str], workload: Workload) -> None:
-    """Raise where something is said of pairs whose workload has none, or of text beside pairs.
+    """Raise if pair options are given for a text workload, or text options for pairs.
 
-    said: settings of a run.
+    said: the given settings of a run.
     """
     if workload.objective == "dpo" and (idle := [name for name in OF_TEXT if name in said]):
         raise MeshwrightError(f"{idle[0]} is not for objective='dpo': {OF_TEXT[idle[0]]}; leave --{idle[0]} out")
@@ -76,7 +76,7 @@ DPO = Preference()
 
 
 class PairParts(NamedTuple):
-    """What is measured of a loss of pairs. means: over the pairs, in the order of `MEANS`. load: of experts, if any."""
+    """Measurements of a pair loss. means: over pairs, in the order of `MEANS`. load: of experts, if any."""
 
     means: Array
     load: Load | None = None
@@ -116,10 +116,10 @@ def pair_loss(
     preference: Preference,
     **how: Any,
 ) -> tuple[Array, PairParts]:
-    """The mean loss of a batch of pairs, and what is measured of it; with experts their balancing loss is added.
+    """Return the mean loss of a batch of pairs with its measurements; MoE balancing loss is added.
 
-    batch: as `models.decoder.log_probabilities_and_load` has it, and the `reference` [b], each row's log-probability
-    under the reference. how: the rest of that function's arguments.
+    batch: as for `models.decoder.log_probabilities_and_load`, and `reference` [b], the log-probability of each row
+    under the reference. how: further arguments of that function.
     """
     text = {name: array for name, array in batch.items() if name != "reference"}
     policy, load = log_probabilities_and_load(params, text, model, layout, **how)

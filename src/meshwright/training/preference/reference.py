@@ -31,10 +31,10 @@ from meshwright.training.step import abstract_batch
 
 
 def reference_step(own: ReferencePass) -> Callable[..., Array]:
-    """The reference's pass as a jitted function: (params, batch) -> the log-probability [b] of each row.
+    """Return the jitted forward pass of the reference: (params, batch) -> log-probability [b] of each row.
 
-    params: as `abstract_reference` has them. batch: `tokens`, `targets` and `weights` [b, s], and `positions` where the
-    mesh has tokens in another order. To be called under `jax.set_mesh`.
+    params: as from `abstract_reference`. batch: `tokens`, `targets` and `weights` [b, s], and `positions` if the mesh
+    reorders tokens. Call under `jax.set_mesh`.
     """
     layout, count = ShardingContext(own.mesh, rules_of(own.strategy)), own.strategy.num_microbatches
 
@@ -57,7 +57,7 @@ def reference_step(own: ReferencePass) -> Callable[..., Array]:
 
 
 def _in_rows(parts: Array, layout: ShardingContext) -> Array:
-    """What was made of each microbatch of pairs [m, b / m], as rows in the order of the batch [b]: the way back."""
+    """Join the results of microbatches [m, b / m] into batch order [b]."""
     count, size = parts.shape
     split = layout.spec("batch")[0]
     pairs = jax.lax.reshape(parts, (count, size // 2, 2), out_sharding=P(None, split, None))
@@ -65,10 +65,10 @@ def _in_rows(parts: Array, layout: ShardingContext) -> Array:
 
 
 def abstract_reference(own: ReferencePass, mesh: Mesh) -> Any:
-    """The parameters of a reference as shapes, dtypes and shardings: weights in the compute dtype, in shards.
+    """Return the parameters of a reference as shapes, dtypes and shardings: sharded weights in the compute dtype.
 
-    Vectors, which are used in float32, are in the policy's dtype: so a reference makes what a policy that begins with
-    its parameters makes.
+    Vectors, which are used in float32, have the policy's dtype, so that a reference equals a policy with its
+    parameters.
     """
     declared, read = parameters(own.workload.config), own.workload
     vectors = {path for path, parameter in leaves(declared) if parameter.role == "vector"}
@@ -79,9 +79,9 @@ def abstract_reference(own: ReferencePass, mesh: Mesh) -> Any:
 
 
 def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict[str, Any]) -> jax.stages.Lowered:
-    """The pass of a step's reference lowered for its mesh, whose devices need not be there.
+    """Lower the forward pass of the reference for its mesh, whose devices need not be present.
 
-    `workload` and `strategy` are the policy's, as `dataclasses.asdict` has them; the mesh is that of the reference.
+    `workload` and `strategy` are the policy's, in the format of `dataclasses.asdict`; the mesh is the reference's.
     """
     read, way = workload_from_data(workload), strategy_from_data(strategy)
     shape = MeshShape(**mesh.shape)
@@ -93,7 +93,7 @@ def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict
 
 
 def text_batch(own: ReferencePass, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """What a reference reads of a batch, as shapes and shardings."""
+    """Return the batch of a reference as shapes and shardings."""
     layout = ShardingContext(own.mesh, rules_of(own.strategy))
     batch = abstract_batch(own.workload, layout, mesh, own.strategy)
     return {name: batch[name] for name in ("tokens", "targets", "weights", "positions") if name in batch}
