@@ -1,8 +1,7 @@
-"""Fold over a step: the activations of one microbatch on one device, from the arrays of a layer's ops.
+"""Fold over a step: activations of one microbatch on one device, from the arrays of a layer's ops.
 
-What a layer keeps for backward follows from the remat policy, and is what XLA keeps of the decoder in
-`meshwright.models`; what is live beside it was read off the buffers of compiled steps at their peak
-(`benchmarks/memory.py`).
+What a layer saves for backward follows from the remat policy and equals what XLA saves of the decoder in
+`meshwright.models`. The other live buffers were read from compiled steps at their peak (`benchmarks/memory.py`).
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from meshwright.step.train import train_step
 
 @dataclass(frozen=True)
 class Activations:
-    """The bytes of each kind of activation in a layer of `stack`; widths are in elements of the compute dtype.
+    """Bytes of each kind of activation in a layer of `stack`; widths are in elements of the compute dtype.
 
-    stack: its name; the last one of the model where there is none.
+    stack: its name; the model's last stack by default.
     """
 
     workload: Workload
@@ -60,10 +59,11 @@ class Activations:
 
     @property
     def kept(self) -> float:
-        """The bytes that one layer keeps for backward in the device's memory.
+        """Bytes that one layer saves for backward in device memory.
 
-        The stream before each of its two blocks; the gathered inputs of both; queries, keys and values as attention has
-        them, and what it mixes; gate and up. `matmuls` has queries, keys and values before rotation, none gathered.
+        The residual stream before both blocks; the gathered inputs of both; queries, keys and values as attention reads
+        them, and its output; gate and up. `matmuls` saves queries, keys and values before rotation, and no gathered
+        inputs.
         """
         stream, heads = 2 * self.stream, self.queries + self.keys
         match self.workload.remat:
@@ -95,14 +95,14 @@ class Activations:
         )
 
     def in_attention(self, *, on_tpu: bool) -> float:
-        """The bytes live in attention's backward beside what was kept.
+        """Bytes live in the backward pass of attention, besides saved activations.
 
-        Of one chunk of queries the float32 gradient of the softmax's result and the narrow one of scores, which TPUs
-        make of the former and of weights that are never written; XLA has the weights too elsewhere, in float32 and
-        narrow (PyTorch one narrow array at a time), of which float32 products need no copies. Queries, keys and values
-        with their gradients; the mlp's first products and the gradient of what its last one read, whose weights'
-        gradients come later; the stream and its gradient. All but TPUs keep the gathered inputs of both blocks and the
-        gathered gradients of their outputs.
+        For one chunk of queries: the float32 gradient of the softmax output and the narrow gradient of the scores. TPUs
+        compute the latter without writing the weights; elsewhere XLA also has the weights in float32 and in the narrow
+        dtype (PyTorch one narrow array at a time); float32 products need no narrow copies. Queries, keys and values
+        with their gradients; the MLP's first products and the gradient of its last product's input, whose weight
+        gradients come later; the stream and its gradient. All compilers except the TPU's also hold the gathered inputs
+        of both blocks and their gathered output gradients.
         """
         copies = (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.narrow if self.narrow < 4 else 0
         scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
@@ -113,9 +113,9 @@ class Activations:
 
     @property
     def in_mlp(self) -> float:
-        """The bytes live in the mlp's backward beside what was kept: first products and theirs, input and stream.
+        """Bytes live in the backward pass of the MLP, besides saved activations.
 
-        Of experts the rows that they work on, and the gradients of these.
+        First products and their gradients, input, and stream; for experts, the rows that they process and the gradients of these.
         """
         return self.narrow * (
             2 * self.first_products + self.width + 2 * self.inputs + 2 * self.routed + 4 * self.stream
@@ -123,11 +123,11 @@ class Activations:
 
     @property
     def logits(self) -> float:
-        """The bytes of the logits and of what the loss has live beside them, until their gradient has been used.
+        """Bytes of the logits and of the loss until their gradient has been used.
 
-        The float32 logits once, as XLA writes their gradient over them; the input of the product and its gradient. Op
-        by op there are three float32 arrays: the log-softmax, the loss's gradient for it, and that for the logits; a
-        fourth, their exponential, where tp splits the vocab (torch/distributed/tensor/parallel/loss.py).
+        The float32 logits once, because XLA writes their gradient over them; the input of the product and its gradient.
+        Op by op there are three float32 arrays: the log-softmax, its gradient, and the gradient of the logits; and a
+        fourth, the exponential, if tp splits the vocabulary (torch/distributed/tensor/parallel/loss.py).
         """
         arrays = 1 if self.strategy.profile.fused_loss else 3 if self.mesh.tp == 1 else 4
         return 4 * arrays * self.logit_elements + 2 * self.narrow * self.inputs
@@ -140,7 +140,7 @@ class Activations:
 
     @cached_property
     def table_elements(self) -> float:
-        """The elements of the tables that tokens are looked up in, as one device has them in use."""
+        """Elements of the embedding tables in use on one device."""
         ops = program(self.workload.model).embedding
         # A table that is looked up in twice is one.
         tables = {op.name: op for op in ops if isinstance(op, Lookup) and not op.is_positional}
@@ -156,12 +156,12 @@ class Activations:
 
     @cached_property
     def lookup_elements(self) -> float:
-        """Those of them that do not make the logits too."""
+        """Elements of the tables that are not also the output head."""
         return 0.0 if self.workload.model.tied_embeddings else self.table_elements
 
     @cached_property
     def narrow(self) -> float:
-        """The bytes of an element as products have it."""
+        """Bytes of an element in the compute dtype."""
         return dtype_bytes(self.workload.compute_dtype)
 
     def _size(self, array: Array) -> float:
@@ -182,7 +182,7 @@ class Activations:
 
     @cached_property
     def _residual(self) -> Array:
-        """The residual stream, as the ops that add to it have it."""
+        """Elements of the residual stream in the ops that add to it."""
         return next(op.arrays[0] for op in self.ops.elementwise if op.kind == "residual")
 
     @cached_property
@@ -192,7 +192,7 @@ class Activations:
 
     @cached_property
     def mixed(self) -> float:
-        """What attention mixes of the values."""
+        """Elements of the output of attention, before its projection."""
         return sum(self._size(op.output) for op in self.ops.attention)
 
     @property
@@ -208,9 +208,10 @@ class Activations:
 
     @cached_property
     def seen(self) -> float:
-        """The keys and values that are kept for a device's queries: those of the whole sequence where it is gathered.
+        """Elements of the keys and values saved for a device's queries: of the whole sequence if they are gathered.
 
-        Of a ring its own, which come round again; after Ulysses' exchange those of all tokens, of as many fewer heads.
+        For a ring the device's own, which come round again; after the all-to-all of Ulysses those of all tokens for
+        fewer heads.
         """
         return sum(self._size(op.key) + self._size(op.value) for op in self.ops.attention)
 
@@ -221,12 +222,12 @@ class Activations:
 
     @cached_property
     def width(self) -> float:
-        """What an MLP's last product reads; of experts that of all rows that there is room for."""
+        """Elements of the input of an MLP's last product; for experts including padding."""
         return sum(size for size, _ in self._gated)
 
     @cached_property
     def first_products(self) -> float:
-        """What the products give that an MLP begins with."""
+        """Elements of the outputs of an MLP's first products."""
         return sum(size * count for size, count in self._gated)
 
     @cached_property
@@ -239,7 +240,7 @@ class Activations:
         ]
 
     def _padding(self, array: Array) -> float:
-        """The rows that there is room for, over those of an array of experts' rows in balance; 1 of any other."""
+        """Capacity of an array of expert rows relative to balanced routing; 1 for other arrays."""
         return dropless_padding(self.workload, self.mesh) if "R" in array.symbols else 1.0
 
     @cached_property
@@ -252,7 +253,7 @@ class Activations:
 
     @property
     def scores(self) -> float:
-        """The attention scores of one chunk of queries, or of both halves of them; a fused kernel makes none."""
+        """Elements of the attention scores of one chunk of queries, or of both halves; 0 for fused kernels."""
         if self.strategy.attention != "scores":
             return 0.0
         made = scores_made(self.workload, self.mesh) / num_query_chunks(self.workload.seq_len)
@@ -264,10 +265,10 @@ class Activations:
         return sum(self._size(op.query) / op.qk_dim for op in self.ops.attention)
 
     def _in_blocks(self, *, on_tpu: bool) -> float:
-        """The bytes live where a fused attention goes block by block; a kernel of TPUs has those of blocks on the chip.
+        """Bytes live in a fused attention that goes block by block; TPU kernels keep the blocks on the chip.
 
-        Of a block of queries and one of keys the float32 scores, their exponentials, and the gradients of both. Round a
-        ring the keys and values that come, and the float32 gradients of those here and of those that come.
+        For one block of queries and one of keys: float32 scores, exponentials, and the gradients of both. In a ring
+        also the arriving keys and values, and the float32 gradients of the local and the arriving ones.
         """
         strategy, is_split = self.strategy, self.mesh.sp > 1 and self.strategy.sp_method != "ulysses"
         if strategy.attention != "flash":
@@ -282,9 +283,9 @@ class Activations:
 
     @property
     def _kept_scores(self) -> float:
-        """The bytes of scores that are kept: all of them where they are made at once; a chunk's are recomputed.
+        """Bytes of saved scores: all if they are computed at once; chunks are recomputed.
 
-        A fused kernel keeps the softmax's float32 sum of each query (arXiv:2205.14135).
+        A fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135).
         """
         if not keeps_read(self.workload.remat) and self.workload.remat != "alternate":
             return 0.0

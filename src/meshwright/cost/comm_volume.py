@@ -1,9 +1,9 @@
 """Fold over a step: every collective, in bytes per device and step (`record.Collective`).
 
-Dropless experts are planned as in balance. But arrays have shapes before a routing is known, so they are made for the
-worst there is: `step.dropless_padding` times as many rows. XLA:CPU exchanges all of these. XLA:TPU and XLA:GPU
-exchange the copies that there are, in a ragged all-to-all over ep; what is gathered over tp after it, and scattered
-before the way back, is padded. With a capacity nothing is, and every target moves what is planned.
+Dropless experts are planned for balanced routing. But array shapes are fixed before routing is known, so arrays are
+sized for the worst case: `step.dropless_padding` times as many rows. XLA:CPU exchanges all of these. XLA:TPU and
+XLA:GPU exchange only actual rows, by a ragged all-to-all over ep; the following gather over tp, and the scatter on the
+way back, include padding. With a capacity there is no padding, and every target moves what is planned.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ def step_collectives(
 
 
 def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """The collectives of a step's frozen reference, in the phase `reference`, over the axes of its own mesh.
+    """Return the collectives of a step's frozen reference, with phase `reference`, over the axes of its own mesh.
 
-    Those of a train step's forward pass, but for the means of the loss; none where a step runs no reference.
+    They are those of a forward pass without the mean of the loss; none if the step runs no reference.
     """
     own = reference_pass(workload, mesh, strategy)
     return () if own is None else _of_reference(step_collectives(*own))
 
 
 def _of_reference(moves: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Of a train step's collectives those that its forward pass has alone, without a loss."""
+    """Return the collectives of a forward pass without a loss."""
     forward = (move for move in moves if move.phase == "forward" and move.array not in (LOSS, IMBALANCE))
     return tuple(replace(move, phase="reference") for move in forward)
 
 
 def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """Those of a step's collectives that gather weights, and sum gradients and their norm."""
+    """Return the collectives that gather weights, and that sum gradients and their norm."""
     step = train_step(workload, mesh, strategy)
     return _collectives((op for op in step.communication if op.of_weight), step, workload, strategy)
 
@@ -61,7 +61,7 @@ def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) 
 def activation_collectives(
     workload: Workload, mesh: MeshShape, strategy: Strategy, *, counted: Counted = "useful"
 ) -> tuple[Collective, ...]:
-    """Those of a step's collectives that move activations, and what a split vocab and the loss sum."""
+    """Return the collectives of activations, of a split vocabulary, and of the loss."""
     step = train_step(workload, mesh, strategy)
     return _collectives((op for op in step.communication if not op.of_weight), step, workload, strategy, counted)
 
@@ -69,10 +69,10 @@ def activation_collectives(
 def dropless_padding_collectives(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, is_ragged: bool
 ) -> tuple[Collective, ...]:
-    """What a step's program moves beyond its plan: experts without a capacity have room for any routing.
+    """Return what a program moves beyond its plan because dropless experts have capacity for any routing.
 
-    is_ragged: whether rows travel over ep by a ragged all-to-all, which moves what there is; XLA:CPU has none. Their
-    shares, a number each, always travel in as much room as there could have to be.
+    is_ragged: whether rows travel over ep by a ragged all-to-all, which moves only actual rows; XLA:CPU has none.
+    Routing weights, one number per row, always travel with full capacity.
     """
     own = reference_pass(workload, mesh, strategy)
     beside = () if own is None else _of_reference(_dropless_padding(*own, is_ragged=is_ragged))
@@ -96,7 +96,7 @@ def _dropless_padding(
 
 
 def untaken_branch_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """What the text of a step's program says beyond those executed: branches that few pipeline ticks take."""
+    """Return collectives in the program text beyond those executed: branches taken in few pipeline ticks."""
     step = train_step(workload, mesh, strategy)
 
     def untaken(op: Communicate, repeat: Repeat) -> int:
@@ -147,7 +147,7 @@ def _priced(
 
 
 def moved_bytes(op: Communicate, extents: Extents, widths: Mapping[Width, float]) -> float:
-    """The bytes of one run of a collective on a device; widths: those of an element by its format."""
+    """Return the bytes of one execution of a collective per device; widths: element size per format."""
     return sum(widths[array.width] * extents.local(array) for array in (op.array, *op.beside))
 
 

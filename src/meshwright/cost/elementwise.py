@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pass:
-    """What an op moves for each element, forward and backward, in how many kernels each."""
+    """Elements moved by an op per element of its arrays, forward and backward, and its number of kernels."""
 
     forward_bytes: float
     backward_bytes: float
@@ -82,23 +82,25 @@ DROPOUT = {
     # Read, written and the mask; backward the gradient read and written, and the mask.
     "low_rank": Pass(5, 5),
 }
-"""What dropout adds: on the way into the residual stream in its kernel, on attention's weights and what adapters
-read in one of its own."""
+"""Dropout: fused into the kernel of the residual stream; a kernel of its own on attention weights and adapter inputs.
+"""
 
 LOGITS_BYTES = (12, 12)
-"""Of each logit in float32, forward and backward: written narrow or wide by the product, read for maximum and sum;
-read once more for the gradient, which is written, and read by the products' backward."""
+"""Per float32 logit, forward and backward: written by the product in either width, read for maximum and sum, read again
+for the gradient, which is written, and read by the backward products.
+"""
 
 LOGITS_BYTES_ONE_BY_ONE = (22, 26)
 """The same op by op: to float32 6, softmax reads it three times and writes it 16; backward the gradient of the loss is
 filled in 4, softmax reads it twice and the result once and writes 16, to narrow 6."""
 
 UPDATE_PASSES = 8
-"""Of AdamW in one pass over each float32 state: the gradient for its norm; gradient, parameter and two moments read,
-the last three written."""
+"""AdamW per float32 state in one pass: gradient for its norm; gradient, parameter and two moments read, the last three
+written.
+"""
 
 SGD_PASSES = 5
-"""Of SGD with momentum: gradient, parameter and momentum read, the last two written."""
+"""SGD with momentum: gradient, parameter and momentum read, the last two written."""
 
 UPDATE_PASSES_ONE_BY_ONE = 23
 """The same by PyTorch's foreach ops: norm 1 and clipping 2, decay 2, first moment 3, second 2 + 3, root 2, divided 2,
@@ -106,7 +108,7 @@ epsilon added 2, parameter 4."""
 
 
 def pass_of(kind: str, *, fuses: bool) -> Pass:
-    """What an elementwise op of a step moves for each element of its arrays (`step.ir.Elementwise`)."""
+    """Return what an elementwise op moves per element of its arrays (`step.ir.Elementwise`)."""
     if kind == "dropout":
         return DROPOUT["residual"]
     if kind == "low_rank_dropout":

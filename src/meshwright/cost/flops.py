@@ -1,9 +1,8 @@
-"""Folds over a step: its flops by phase, and those of a model.
+"""Folds over a step: flops by phase, and model flops.
 
-Only products count, 2 flops for a multiply and an add: norms, rotary embedding, softmax and AdamW's update are under a
-percent of them at real widths. What the model needs of attention is counted full, not causal. What a device executes of
-it has the scores behind the mask too, but for the quarter that halves of a sequence leave out; of an attention that
-goes block by block, the blocks that it skips are counted like the others.
+Only products count, 2 flops per multiply-add: norms, rotary embedding, softmax and AdamW's update are under a percent
+of them at real widths. Model flops count attention in full, not causal. Executed flops include masked scores, except
+the quarter skipped by splitting a sequence into halves; blocks that a block-wise attention skips are counted.
 """
 
 from __future__ import annotations
@@ -92,16 +91,16 @@ def product_flops(step: Step) -> StepFlops:
 
 
 def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
-    """The flops of attention among those of `step_flops`."""
+    """Return the attention flops included in `step_flops`."""
     return _attention(train_step(workload, mesh, strategy), workload, mesh, strategy, _mean)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProduct:
-    """One of attention's products on one device: of every query with every key of its sequence, a sum or not over dims.
+    """One product of attention on one device: every query with every key of its sequence, possibly summed.
 
-    kind: queries with keys makes `scores`, these with `values` what attention returns. role: the product itself or the
-    gradient of its left or right operand. flops: those of one run.
+    kind: queries with keys makes `scores`, and these with `values` the output. role: the product itself, or the
+    gradient of its left or right operand. flops: of one execution.
     """
 
     kind: Literal["scores", "values"]
@@ -136,12 +135,11 @@ def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
 
 
 def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
-    """The flops that a step of the model needs over all devices, nothing recomputed: what MFU counts.
+    """Return the model flops of a step over all devices, without recomputation: the flops of MFU.
 
-    6 for each weight that multiplies and each token, and 12 layers x heads x head_dim x seq_len a token for attention
-    scores (PaLM, arXiv:2204.02311, appendix B); with is_causal only the scores that the mask keeps. Of a weight that is
-    frozen 4, as it has no gradient, and 2 of one below all that is trained; 2 more for each weight of a frozen
-    reference that each step runs.
+    6 per multiplied weight and token, and 12 layers x heads x head_dim x seq_len per token for attention scores (PaLM,
+    arXiv:2204.02311, appendix B); with is_causal only unmasked scores. 4 for a frozen weight, which has no gradient,
+    and 2 below everything that is trained; 2 more per weight of a frozen reference that each step runs.
     """
     step = train_step(replace(workload, remat="none"), MeshShape())
     sizes = dict(step.extents.sizes)

@@ -58,6 +58,6 @@ def cache_bytes(op: AttentionOp, extents: Extents, serving: Serving) -> float:
 
 
 def _cache_bytes(step: Step, serving: Serving, *, sequences: float, tokens: float) -> float:
-    """The bytes of the cache of all layers on a device, of so many sequences and tokens of each."""
+    """Return the cache bytes of all layers on a device, for a number of sequences and tokens of each."""
     extents = replace(step.extents, sizes={"Q": sequences, "T": tokens})
     return sum(step.repeats[op.region.name].mean * cache_bytes(op, extents, serving) for op in step.ops.attention)

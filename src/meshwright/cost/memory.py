@@ -45,22 +45,24 @@ _ROUNDING = 64
 """More bytes than a peak loses where its terms become whole numbers."""
 
 JAX_POOL = 0.75
-"""The share of a GPU's memory that JAX takes at its start and allocates from, unless XLA_PYTHON_CLIENT_MEM_FRACTION
-says another (docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
+"""Share of GPU memory that JAX allocates from by default.
+
+XLA_PYTHON_CLIENT_MEM_FRACTION changes it (docs.jax.dev/en/latest/gpu_memory_allocation.html).
+"""
 
 ALWAYS = ("parameters", "optimizer", "activations", "gradients")
-"""The terms that are told even where they are 0."""
+"""Memory terms reported even when zero."""
 
 
 def step_memory(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu"
 ) -> dict[str, int]:
-    """Bytes per device by name, as they are live at the fullest moment, and their sum, `peak`.
+    """Return the bytes per device at the peak, by term, and their sum, `peak`.
 
-    That moment is in the loss, in the backward pass of a layer's attention or mlp, in the gradient of the table of
-    embeddings, or in the update: terms of the others are left out. Of a pipeline it is the stage with most layers, its
-    first or its last. What the runtime keeps is not counted, as `System.usable_bytes` is without it; of a GPU's
-    memory JAX takes a part (`JAX_POOL`). kind: of the chip; a TPU fills arrays up to tiles.
+    The peak is in the loss, in the backward pass of a layer's attention or MLP, in the gradient of the embedding table,
+    or in the update; terms of other moments are omitted. For a pipeline it is the stage with most layers, the first or
+    the last. The runtime's own memory is not counted, as `System.usable_bytes` excludes it; JAX takes a share of GPU
+    memory (`JAX_POOL`). kind: of the chip; TPUs pad arrays to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
 
@@ -68,15 +70,15 @@ def step_memory(
 def peak_within(
     workload: Workload, mesh: MeshShape, strategy: Strategy, num_bytes: float, *, kind: Kind = "cpu"
 ) -> int | None:
-    """The peak of `step_memory`, or None where it is over so many bytes: then not all of the step is looked at."""
+    """Return the peak of `step_memory`, or None if it exceeds a limit; stops early in that case."""
     return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
 
 
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
-    """The bytes of a step's arguments on one device: parameters, what the optimizer keeps, the batch.
+    """Return the bytes of a step's arguments on one device: parameters, optimizer state, batch.
 
-    With it come dropout's key, and the limit over which a step is left out. With a live reference its parameters too,
-    and the batch once more as its mesh has it.
+    Includes dropout's key, and the gradient-norm limit for skipping. With a live reference also its parameters, and the
+    batch again in the layout of its mesh.
     """
     states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
     scalars = 8 * (max(strategy.dropout, workload.lora_dropout) > 0) + 4 * (strategy.on_bad_step == "skip")
@@ -115,10 +117,10 @@ def offloaded_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DE
 
 
 def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> float:
-    """The microbatches whose activations the first stage of a pipeline, the fullest, holds at once; or the last one.
+    """Return the microbatches whose activations the first, fullest pipeline stage holds at once; or the last stage.
 
-    All of them in GPipe. In 1F1B as many as there are stages, and one on the last stage; a little more interleaved:
-    1 + (p - 1) / (p v) times (arXiv:2205.05198, appendix B), and (p (v - 1) + 1) / v (arXiv:2104.04473, section 2.2).
+    All in GPipe. In 1F1B as many as stages, and one on the last stage; interleaved 1 + (p - 1) / (p v) times as many
+    (arXiv:2205.05198, appendix B), and (p (v - 1) + 1) / v (arXiv:2104.04473, section 2.2).
     """
     stages, virtual = mesh.pp, strategy.virtual_stages
     if stages == 1:
@@ -132,7 +134,7 @@ def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> flo
 
 
 def pool_notes(system: System, peak: float) -> tuple[str, ...]:
-    """What to set where a plan wants more of a GPU's memory in bytes than JAX takes by itself."""
+    """Return a note with the setting to use if a plan needs more GPU memory than JAX takes by default."""
     physical = system.chip.physical_bytes
     pool, wanted = JAX_POOL * physical, peak * (1 + (system.memory_headroom or 0.0))
     if system.chip.kind != "gpu" or not pool < wanted <= system.usable_bytes:
@@ -156,7 +158,7 @@ class _Step:
 
     @cached_property
     def states(self) -> States:
-        """What stays from step to step, and gradients."""
+        """Training state, and gradients."""
         return States(self.workload, self.mesh, self.strategy, is_tiled=self.kind == "tpu")
 
     @cached_property
@@ -187,7 +189,7 @@ class _Step:
         return is_spmd_pipeline(self.mesh, self.strategy)
 
     def peak_within(self, num_bytes: float) -> int | None:
-        """The peak; None where some moment wants more than so many bytes."""
+        """Return the peak; None if any moment exceeds a limit."""
         most = num_bytes - sum(self._always.values()) + _ROUNDING
         moments = (self._mlp, self._loss, self._attention, self._before)
         if most < 0 or any(sum(moment().values()) > most for moment in moments):
@@ -230,10 +232,9 @@ class _Step:
         }
 
     def _loss(self) -> dict[str, float]:
-        """The loss: the logits, and the weight that makes them with its gradient.
+        """Memory in the loss: logits, output head and its gradient.
 
-        The gradient of a tied table, and in PyTorch on GPUs that of any, is made once the weight is no longer needed;
-        else there may be both.
+        Weight and gradient are live together, except for tied embeddings and PyTorch on GPU.
         """
         is_apart = self.kind == "gpu" and self.strategy.profile.flat_buffers
         both = 1 if self.workload.model.tied_embeddings or is_apart or not self._trains_logits else 2
@@ -249,10 +250,10 @@ class _Step:
         }
 
     def _narrow_logits(self) -> float:
-        """The gradient of the logits in the compute dtype, for its two products, beside the float32 logits.
+        """Gradient of the logits in the compute dtype for its two products, next to the float32 logits.
 
-        XLA:GPU always writes it. The TPU compiler makes it within each product, but for a microbatch of one sequence a
-        device that has fewer tokens than vocab, outside a pipeline, and whose logits no softcap bends.
+        XLA:GPU always writes it. The TPU compiler fuses it into each product, except for a microbatch of one sequence
+        per device with fewer tokens than vocabulary entries, outside a pipeline and without a softcap on the logits.
         """
         size = dtype_bytes(self.workload.compute_dtype)
         if self.kind == "cpu" or self.strategy.profile.flat_buffers or size == 4:
@@ -273,7 +274,7 @@ class _Step:
         }
 
     def _mlp(self) -> dict[str, float]:
-        """The backward pass of a layer's mlp: its weights, and the gradient of one of them."""
+        """Memory in the backward pass of a layer's MLP: its weights and the gradient of one of them."""
         return self._in_layer() | {
             "working": self.activations.in_mlp + self._arriving(),
             "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
@@ -294,7 +295,7 @@ class _Step:
         }
 
     def _in_layer(self) -> dict[str, float]:
-        """What is live in the backward pass of any layer: the stacked gradients, and that of the logits' weight."""
+        """Memory live in the backward pass of any layer: stacked gradients, and the gradient of the output head."""
         terms = {
             "activations": self._kept(),
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
@@ -312,9 +313,9 @@ class _Step:
         return terms
 
     def _transposed(self) -> float:
-        """The elements of a layer's stacked weights that a compiler copies once a step, laid as its products want them.
+        """Elements of a layer's stacked weights that a compiler copies once a step into the layout of its products.
 
-        XLA:GPU copies those that it gathers along their last dim, the TPU compiler inputs of attention over stages.
+        XLA:GPU copies weights gathered along their last dim, the TPU compiler inputs of attention over stages.
         """
         if self.kind == "gpu" and not self.strategy.profile.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
             regions = self.activations.step.ops.forward
@@ -325,10 +326,10 @@ class _Step:
         return self._weights(_makes_heads) if self.kind == "tpu" and self.is_spmd_pipeline else 0.0
 
     def _pending(self) -> float:
-        """What is left of the loss in the layers' backward pass: the gradient of the logits' weight, not yet summed.
+        """Memory of the loss during the backward pass of the layers: the gradient of the output head, not yet summed.
 
-        XLA:GPU starts with the layers as soon as tp has summed the stream's gradient, so that the weight's is yet to be
-        made, of the logits' gradient and what the product read.
+        XLA:GPU starts with the layers as soon as tp has summed the stream's gradient, so the gradient of the output
+        head is still to be computed, from the logits' gradient and the input.
         """
         if not self._trains_logits:
             return 0.0
@@ -349,7 +350,7 @@ class _Step:
         }
 
     def _update(self) -> dict[str, float]:
-        """The update, which wants the gradients of all parameters for their norm."""
+        """Memory in the update, which needs all gradients for their norm."""
         terms = {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
         return terms | ({"working": dealt} if (dealt := self.states.dealt_matrices) else {})
 
@@ -372,10 +373,10 @@ class _Step:
         return 2 * self.activations.on_host
 
     def _prefetched(self) -> float:
-        """What PyTorch's FSDP has of other layers: the weights of the next one and the gradients of the last one.
+        """Memory of PyTorch's FSDP for other layers: the next one's weights and the last one's gradients.
 
-        Weights are in the buffer they are gathered into and copied out of it; gradients copied into the buffer they are
-        summed from, which is let go a layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
+        Weights are in the gather buffer and copied out of it; gradients are copied into the reduction buffer, which is
+        freed a layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
         """
         if not self.strategy.profile.flat_buffers:
             return 0.0
@@ -387,7 +388,7 @@ class _Step:
         return self._whole(elements) if self.strategy.zero_stage == 3 else 0.0
 
     def _whole(self, elements: float) -> float:
-        """The bytes of some weights as products have them."""
+        """Bytes of weights in the compute dtype."""
         return self.activations.narrow * elements
 
     def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
@@ -418,7 +419,7 @@ class _Step:
 
 
 def _makes_heads(op: Matmul) -> bool:
-    """Whether a product makes queries, keys or values, whose gradients wait for that of attention."""
+    """Whether a product makes queries, keys or values, whose gradients wait for attention's."""
     return any(dim.letter == "K" for dim in op.columns)
 
 
@@ -428,15 +429,15 @@ def _is_mlp(op: Matmul) -> bool:
 
 
 def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """The bytes of a step's batch on one device: its text, and what the reference made of each row of pairs."""
+    """Bytes of a step's batch on one device: text, and reference log-probabilities of pairs."""
     rows = workload.sequences // mesh.degree(RULES["batch"])
     return _text_bytes(workload, mesh, strategy) + (4 * rows if workload.objective == "dpo" else 0)
 
 
 def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """The bytes of the text on one device: tokens, targets, and positions where these lie in no order; pairs' weights.
+    """Bytes of the text on one device: tokens, targets, positions if reordered, and weights of pairs.
 
-    Packed rows have positions, segments and weights; a model without attention reads no more than the weights of them.
+    Packed rows have positions, segments and weights; a model without attention reads only the weights.
     """
     reads_positions = has_attention(workload.model)
     arrays = 2 + (workload.packed or is_zigzag(mesh, strategy)) * reads_positions

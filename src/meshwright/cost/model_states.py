@@ -1,6 +1,6 @@
-"""What a device keeps from step to step: parameters, their float32 copies, the optimizer's moments; and gradients.
+"""Training state on a device: parameters, their float32 copies, optimizer moments; and gradients.
 
-ZeRO's stages (arXiv:1910.02054) say what fsdp shards of it.
+ZeRO stages (arXiv:1910.02054) determine what fsdp shards.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from meshwright.step.passes.optimizer import factored_dims
 from meshwright.step.passes.pipeline import is_spmd_pipeline
 
 MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0, "muon": 1}
-"""The arrays of a parameter's size that an optimizer keeps beside it.
+"""Arrays of a parameter's size that an optimizer keeps.
 
-Lion has one (arXiv:2302.06675), and Muon, with a second of what AdamW updates for it. sgd is without momentum. Of
-Adafactor, without momentum too, see `factored_elements`.
+Lion has one (arXiv:2302.06675), Muon too, and a second for what AdamW updates. sgd has no momentum. Adafactor, also
+without momentum: see `factored_elements`.
 """
 
 COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1, "muon": 2}
-"""The counts of steps that Optax keeps, four bytes each: that of the schedule, and that of what has moments."""
+"""Step counters of Optax, four bytes each: of the schedule, and of each transformation with moments."""
 
 BLOCK_OF_8BIT = 256
 """The elements that share one float32 scale in 8-bit moments (bitsandbytes, Adam8bit: blockwise quantization)."""
@@ -54,7 +54,7 @@ def states_bytes(memory: Mapping[str, int]) -> int:
 
 
 def trained_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """The elements of what is trained that one device stores; of a pipeline the stage with most."""
+    """Return the trained elements stored on one device; for a pipeline the fullest stage."""
     return States(workload, mesh, strategy).elements
 
 
@@ -67,11 +67,11 @@ def stored_elements(
     virtual_stages: int = 0,
     without: frozenset[str] = frozenset(),
 ) -> tuple[int, int]:
-    """The elements that one device stores of the layers, and of what is before and after; `mesh` without dp, of copies.
+    """Return the elements stored on one device, of layers and of the ends; `mesh` without dp, which only copies.
 
-    Of a pipeline those of a stage with most layers, and of the larger end. is_tiled: as they lie in a TPU's tiles.
-    virtual_stages: of stages in lockstep, which have as many slots each, share both tables and have the plain layers
-    before those of experts all; 0 where they are not. without: the paths of parameters that are left out.
+    For a pipeline the stage with most layers, and the larger end. is_tiled: padded to TPU tiles. virtual_stages: number
+    of slots per stage of a lockstep pipeline, whose stages share both tables and all hold the dense layers before the
+    MoE layers; 0 otherwise. without: paths of parameters to leave out.
     """
     layers, ends = 0, [0]
     for path, parameter in leaves(parameters(model)):
@@ -111,10 +111,10 @@ def _filled(dim: int, tile: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = frozenset()) -> int:
-    """The elements that Adafactor keeps on one device (arXiv:1804.04235, section 3): means over rows and over columns.
+    """Return the elements that Adafactor keeps on one device (arXiv:1804.04235, section 3): row and column means.
 
-    Of a parameter whose two largest dims are not both from `FACTORED_FROM` on it is all. What is not kept has one.
-    without: the paths of parameters that it keeps nothing of.
+    All elements of a parameter unless its two largest dims are both at least `FACTORED_FROM`. An omitted moment has one
+    element. without: paths of parameters without state.
     """
     count = 0
     for path, parameter in leaves(parameters(model)):
@@ -131,9 +131,9 @@ def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = f
 
 @dataclass(frozen=True)
 class States:
-    """The bytes of parameters, moments and gradients on one device. is_tiled: as they lie in a TPU's tiles.
+    """Bytes of parameters, moments and gradients on one device.
 
-    Elements are of what is trained; of frozen parameters there are no gradients and no moments.
+    is_tiled: padded to TPU tiles. Elements are of trained parameters; frozen ones have no gradients and no moments.
     """
 
     workload: Workload
@@ -157,7 +157,7 @@ class States:
         return sum(self._stored_on(self._kept_on, self.workload.frozen_paths))
 
     def _stored_on(self, mesh: MeshShape, without: frozenset[str]) -> tuple[int, int]:
-        """The elements of layers and tables where a mesh without copies shards them, but for some parameters."""
+        """Elements of layers and tables on a mesh without copies, except some parameters."""
         virtual = self.strategy.virtual_stages if is_spmd_pipeline(self.mesh, self.strategy) else 0
         model = self.workload.model
         return stored_elements(model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual, without=without)
@@ -183,15 +183,15 @@ class States:
 
     @property
     def arguments(self) -> float:
-        """What a step is given of it: parameters as they are stored, their copies, moments and counters."""
+        """The part that a step takes as arguments: stored parameters, float32 copies, moments and counters."""
         stored = self.kept * dtype_bytes(self.workload.param_dtype) + self.frozen
         return stored + self.master_weights + self.moments + 4 * COUNTERS[self.strategy.optimizer]
 
     @property
     def parameters(self) -> float:
-        """The parameters; below ZeRO-3 whole, in the compute dtype beside shards of the dtype they are kept in.
+        """Parameter bytes; below ZeRO-3 whole, in the compute dtype, next to the stored shards.
 
-        Stages in lockstep have them whole in the dtype that gradients are added up in.
+        Lockstep stages have them whole in the dtype of gradient accumulation.
         """
         degree, stage = self._shards, self.strategy.zero_stage
         frozen = self._frozen_bytes(without_copies(self.mesh))
@@ -206,7 +206,7 @@ class States:
 
     @property
     def master_weights(self) -> float:
-        """The float32 copies that the optimizer updates, where it keeps them beside narrower parameters."""
+        """Float32 copies that the optimizer updates, if parameters are narrower."""
         if not self.strategy.master_weights or self.workload.param_dtype == "f32":
             return 0.0
         return 4.0 * self.kept
@@ -238,9 +238,9 @@ class States:
         return most
 
     def gradients(self, elements: float) -> float:
-        """The gradients of some of the stored elements, in the parameters' dtype; whole below ZeRO-2.
+        """Gradients of some stored elements, in the parameters' dtype; whole below ZeRO-2.
 
-        Those of microbatches are added up in the dtype of sums over devices, where it is wider (training/gradients.py).
+        Over microbatches they are accumulated in the dtype of device sums, if that is wider (training/gradients.py).
         """
         each = dtype_bytes(self.workload.param_dtype)
         if self.strategy.num_microbatches > 1 and (self.mesh.pp == 1 or self.strategy.zero_stage == 1):
@@ -255,7 +255,7 @@ class States:
 
     @property
     def _shards(self) -> int:
-        """The devices that share each parameter, and would have it whole without ZeRO."""
+        """Devices that hold parts of each parameter, and would hold it whole without ZeRO."""
         return self.mesh.degree(RULES["embed"])
 
     @property
@@ -272,5 +272,5 @@ def without_copies(mesh: MeshShape) -> MeshShape:
 
 @lru_cache(maxsize=1 << 12)
 def _without_shards(mesh: MeshShape) -> MeshShape:
-    """The mesh of one device of those that share each parameter."""
+    """Mesh with one of these devices each."""
     return replace(mesh, dp=1, **dict.fromkeys(RULES["embed"], 1))

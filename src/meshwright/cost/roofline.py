@@ -14,7 +14,7 @@ from meshwright.hardware import System, dtype_bytes
 
 @dataclass(frozen=True)
 class OpTime:
-    """The time of an op at the peak of arithmetic and of memory, which overlap: the longer is what it takes."""
+    """Time of an op at peak arithmetic and at peak memory bandwidth; they overlap, so the longer one counts."""
 
     flops_seconds: float
     memory_seconds: float
@@ -26,7 +26,7 @@ class OpTime:
 
     @property
     def bound(self) -> Literal["compute", "memory"]:
-        """What decides the time."""
+        """The resource that determines the time."""
         return "compute" if self.flops_seconds >= self.memory_seconds else "memory"
 
 
@@ -40,7 +40,7 @@ def op_seconds(flops: float, hbm_bytes: float, system: System, *, dtype: str = "
 
 
 def intensity(flops: float, nbytes: float) -> float:
-    """The arithmetic intensity: flops per byte moved, of memory or of a network (always say which); infinite for 0."""
+    """Return flops per byte moved, of memory or of a network (always say which); infinite for 0 bytes."""
     return flops / nbytes if nbytes else math.inf
 
 
@@ -74,11 +74,11 @@ def critical_batch(
     compute_dtype: str | None = None,
     dims: tuple[int, int] | None = None,
 ) -> float:
-    """The rows of a product with a weight [D, F] from which it is compute bound instead of reading the weight.
+    """Return the rows from which a product with a weight [D, F] is compute bound and not bound by reading the weight.
 
-    From 2 B D F / C = (s_w D F + s_a B (D + F)) / W: B = s_w / (2 W / C - s_a (1 / D + 1 / F)), infinite where the
-    activations alone keep the memory busy. Without `dims` D and F are taken as large: s_w C / (2 W) (scaling book,
-    roofline, problems 1 to 3). compute_dtype: that of the arithmetic, the activations' where it is not said.
+    From 2 B D F / C = (s_w D F + s_a B (D + F)) / W: B = s_w / (2 W / C - s_a (1 / D + 1 / F)), infinite if the
+    activations alone exceed the memory bandwidth. Without `dims`, D and F are taken as large: s_w C / (2 W) (scaling book,
+    roofline, problems 1 to 3). compute_dtype: of the arithmetic; the activations' dtype by default.
     """
     bytes_per_flop = system.hbm_bytes_per_second / system.peak(compute_dtype or activation_dtype)
     room = 2 * bytes_per_flop

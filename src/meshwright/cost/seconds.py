@@ -1,6 +1,6 @@
-"""Fold over a step: the time a device computes in each pass, from the time of every op.
+"""Fold over a step: compute time of a device in each pass, from the time of every op.
 
-A product takes what `product_seconds` says of its sizes; what is between products is bound by memory (`elementwise`).
+A product takes `product_seconds` of its sizes; ops between products are memory bound (`elementwise`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PassSeconds:
 NONE = PassSeconds()
 
 WEIGHT_AXES = tuple(dict.fromkeys(axis for name in ("kv_heads", "mlp", "vocab", "expert") for axis in RULES[name]))
-"""The mesh axes that split weights as products have them: with the tokens of a device they make its ops."""
+"""Mesh axes that split weights in products; together with the tokens per device they determine its ops."""
 
 
 SPLITS = tuple(2**power for power in range(9))
@@ -86,10 +86,10 @@ class LayerSeconds:
 
 
 def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> PassSeconds:
-    """The passes of one microbatch through the slowest stage of a pipeline.
+    """Return the passes of one microbatch through the slowest pipeline stage.
 
-    That is a stage with most layers, or the last one, which has the logits beside what layers are left for it; stages
-    in lockstep share the logits, and the layers before the pipeline where they can.
+    That is a stage with most layers, or the last one, which also computes the logits; lockstep stages share the logits,
+    and the layers before the pipeline if they can.
     """
     found = program(workload.model)
     before = pre_pipeline_stack(found, mesh, strategy)
@@ -164,7 +164,7 @@ class _Timed:
 
 
 def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
-    """The times of one microbatch, by what they depend on alone: a search meets each of them many times."""
+    """Return the times of one microbatch, cached by what they depend on: a search needs each many times."""
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
     has_rows = any(isinstance(op, DotProduct) for op in program(workload.model).logits)
     rows = workload.tokens / strategy.num_microbatches if has_rows else None
@@ -179,7 +179,7 @@ def _weights_mesh(mesh: MeshShape) -> MeshShape:
 
 @lru_cache(maxsize=1 << 12)
 def _of_ops(strategy: Strategy) -> Strategy:
-    """The strategy with the defaults where it changes no op; of microbatches, whether there are several."""
+    """Return the strategy without fields that do not change ops; of microbatches, whether there are several."""
     return replace(
         strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1, schedule="1f1b", zero_stage=3
     )
@@ -189,9 +189,9 @@ def _of_ops(strategy: Strategy) -> Strategy:
 def _time(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, tokens: float, rows: float | None
 ) -> _Timed:
-    """The time of every op of one microbatch of `tokens` tokens on a device, whatever the mesh around it.
+    """Return the time of every op of one microbatch of `tokens` tokens on a device; the rest of the mesh does not matter.
 
-    rows: those of a microbatch on all devices, where a model multiplies with all of them.
+    rows: of a microbatch on all devices, for models that multiply with all of them.
     """
     step = train_step(workload, mesh, strategy)
     sizes = dict(step.extents.sizes) | {"B": tokens * mesh.degree(RULES["batch"]) / workload.seq_len}
@@ -213,9 +213,9 @@ def _time(
 
 @dataclass(frozen=True)
 class OpTimer:
-    """The time of an op of a step on one device, by its kind. dtype: that of products.
+    """Time of an op on one device, by kind.
 
-    known: what is known already, by the work of ops; it grows with what is timed.
+    dtype: of products. known: cache of times by the work of ops; it grows.
     """
 
     step: Step
@@ -256,7 +256,7 @@ class OpTimer:
                 return self._elementwise(op)
 
     def _matmul(self, op: Matmul) -> float:
-        """A product, or one of its gradients; rows in several steps where it overlaps with its collective."""
+        """Time of a product, or of one of its gradients; in several steps if it overlaps with its collective."""
         if op.image:
             return self._convolution(op, op.image)
         local = self.extents.local_dims
@@ -278,11 +278,11 @@ class OpTimer:
         return count * sums * product_seconds(inner, rows / sums, columns, system=self.system, dtype=dtype)
 
     def _convolution(self, op: Matmul, image: Array) -> float:
-        """A convolution done as a product (implicit GEMM, arXiv:1410.0759).
+        """Time of a convolution as a product (implicit GEMM, arXiv:1410.0759).
 
-        A row of the left operand is what a filter sees of an image, so that each pixel stands in it many times; memory
-        moves it once. A GPU library cuts the sum over images for the gradient of a small kernel into parts, each a
-        product of its own whose float32 result is added.
+        A row of the left operand is the window of a filter, so each pixel occurs in many rows; memory moves it once.
+        GPU libraries split the sum over images for the gradient of a small kernel into several products with float32
+        results, which are added.
         """
         local, moved = self.extents.local_dims, self.convolution_bytes(op, image)
         rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
@@ -304,22 +304,22 @@ class OpTimer:
         )
 
     def convolution_bytes(self, op: Matmul, image: Array) -> float:
-        """What a convolution moves: its image once, but for pixels that its stride skips, its kernel, its result."""
+        """Bytes of a convolution: its image once, except pixels that its stride skips, its kernel, its result."""
         local = self.extents.local_dims
         rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
         seen = min(self.extents.local(image), rows * inner)
         return dtype_bytes(self.dtype) * (seen + rows * columns + inner * columns)
 
     def _product(self, rows: float, inner: float, columns: float, dtype: str, steps: int) -> float:
-        """The time of one product, its rows in so many steps."""
+        """Return the time of one product, with its rows in several steps."""
         return steps * product_seconds(rows / steps, inner, columns, system=self.system, dtype=dtype)
 
     def _cast(
         self, dtype: str, rows: float, weights: float, inner: float, columns: float, *, is_forward: bool
     ) -> float:
-        """The passes that round a product's operands to 8 bits: both gradients' stand with that of the input.
+        """Time of rounding a product's operands to 8 bits; that of both gradients is included in the input's.
 
-        In fp8 each operand is read for its largest value, read again and written narrow (torchao, float8 training).
+        In fp8 each operand is read for its maximum, read again and written narrow (torchao, float8 training).
         """
         if dtype == "fp8":
             cast = 5 * (rows * (inner + 2 * columns) + 2 * weights)
@@ -329,9 +329,9 @@ class OpTimer:
         return 0.0
 
     def _ring_steps(self, op: Matmul) -> int:
-        """The steps of a product beside its collective, one for each shard of tp.
+        """Return the steps of a product that overlaps with its collective, one per shard of tp.
 
-        Round a torus a shard goes in two halves, one each way, and so does the product with it.
+        On a torus a shard travels in two halves, one each way, and the product is split likewise.
         """
         tp = self.extents.mesh.tp
         return tp * (2 if self.system.chip.kind == "tpu" else 1) if op.is_ring and tp > 1 else 1
@@ -384,7 +384,7 @@ class OpTimer:
         return self._pass(elements, each.forward_bytes, each.forward_kernels)
 
     def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
-        """The time of kernels that together move so many bytes for each element, given for narrow ones."""
+        """Return the time of kernels that move a number of bytes per element, given for the narrow dtype."""
         launch = gpu_figures(self.system.chip.name).launch_seconds if self.system.chip.kind == "gpu" else 0.0
         scale = dtype_bytes(self.dtype) / 2
         return kernels * launch + self._hbm(scale * nbytes * elements)
@@ -395,9 +395,9 @@ class OpTimer:
 
 
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
-    """The time of the gradients' norm and of AdamW: in one pass, or op by op as PyTorch's foreach has it.
+    """Return the time of the gradient norm and of the optimizer: in one pass, or op by op as in PyTorch's foreach.
 
-    And of the products of Muon, which is taken to read and write as much.
+    Includes the products of Muon, which is assumed to read and write the same amount.
     """
     states = trained_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
     passes = UPDATE_PASSES if strategy.profile.fused_elementwise else UPDATE_PASSES_ONE_BY_ONE
@@ -411,10 +411,10 @@ def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
 
 
 def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[Phase, float]:
-    """The time in which weights are copied out of what they are gathered into, and gradients into theirs.
+    """Return the time of copying weights out of gather buffers, and gradients into reduction buffers.
 
-    On the stream of the ops, so that nothing hides it. Of a buffer each element is read and written once. Into a list
-    of shards there is a copy for each member of the group, and before a gather the array is filled with zeros; queries,
+    The copies are on the compute stream, so nothing hides them. Each element of a buffer is read and written once.
+    Copying into a list of shards takes one copy per group member, and before a gather the array is zeroed; queries,
     keys and values are one array there.
     """
     if not (strategy.profile.flat_buffers or strategy.profile.shard_lists):

@@ -35,10 +35,10 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
 
 
 def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) -> int:
-    """The bytes per device of what a step reads: weights and, of a server, the cache and the numbers of a step.
+    """Return the bytes per device of a step's arguments: weights and, for a server, the cache and the step's numbers.
 
-    Of whole prompts these are the tokens, and the length of each prompt. Of a server they are all in one array of which
-    each device has all: of each sequence a token, the first page of each window and its page table, and seven more
+    For whole prompts these are the tokens and the length of each prompt. For a server they are one replicated array
+    with, per sequence, a token, the first page and the page table of each window, and seven more
     (`serving.programs.Columns`); and the newest token of each.
     """
     memory = serving_memory(serving, layout, batch)
@@ -55,7 +55,7 @@ def weight_bytes(serving: Serving, layout: ServingLayout) -> float:
 
 
 def most_sequences(serving: Serving, layout: ServingLayout, usable_bytes: float, at_most: int) -> int:
-    """The sequences of each group of devices that fit beside the weights, up to `at_most`; 0 where none does."""
+    """Return the sequences per group of devices that fit with the weights, up to `at_most`; 0 if none fits."""
 
     def fits(sequences: int) -> bool:
         return serving_memory(serving, layout, sequences * layout.num_groups)["peak"] <= usable_bytes
@@ -64,7 +64,7 @@ def most_sequences(serving: Serving, layout: ServingLayout, usable_bytes: float,
 
 
 def last_true(holds: Callable[[int], bool], at_most: int) -> int:
-    """The largest number from 1 to `at_most` for which `holds` is true, 0 where there is none; false stays false."""
+    """Return the largest number from 1 to `at_most` for which the monotone `holds` is true; 0 if there is none."""
     low, high = 0, 1
     while high <= at_most and holds(high):
         low, high = high, 2 * high
@@ -86,7 +86,7 @@ def _elements(model: ModelConfig, mesh: MeshShape) -> tuple[int, int]:
 
 
 def _activation_bytes(step: ServeStep, serving: Serving) -> float:
-    """The activations of the layer with most of them, and the last tokens' logits."""
+    """Return the activations of the largest layer, and the logits of the last tokens."""
     widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
     sizes = {
         name: sum(widths[array.width] * step.extents.local(array) for array in arrays)

@@ -23,9 +23,9 @@ from meshwright.step.serve import model_step, serve_step
 from meshwright.step.serve_ops import LOGITS
 
 BUSY_ROWS = 512
-"""Rows from which the estimates of products with bf16 weights are those of their arithmetic.
+"""Rows from which estimates of products with bf16 weights are estimates of arithmetic.
 
-With fewer they are times of reading the weights, which are counted here on their own, in the dtype they are kept in.
+With fewer rows they are the time to read the weights, which is counted separately here, in the stored dtype.
 """
 
 BOUNDS: Mapping[str, Bound] = {
@@ -36,15 +36,15 @@ BOUNDS: Mapping[str, Bound] = {
     "attention": "compute",
     "communication": "communication",
 }
-"""What each term of a step waits for."""
+"""The resource that each term of a step waits for."""
 
 
 @dataclass(frozen=True)
 class ServingStep:
-    """The time of a step, and each of its collectives with its time; every term of `BOUNDS` is in the breakdown.
+    """Time of a step and of its collectives; every term of `BOUNDS` is in the breakdown.
 
-    `weights`: products that wait for reading them; `products`: those that wait for arithmetic; `cache` and `attention`
-    the same of attention. Nothing hides a collective: the next product needs what it brings.
+    `weights`: products bound by reading weights; `products`: products bound by arithmetic; `cache` and `attention`
+    likewise for attention. Collectives are not hidden: the next product needs their result.
     """
 
     breakdown_seconds: Mapping[str, float]
@@ -57,12 +57,12 @@ class ServingStep:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives with their times, all of them exposed."""
+        """The collectives with their times, all exposed."""
         return tuple(replace(move, seconds=time, exposed_seconds=time) for move, time in self.moves)
 
     @property
     def bound(self) -> Bound:
-        """What most of the step waits for."""
+        """The resource that most of the step waits for."""
         waits: dict[Bound, float] = {}
         for name, seconds in self.breakdown_seconds.items():
             waits[BOUNDS[name]] = waits.get(BOUNDS[name], 0.0) + seconds
@@ -93,9 +93,9 @@ def serving_collectives(serving: Serving, layout: ServingLayout, batch: int) -> 
 
 
 def serving_flops(serving: Serving, batch: int) -> float:
-    """The flops that a step of the model needs over all devices: 2 for each weight that works on a token, and pairs.
+    """Return the model flops of a step over all devices: 2 per weight and token, and attention.
 
-    The logits are those of each sequence's last token; of a prompt, attention is counted as far as it is not masked.
+    Logits are of each sequence's last token; attention to a prompt counts unmasked pairs.
     """
     step = model_step(serving, batch)
     products = sum(step.repeats[op.region.name].mean * matmul_flops(op, step.extents) for op in step.ops.matmuls)
@@ -121,7 +121,7 @@ def serving_device_flops(
 
 
 def batch_of_equal_reads(serving: Serving, layout: ServingLayout) -> float:
-    """The batch from which a device reads as many bytes of cache as of weights."""
+    """Return the batch from which a device reads as many bytes of cache as of weights."""
     return layout.num_groups * weight_bytes(serving, layout) / mean_cache_bytes(serving, layout)
 
 
@@ -150,10 +150,10 @@ def prefill_servers(*, prefill_seconds: float, step_seconds: float, batch: float
 def product_time(
     rows: float, inner: float, columns: float, count: float = 1, *, system: System, serving: Serving
 ) -> OpTime:
-    """The time of `count` products at the efficiency of their size, and of reading what they multiply.
+    """Return the time of `count` products at the efficiency of their size, and of reading their weights.
 
-    HBM gives what it achieves. On a GPU reading begins with a launch, one for all `count`; the efficiency of arithmetic
-    has it in it.
+    HBM delivers its achieved bandwidth. On GPUs reading begins with one launch for all `count`; the arithmetic
+    efficiency includes it.
     """
     dtype = serving.compute_dtype
     share = product_efficiency(system, max(rows, BUSY_ROWS), inner, columns, dtype=dtype)
@@ -180,9 +180,9 @@ def _attention_flops(op: AttentionOp, extents: Extents) -> float:
 
 
 def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
-    """The time of attention over all layers: its products, and of single tokens reading the cache.
+    """Return the time of attention over all layers: its products, and for single tokens reading the cache.
 
-    Prompts are in a fused kernel that skips what is masked.
+    Prompts use a fused kernel that skips masked scores.
     """
     flops = read = 0.0
     for op in step.ops.attention:
@@ -194,9 +194,9 @@ def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
 
 
 def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
-    """Norms, residual sums, rotation and activation, each chain of them in one pass over memory.
+    """Return the time of norms, residual sums, rotation and activation, each chain in one pass over memory.
 
-    Launches are not counted: what a server runs over and over is launched as a whole, and products count theirs.
+    Launches are not counted: a server's program is launched as a whole, and products include theirs.
     """
     # Passes are counted in narrow elements, of two bytes.
     narrow = sum(

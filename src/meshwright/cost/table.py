@@ -1,7 +1,7 @@
-"""Fold over a step: its table of ops, one row for each product and each move of data, with its price and collectives.
+"""Fold over a step: its table of ops, one row per product and per data movement, with time and collectives.
 
-`X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: a weight is written as it is stored where it
-is gathered for that product, and its gradient where it is scattered after it; else both are as products have them.
+`X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: a weight appears as stored if it is gathered
+for the product, and its gradient if it is scattered afterwards; else both as used in products.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LETTERS = (
     " V vocab, E experts, R rows of an expert or a latent, C copies sent to experts, L latents, P positions,"
     " N scale of a norm, J rank of an adapter; d before a name: its gradient"
 )
-"""What the letters of the notation stand for."""
+"""Meaning of the letters of the notation."""
 
 HALVES = 2
 """The parts of a sequence whose first one sees no key of the second, so that three products of four are made."""
@@ -61,12 +61,12 @@ class LocalProduct(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OpRow:
-    """One row: an op with its price on one device, at full rate.
+    """One row: an op with its time on one device, at full rate.
 
-    times, times_recomputed: how often it runs in a step, and once more for backward; over pp the mean of its stages.
-    product: its local sizes, None of a move. memory: flops a byte of HBM traffic. network: flops a byte of its longest
-    collective; network_wanted: the flops that the chip does in the time of that byte. collectives: those of the step
-    that belong to it, bytes and seconds of all their runs.
+    times, times_recomputed: executions per step, and additional ones for backward; over pp the mean of its stages.
+    product: its local sizes, None for data movement. memory: flops per byte of HBM traffic. network: flops per byte of
+    its longest collective; network_wanted: flops of the chip in the time of that byte. collectives: bytes and seconds of
+    all executions of the collectives that belong to it.
     """
 
     name: str
@@ -107,10 +107,10 @@ class OpRow:
 
 
 def op_table(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> tuple[OpRow, ...]:
-    """Every product and every collective of a step, in the order of its forward pass.
+    """Return every product and collective of a step, in forward order.
 
-    The rows' flops add up to `step_flops`, their collectives to `step_collectives` as executed. What backward runs once
-    more is counted with the first of its kind.
+    The rows' flops add up to `step_flops`, their collectives to the executed `step_collectives`. Recomputation is
+    counted with the first execution.
     """
     return _Table(workload, mesh, system, strategy).rows()
 
@@ -246,7 +246,7 @@ class _Table:
         return repeat.once if region.is_once else repeat.mean
 
     def _priced(self, row: OpRow, dtype: str, elements: float | None = None) -> OpRow:
-        """A product with what binds it; elements: what it moves to and from HBM, where not all that it works on."""
+        """Add the bound to a product; elements: HBM traffic, if it differs from the operands and result."""
         assert row.product
         moved = row.product.operands + row.product.result if elements is None else elements
         nbytes = moved * dtype_bytes(self.workload.compute_dtype)
@@ -302,7 +302,7 @@ def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
 
 
 def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
-    """A product with a weight in the notation, its weight as it is stored or as it is used."""
+    """Return a product with a weight in the notation, with its weight as stored or as used."""
     used = {dim.letter: dim for dim in (*op.experts, *op.inner, *op.columns)}
     letters = [dim.letter for dim in op.stored or (*op.columns, *op.inner)]
     weight = op.stored if is_stored else tuple(used[letter] for letter in letters)
@@ -364,10 +364,10 @@ def _weight_name(path: str, *, is_gradient: bool = False) -> str:
 
 
 def _input_name(op: Matmul) -> str:
-    """What the notation calls the input of a product: X where it is the stream, normed or not."""
+    """Return the name of a product's input: X for the stream, normed or not."""
     return "X" if op.inner[0].letter == "D" else op.source.removesuffix(" as read")
 
 
 def _result_name(op: Matmul) -> str:
-    """What the notation calls the result of a product: Y where it is added to the stream."""
+    """Return the name of a product's result: Y if it is added to the stream."""
     return "Y" if op.columns[-1].letter == "D" else op.target

@@ -15,7 +15,7 @@ from meshwright.notation import Multiply, ShardedArray, Sizes
 from meshwright.notation.array import subscript
 
 LocalDims = Mapping[str, tuple[str, ...]]
-"""Dims and the mesh axes that split each: what one device holds of them."""
+"""Dims with the mesh axes that split them: the part that one device holds."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Inequality:
 
 @dataclass(frozen=True)
 class Threshold:
-    """When products are compute bound: their flops take longer than what goes to memory or over the network.
+    """Condition under which products are compute bound: their flops take longer than memory or network traffic.
 
-    condition: of a network with links used both ways, as in rings of very many chips. here: with the links there are,
-    where that differs by a percent; links: what decides the time of their collectives.
+    condition: for a network whose links are used both ways, as in rings of very many chips. here: with the actual
+    links, if that differs by a percent; links: what determines the time of their collectives.
     """
 
     against: Literal["memory", "network"]
@@ -84,11 +84,11 @@ def flops_per_byte(product: Multiply, array: ShardedArray, sizes: Sizes) -> Rati
 def inequality(
     products: tuple[Multiply, ...], arrays: Sequence[tuple[ShardedArray, float]], sizes: Sizes
 ) -> Inequality:
-    """What must hold for the products to take longer than the bytes of the arrays: `M_x > 5100`.
+    """Return the condition for products to take longer than the bytes of the arrays: `M_x > 5100`.
 
-    Each array comes with the flops that the chip does in the time of one of its bytes. With one product and one array
-    a bound on dims (where all of them cancel, a bare `0.125 > 2550`: it never holds); with several arrays
-    `5100/M_x + 2550/B_y < 1`; with several products the two sides in full.
+    Each array comes with the flops of the chip in the time of one of its bytes. With one product and one array it is a
+    bound on dims (if all cancel, a bare `0.125 > 2550`: it never holds); with several arrays `5100/M_x + 2550/B_y < 1`;
+    with several products the two sides in full.
     """
     first, *others = products
     if others:
@@ -122,7 +122,7 @@ def _operations(product: Multiply) -> int:
 
 
 def _sum(ratios: list[Ratio]) -> tuple[Ratio, ...]:
-    """Ratios to be added up, those of the same dims made one."""
+    """Return ratios to be added up, those of the same dims combined."""
     sums: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
     for ratio in ratios:
         sums[ratio.above, ratio.below] = sums.get((ratio.above, ratio.below), 0) + ratio.coefficient
