@@ -115,7 +115,8 @@ class Activations:
     def in_mlp(self) -> float:
         """Bytes live in the backward pass of the MLP, besides saved activations.
 
-        First products and their gradients, input, and stream; for experts, the rows that they process and the gradients of these.
+        First products and their gradients, input, and stream; for experts, the rows that they process and the gradients
+        of these.
         """
         return self.narrow * (
             2 * self.first_products + self.width + 2 * self.inputs + 2 * self.routed + 4 * self.stream

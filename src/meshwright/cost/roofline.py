@@ -77,8 +77,8 @@ def critical_batch(
     """Return the rows from which a product with a weight [D, F] is compute bound and not bound by reading the weight.
 
     From 2 B D F / C = (s_w D F + s_a B (D + F)) / W: B = s_w / (2 W / C - s_a (1 / D + 1 / F)), infinite if the
-    activations alone exceed the memory bandwidth. Without `dims`, D and F are taken as large: s_w C / (2 W) (scaling book,
-    roofline, problems 1 to 3). compute_dtype: of the arithmetic; the activations' dtype by default.
+    activations alone exceed the memory bandwidth. Without `dims`, D and F are taken as large: s_w C / (2 W) (scaling
+    book, roofline, problems 1 to 3). compute_dtype: of the arithmetic; the activations' dtype by default.
     """
     bytes_per_flop = system.hbm_bytes_per_second / system.peak(compute_dtype or activation_dtype)
     room = 2 * bytes_per_flop

@@ -189,7 +189,8 @@ def _of_ops(strategy: Strategy) -> Strategy:
 def _time(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, tokens: float, rows: float | None
 ) -> _Timed:
-    """Return the time of every op of one microbatch of `tokens` tokens on a device; the rest of the mesh does not matter.
+    """Return the time of every op of one microbatch of `tokens` tokens on a device; the rest of the mesh does not
+    matter.
 
     rows: of a microbatch on all devices, for models that multiply with all of them.
     """

@@ -65,8 +65,8 @@ class OpRow:
 
     times, times_recomputed: executions per step, and additional ones for backward; over pp the mean of its stages.
     product: its local sizes, None for data movement. memory: flops per byte of HBM traffic. network: flops per byte of
-    its longest collective; network_wanted: flops of the chip in the time of that byte. collectives: bytes and seconds of
-    all executions of the collectives that belong to it.
+    its longest collective; network_wanted: flops of the chip in the time of that byte. collectives: bytes and seconds
+    of all executions of the collectives that belong to it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""`meshwright launch`: a run as many processes of this machine that are supervised, or as a cluster's job."""
+"""`meshwright launch`: a run as supervised processes on this machine, or as a cluster job."""
 
 from meshwright.launch.machines import machines_of
 from meshwright.launch.manifests import SAVE_SECONDS, jobset, slurm, tpu_vm

@@ -1,4 +1,14 @@
-"""The processes of one attempt of a job: started, listened to, signalled, and ended by their ids."""
+"""The processes of one attempt.
+
+The first has this process's output, so its progress bar appears as usual. Lines of the others go to `say` with the
+process number; before the rendezvous they are held back, because a wrong command would make all of them print the same.
+All are in process groups of their own: signals of a terminal reach this process, which passes them on.
+
+Args:
+    commands: words of each process, the program first.
+    environments: additional environment of each.
+    say: called, in threads, with each line of the other processes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +29,7 @@ END_SECONDS = 5.0
 """How long a process that was told to end may take, until it is killed."""
 
 SHOWN_LINES = 200
-"""The most lines of one process beside the first that are shown; a process that floods would hide all others."""
+"""Maximum lines shown of one process other than the first, so that a flood does not hide the others."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,7 @@ class Children:
                     os.kill(process.pid, number)
 
     def show(self, number: int | None = None) -> None:
-        """Show what was held back, of one process or of all, and from now on each line as it comes."""
+        """Show the lines held back, of one process or of all, and later lines as they come."""
         with self._showing:
             held, self._held = self._held or {}, None
             for one, lines in held.items():
@@ -118,7 +128,7 @@ class Children:
                         self._say(line)
 
     def mute(self) -> None:
-        """Show nothing more of the processes beside the first, which fail because another did."""
+        """Stop showing lines of the other processes, which fail because one did."""
         self._is_muted = True
 
     def end(self) -> None:
@@ -155,7 +165,7 @@ class Children:
 
 
 def state_of(pid: int) -> str:
-    """What Linux says of a process that does not answer, where that explains it."""
+    """Return what Linux reports about a process that does not answer, if it explains that."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]

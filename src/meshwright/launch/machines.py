@@ -16,7 +16,7 @@ cloud.google.com/tpu/docs/v5e and /v6e, tables of configurations.
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines of one kind: so many for each slice, and the devices of each, counted as a cluster does, in chips."""
+    """Machines of one kind: number per slice, and devices of each, counted in chips as clusters do."""
 
     system: System
     per_slice: int

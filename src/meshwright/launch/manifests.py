@@ -1,7 +1,7 @@
-"""A run as a job of a cluster: an sbatch script, a Kubernetes JobSet, a script for Cloud TPU machines.
+"""A run as a cluster job: an sbatch script, a Kubernetes JobSet, or a script for Cloud TPU machines.
 
-Each starts one process on each machine, and the same command again where one is lost: with -o and --resume it begins a
-run or goes on with it. The run directory is to be on a disk that all machines share.
+Each starts one process per machine, and repeats the same command when one is lost: with -o and --resume it begins a run
+or resumes it. The run directory must be on a disk shared by all machines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.launch.machines import Machines
 
 GRACE_SECONDS = 120
-"""How long before the end a job is told of it (SIGTERM)."""
+"""Time before the end of a job at which it receives SIGTERM."""
 
 SAVE_SECONDS = GRACE_SECONDS - 20
 """The --grace-seconds of a run in a job: the rest is for the signal to arrive and for the processes to end."""
@@ -108,7 +108,7 @@ if [ -n "$evicted" ]; then
 fi
 exit "$status"
 """
-"""What a pod runs. 143 is the exit code of a process that SIGTERM ended."""
+"""Command of a pod. 143 is the exit code of a process ended by SIGTERM."""
 
 
 def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int, image: str, claim: str | None) -> str:
@@ -190,7 +190,7 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
 
 
 def tpu_vm(name: str, words: Sequence[str], machines: Machines, *, restarts: int) -> str:
-    """A script that gets Cloud TPU machines, starts the run on all of them, and starts it again where one is lost.
+    """Return a script that requests Cloud TPU machines, starts the run on all of them, and restarts a lost one.
 
     Flags: cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources and /tpu-vm/ssh.
     """

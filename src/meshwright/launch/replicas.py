@@ -1,4 +1,4 @@
-"""Servers of one model on this machine, each a process of its own, started again where it ends or hangs."""
+"""Server replicas on this machine, one process each, restarted when they end or hang."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ END_SECONDS = 10.0
 
 
 class Replica:
-    """A server in a process of its own.
+    """A server in its own process.
 
     Args:
-        number: from 0. words: of `meshwright serve`. environment: beside this process's own.
-        say: called, in threads, with lines that a user should read.
+        number: from 0.
+        words: of `meshwright serve`.
+        environment: added to this process's own.
+        say: called, in threads, with lines for the user.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Replica:
                 process.send_signal(signal.SIGTERM)
 
     def end(self, seconds: float) -> None:
-        """Wait for its end after `stop`, and kill it where that does not come."""
+        """Wait for its end after `stop`; kill it if it does not end."""
         process = self._process
         if process is not None:
             try:
@@ -117,7 +119,7 @@ class Replica:
         return code, is_ready
 
     def _watch(self, process: subprocess.Popen[str]) -> None:
-        """Ask a replica whether it lives, until it ends; end it where it does not answer."""
+        """Poll a replica until it ends; end it if it does not answer."""
         heard = time.monotonic()
         with httpx.Client(trust_env=False, timeout=ASK_SECONDS) as client:
             while process.poll() is None:
@@ -132,7 +134,7 @@ class Replica:
         self.url = None
 
     def _read(self, process: subprocess.Popen[str]) -> None:
-        """Pass on what it writes; before it has taken requests, its error is held back for `error`."""
+        """Pass on its output; before it is ready, its error is held back for `error`."""
         assert process.stderr is not None
         for line in process.stderr:
             self._last_line = line.rstrip()

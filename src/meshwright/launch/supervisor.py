@@ -1,7 +1,7 @@
-"""A job of many processes on this machine, kept going: a lost process is named, and the job goes on without its work.
+"""Supervise a job of several processes on this machine: a lost process is named, and the job continues.
 
-All processes of an attempt live and die together: their devices compute one program, and what one has lost only the
-last checkpoint has. So one lost process ends the attempt, and the next one resumes the run from there.
+All processes of an attempt live and die together: their devices run one program, and only the last checkpoint has the
+state of a lost one. So one lost process ends the attempt, and the next one resumes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -58,11 +58,10 @@ class Job:
 
 
 def supervise(job: Job, say: Callable[[str], None]) -> int:
-    """Run a job to its end; the exit code is process 0's, or that of what ended it.
+    """Run a job to its end; return the exit code of process 0, or of the failure.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to all processes, which finish their step, save and end.
-
-    say: called, from threads too, with a line that a user should read.
+    SIGINT, SIGTERM and SIGHUP are passed on to all processes, which finish their step, save and end. say: called, also
+    from threads, with lines for the user.
     """
     number, used, before = job.num_processes, 0, checkpoints_in(job.directory)
     words = job.words(number, False)
@@ -110,7 +109,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
 
 
 def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
-    """How many processes go on, and their words: the most that the run can have without the lost; else all again."""
+    """Return the number of processes to continue with, and their words: as many as the run can have."""
     for fewer in range(number - num_lost, job.least - 1, -1):
         with contextlib.suppress(MeshwrightError):
             return fewer, job.words(fewer, True)
@@ -159,7 +158,7 @@ def _attempt(
 
 
 def _cause(exits: Sequence[Exit], end: End | None, host: Host, children: Children) -> End:
-    """Why an attempt has to end, from what the system says of processes and what the meeting says."""
+    """Return why an attempt must end, from the state of the processes and the rendezvous."""
     if end is not None and end.kind in ("refused", "failed"):
         return end
     if exits:

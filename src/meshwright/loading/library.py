@@ -70,13 +70,15 @@ def load(
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A model in a directory, and where it is to be; only the headers of its weights are read yet.
+    """A model in a directory, and its target; only the headers of its weights have been read.
 
     Args:
-        dtype: of products. params_dtype: of parameters. stored_dtype: what `LoadedModel.save` writes.
-        run: the config of a run; None of a Hugging Face directory, which has `tensors`.
-        adapter: the directory of adapters that are added to its weights, and the model with them.
-        notes: what a user should read once it is loaded.
+        dtype: of products.
+        params_dtype: of parameters.
+        stored_dtype: dtype that `LoadedModel.save` writes.
+        run: the config of a run; None for a Hugging Face directory, which has `tensors`.
+        adapter: the directory of adapters to merge, and the model with them.
+        notes: lines for the user once it is loaded.
     """
 
     path: Path
@@ -199,7 +201,7 @@ def find_model(
 def _with_adapter(
     params: Any, adapter: Path, model: ModelConfig, mesh: Mesh, layout: ShardingContext
 ) -> dict[str, Any]:
-    """Parameters with what the adapters of a directory add to them. To be called under `jax.set_mesh`."""
+    """Merge the adapters of a directory into parameters. Call under `jax.set_mesh`."""
     where = dict(leaves(shardings(parameters(model), mesh, layout)))
     own = map_leaves(lambda path, array: jax.device_put(array, where[path]), read_adapter(adapter, model))
     both = {name: {**part, **own[name]} if name in own else part for name, part in params.items()}
@@ -221,12 +223,12 @@ def _saved(adapter: Path, model: ModelConfig, tensors: Mapping[str, Tensor]) -> 
 
 
 def _source(directory: Path) -> dict[str, bytes]:
-    """The files of a Hugging Face directory that are kept beside its weights."""
+    """Files of a Hugging Face directory that are copied with its weights."""
     return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
 
 
 def _most_positions(directory: Path) -> int | None:
-    """The longest sequence that a Hugging Face directory says its model was trained on."""
+    """Return the longest training sequence according to a Hugging Face directory."""
     config = text_config(read_json(directory / "config.json"), name=directory.name)
     return config.get("max_position_embeddings") or config.get("n_positions")
 

@@ -1,4 +1,4 @@
-"""The processes of one run: where they meet, what they compare before they start, and how each notices a lost one."""
+"""The processes of one run: rendezvous, comparison of their settings, and detection of lost ones."""
 
 from meshwright.processes.host import FAILED, REFUSED, End, Host, listen
 from meshwright.processes.member import Member, join, leave_at_once

@@ -1,4 +1,4 @@
-"""What the processes of a run were started with, compared before any of them starts JAX."""
+"""Compare the settings of a run's processes before any of them starts JAX."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ def flatten(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def find_difference(facts: Mapping[int, Mapping[str, Any]]) -> str:
-    """In which fact the processes differ, and which; nothing where they do not.
-
-    facts: flat, by the number of the process.
-    """
+    """Return the first setting that differs between processes; empty if none does. facts: flat, by process number."""
     first = min(facts)
     for number in sorted(facts):
         here, there = facts[first], facts[number]

@@ -1,7 +1,7 @@
-"""The meeting of a run's processes: all come, are compared, and from then on each is heard every second.
+"""Rendezvous of a run's processes: they join, their settings are compared, then each sends a heartbeat every second.
 
-Process 0 hosts it in a thread, or `meshwright launch` for the processes that it started. The host alone decides that a
-run has to end, and who says why: one line, on one process. The others only end.
+Process 0 hosts it in a thread, or `meshwright launch` for the processes it started. Only the host decides that a run
+must end, and which process reports why, in one line. The others just end.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ hangs. In a run the step may still be going on, or a file be written.
 """
 
 FAILURE_SECONDS = 2.0
-"""How long to wait for the same failure of process 0: it speaks for all, and of a failure of others it is told."""
+"""Wait for the same failure of process 0, which reports for all; it is told of failures of others."""
 
 REFUSED, FAILED = 2, 1
-"""Exit codes: wrong input; a run that could not go on."""
+"""Exit codes: wrong input; a run that could not continue."""
 
 
 @dataclass(frozen=True)
 class End:
-    """Why a run has to end.
+    """Why a run must end.
 
-    kind: refused (before the start), failed (a process said why it cannot go on), lost (a process died or is silent),
-    stuck (no process takes a step).
+    kind: refused (before the start), failed (a process reported why it cannot continue), lost (a process died or is
+    silent), stuck (no process takes a step).
     """
 
     line: str
@@ -70,16 +70,16 @@ class _Peer:
 
 @dataclass
 class Host:
-    """A meeting of `count` processes; `start` opens it in a thread of its own.
+    """Rendezvous of `count` processes; `start` opens it in its own thread.
 
     Args:
-        listener: where the processes come to.
-        count: how many of them.
-        start_seconds: how long all are waited for.
-        stuck_seconds: the longest without a step of any process, once one was taken; None for no limit.
-        on_end: called once, in the host's thread, with why the run has to end, after the others have been told.
-        on_note: called with a line that a user should read.
-        on_met: called when all have come and are started with the same.
+        listener: socket that the processes connect to.
+        count: number of processes.
+        start_seconds: how long to wait for all of them.
+        stuck_seconds: the longest time without a step of any process, after the first; None for no limit.
+        on_end: called once, in the host's thread, with the reason why the run must end, after the others were told.
+        on_note: called with lines for the user.
+        on_met: called when all have joined with equal settings.
     """
 
     listener: socket.socket
@@ -114,7 +114,7 @@ class Host:
         return self._peers[number].step if number in self._peers else None
 
     def stop(self) -> None:
-        """End the meeting and all that came to it; nobody is told why."""
+        """End the rendezvous and all processes in it, without a reason."""
         self._is_over = True
         for peer in self._peers.values():
             with contextlib.suppress(OSError):
@@ -172,7 +172,7 @@ class Host:
                 self._lose(number, "has died")
 
     def _join(self, connection: socket.socket, message: dict[str, Any], now: float) -> int | None:
-        """Take the first message of a process; its number. What is none is a stranger, as a port scanner."""
+        """Read the hello of a process; return its number. Connections that send no valid hello are ignored."""
         try:
             number, count, where, facts = (message[name] for name in ("process", "of", "where", "facts"))
             taken = _Peer(connection, str(where), dict(facts), self._strangers[connection], now)
@@ -264,7 +264,7 @@ class Host:
         )
 
     def _check_failures(self, now: float) -> bool:
-        """End where a process said that it cannot go on. What fails everywhere is said once, as process 0 has it."""
+        """End if a process reported a failure. A failure of all is reported once, as process 0 has it."""
         failed = {number: peer for number, peer in self._peers.items() if peer.failure is not None}
         if not failed:
             return False
@@ -283,7 +283,7 @@ class Host:
         self._end(End(f"process {number} ({peer.where}) {how}{step}", FAILED, kind, (number,)))
 
     def _end(self, end: End) -> None:
-        """Tell all processes to end, and the one who says why."""
+        """Tell all processes to end, and one of them to report why."""
         if self._is_over:
             return
         self._is_over = True
@@ -322,5 +322,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _list(numbers: list[int]) -> str:
-    """Some numbers, the first ten of them."""
+    """Format numbers, at most the first ten."""
     return ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if numbers[10:] else "")

@@ -1,7 +1,7 @@
-"""A process of a run as the others see it: it says every second that it is alive and which step it has taken.
+"""This process in the rendezvous: it reports every second that it is alive and the steps taken.
 
-It ends, in one line or silently, when the host of the meeting says so or is gone: what the devices of a lost process
-owe would else be waited for until a runtime's own timeout, or for ever.
+It ends, with one line or silently, when the host says so or is gone: otherwise it would wait for the devices of a lost
+process until a runtime's timeout, or forever.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ SOURCES = str(Path(__file__).parent.parent)
 
 
 class Member:
-    """The connection of this process to the meeting, made by `join`.
+    """Connection of this process to the rendezvous, made by `join`.
 
-    number: of this process. host: of process 0, as the others reach it.
-    before_end: called, in a thread, before the process is ended from outside; it gives the terminal back.
-    step: steps taken so far; None until there are steps to take.
-    is_idle: of process 0 of a server, whether there is no step to take now. None of a run, which always has a next one.
+    number: of this process. host: address of process 0. before_end: called, in a thread, before the process is ended
+    from outside; it restores the terminal. step: steps taken so far; None until there are steps to take. is_idle: for
+    process 0 of a server, whether there is no step to take now; None for a run, which always has a next one.
     """
 
     def __init__(self, connection: socket.socket, number: int, address: str, *, is_hosted: bool) -> None:
@@ -72,9 +71,9 @@ class Member:
         self._say({"done": True})
 
     def fail(self, line: str, code: int) -> NoReturn:
-        """End this process, and with it the run, over a failure of its own; the host says the line, once for all.
+        """End this process, and the run, because of its own failure; the host reports it once for all.
 
-        Without the ordinary end of a process, in which JAX would wait for the others.
+        Skips the normal exit, in which JAX would wait for the others.
         """
         self._say({"failed": line, "code": code})
         time.sleep(10.0)  # The host answers, and `_listen` ends the process.
@@ -85,9 +84,9 @@ class Member:
         leave_at_once(code)
 
     def crash(self) -> NoReturn:
-        """End this process over the exception that is being handled, which nothing is known of.
+        """End this process because of the current, unexpected exception.
 
-        A collective fails so where another process is lost, which the host then says, within its time to notice.
+        A collective fails like this when another process is lost; the host reports that within its detection time.
         """
         time.sleep(SILENT_SECONDS + 5.0)
         traceback.print_exc()
@@ -156,15 +155,15 @@ def leave_at_once(code: int) -> NoReturn:
 
 
 def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
-    """Meet the other processes of a run. Process 0 hosts the meeting, unless `meshwright launch` does.
+    """Join the other processes of a run. Process 0 hosts the rendezvous, unless `meshwright launch` does.
 
     Args:
-        processes: with a coordinator that is an address.
-        facts: what must be the same everywhere, as the config of a run; the versions are added here.
+        processes: with an address as coordinator.
+        facts: settings that must be equal everywhere, as the config of a run; versions are added here.
 
     Raises:
-        TemporaryError: where the others cannot be met. What the host finds wrong ends this process, with exit code 2
-            where it is their arguments, after process 0, or `launch`, said what it is.
+        TemporaryError: the others cannot be reached. Errors found by the host end this process, with exit code 2 if
+            they are in the arguments, after process 0 or `launch` has reported them.
     """
     assert processes.coordinator is not None
     assert processes.num_processes is not None

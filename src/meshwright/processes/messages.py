@@ -11,7 +11,7 @@ LONGEST = 1 << 20
 """The most bytes of a message; a longer one comes from something else than a process of a run."""
 
 BEAT_SECONDS = 1.0
-"""How often every process says that it is alive."""
+"""Interval of heartbeats."""
 
 SILENT_SECONDS = 20.0
 """A process that was not heard for so long is lost. A compiler that holds Python's lock may be silent for some."""
@@ -32,7 +32,7 @@ class Inbox:
         self._bytes = b""
 
     def add(self, received: bytes) -> Iterator[dict[str, Any]]:
-        """Each message that is now complete. Raises ValueError for what is none."""
+        """Return each complete message. Raises ValueError for invalid ones."""
         *lines, self._bytes = (self._bytes + received).split(b"\n")
         if len(self._bytes) > LONGEST:
             raise ValueError("a message without an end")

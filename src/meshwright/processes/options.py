@@ -1,4 +1,4 @@
-"""Which process of a run this is, and where it meets the others."""
+"""Which process of a run this is, and the address of the rendezvous."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Processes:
             )
 
     def found(self, environment: Mapping[str, str] = os.environ) -> Processes:
-        """These processes with what Slurm says of a job step in place of auto; on other clusters they stay as they are.
+        """Return the processes with Slurm's values for a job step in place of auto; unchanged on other clusters.
 
         https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
         """

@@ -1,8 +1,8 @@
 """A TCP relay on this machine that outlives the service behind it.
 
-JAX's client aborts its process with a page of C++ at the moment when its connection to the service closes, that is when
-process 0 dies. Through a relay it only notices after its own timeout of 100 s, and before that the processes say in one
-line what happened (`member.py`). Only what processes tell each other at the start passes here, no data of a step.
+JAX's client aborts its process with a page of C++ as soon as its connection to the service closes, which happens when
+process 0 dies. Through a relay it only notices after its own timeout of 100 s, and before that the processes report in
+one line what happened (`member.py`). Only startup messages pass through it, no step data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`meshwright inspect`: `command` runs it, `screen` shows what it found."""
+"""`meshwright inspect`: `command` runs it, `screen` prints the result."""
 
 from meshwright.cli.inspect.command import EXAMPLES, Args, run
 

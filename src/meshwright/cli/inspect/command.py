@@ -1,4 +1,4 @@
-"""`meshwright inspect`: what a compiled program really does, of any function or of an HLO text, and what is wrong."""
+"""`meshwright inspect`: what a compiled program does, for any function or HLO text, and its mistakes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Compile or read, print; 1 where there is a finding and findings are checked for, or it does not fit."""
+    """Compile or read, and print; return 1 if it does not fit, or has findings and --check is given."""
     page, trace, as_json, is_check, memory = args.html, args.trace, args.json, args.check, args.memory
     check_outputs(page, trace)
     try:
@@ -106,13 +106,13 @@ def _print_what_does_not_fit(error: DoesNotFitError) -> None:
 
 
 def _json(found: Inspection, *, memory: bool) -> dict[str, Any]:
-    """All of it as plain data, with the buffers at the peak where they are wanted."""
+    """Return everything as plain data, with the buffers at the peak if requested."""
     buffers = [vars(one) | {"shape": str(one.shape)} for one in found.buffers] if memory else None
     return found.to_json() | ({"buffers": buffers} if memory else {})
 
 
 def _next(args: Args) -> str:
-    """The command to go on with: the page, or where that is written the same call as a test."""
+    """The next command: write the page, or after that use the same call as a test."""
     if args.html is None:
         return next_line(spelled("inspect", args, html="report.html"))
     return next_line(spelled("inspect", args, without=("html", "trace", "memory"), check=True), note="as a test")

@@ -27,7 +27,7 @@ def screen_text(found: Inspection) -> str:
 
 
 def print_screen(found: Inspection, *, memory: bool = False) -> None:
-    """The answer, what it rests on, then each finding in full. memory: with the buffers at the peak."""
+    """Print the answer, its basis, then each finding in full. memory: with the buffers at the peak."""
     from meshwright.viz.rows import answer
 
     show(console(), _headline(found))
@@ -49,7 +49,7 @@ def print_screen(found: Inspection, *, memory: bool = False) -> None:
 
 
 def _headline(found: Inspection) -> str:
-    """What was inspected."""
+    """The inspected program, in a line."""
     mesh = show_degrees(found.record.mesh)
     words = [found.name, mesh + (f" on {found.record.hardware}" if found.record.hardware else "")]
     if found.program:
@@ -83,7 +83,7 @@ def _collective_table(found: Inspection) -> Any:
 
 
 def _print_memory(found: Inspection) -> None:
-    """The memory, where the program says it."""
+    """Print the memory, if the program states it."""
     memory = found.memory
     if not memory:
         return

@@ -1,6 +1,6 @@
-"""`meshwright verify`: a step compiled by the compiler that will run it, beside what was planned.
+"""`meshwright verify`: a step compiled by its real compiler, compared with its plan.
 
-The step is that of training; with --serve, or of a serving plan's file, it is a server's (`verify_serving`).
+A training step; with --serve, or for the file of a serving plan, a server's step (`verify_serving`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ HINTS = {
     ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len", "--param-dtype": "--weight-dtype"},
     Args: {"--prompt-len": "--seq-len", "--weight-dtype": "--param-dtype"},
 }
-"""What a kind has instead of another's options."""
+"""Replacements for options of the other kind."""
 
 
 def args_of(words: list[str]) -> type:
@@ -118,7 +118,7 @@ def run(args: Args | ServeArgs) -> int:
 
 
 def _next(args: Args, plan: Plan) -> str:
-    """The command to go on with: train what was compiled; of a run, which has been, its report."""
+    """The next command: train the compiled plan; for a run, its report."""
     if is_run_directory(args.model):
         return next_line(f"meshwright report {shlex.quote(args.model)}")
     train = spelled("train", args, without=("run", "effort", "tolerance", "html"))

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def read_tolerance(tolerance: float | None) -> float | None:
-    """The share of --tolerance. Raises where it is below 0."""
+    """Parse --tolerance. Raises if it is negative."""
     if tolerance is not None and tolerance < 0:
         raise MeshwrightError(f"--tolerance is {tolerance:g}; it is a share from 0, as 0.1")
     return tolerance
 
 
 def exit_code(rows: Iterable[Row], tolerance: float | None) -> int:
-    """1 where a difference exceeds a tolerance, which is said on stderr; otherwise 0."""
+    """Return 1 if a difference exceeds the tolerance, with a line on stderr; else 0."""
     beyond = [] if tolerance is None else [row for row in rows if row.exceeds(tolerance)]
     if beyond and tolerance is not None:
         names = ", ".join(row.quantity for row in beyond)
@@ -45,7 +45,7 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
 
 
 def print_verification(found: Verification | ServingVerification, title: str) -> None:
-    """The table, and one of what a run measured beside it."""
+    """Print the table, and a second one with a run's measurements."""
     from meshwright.viz.words import row_tables
 
     plan, program, rows = found.plan, found.program, found.rows

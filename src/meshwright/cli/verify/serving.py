@@ -1,4 +1,4 @@
-"""`meshwright verify … --serve decode` or `--serve prefill`: a server's step compiled, beside a serving plan."""
+"""`meshwright verify … --serve decode` or `--serve prefill`: a server's compiled step, compared with a serving plan."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def verify_serving_plan(args: Any, plan: ServingPlan, compare: _Compare) -> int:
 
 
 def _next(args: Any, plan: ServingPlan) -> str:
-    """The command to go on with: serve the plan of a file; else plan the same, to choose and to keep."""
+    """The next command: serve the plan of a file; else plan the same to keep it."""
     if isinstance(args, ServeArgs):
         line = spelled("plan", args, without=("cache", "effort", "tolerance"), serve=args.served.serve)
         return next_line(f"{line} -o plan.yaml")
