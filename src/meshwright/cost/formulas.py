@@ -12,9 +12,9 @@ from meshwright.record import Kind
 def collective_formula(kind: Kind, term: Term, placement: Placement) -> tuple[str, dict[str, float]]:
     """Return the formula of a term of a collective's time as a Python expression, and its numbers by name.
 
-    V: bytes (not among the numbers). n: devices (chips, on a torus), D: units of a level, s: groups that share its links,
-    m: devices of a group in one unit. B: link bandwidth of the worst-placed device of a torus, W: of a unit; bytes per
-    second one way. Source: as `cost.rates.collective`.
+    V: bytes (not among the numbers). n: devices (chips, on a torus), D: units of a level, s: groups that share its
+    links, m: devices of a group in one unit. B: link bandwidth of the worst-placed device of a torus, W: of a unit;
+    bytes per second one way. Source: as `cost.rates.collective`.
     """
     crossing = next((crossing for crossing in placement.crossings if crossing.level == term.link), None)
     text, numbers = _on_level(kind, placement, crossing) if crossing else _on_torus(kind, placement)
