@@ -1,6 +1,6 @@
-"""What is wrong with a record, the rule for each kind, and how many there were.
+"""Kinds of bad records, the rule for each, and their counts.
 
-`SKIPPED` kinds are left out and counted. The others stop with the file and the line, unless the rule is `skip`.
+Kinds in `SKIPPED` are left out and counted. The others stop with the file and the line, unless the rule is `skip`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 from meshwright.errors import MeshwrightError
 
 Rule = Literal["error", "skip"]
-"""What is done with a record that cannot be used: `error` stops and names it, `skip` leaves it out and counts it."""
+"""Rule for unusable records: `error` stops and names the record, `skip` leaves it out and counts it."""
 
 Kind = Literal["broken", "invalid_utf8", "missing_field", "chat", "over_vocab", "too_long", "empty", "no_loss"]
 
@@ -47,7 +47,7 @@ class BadData:
         self.counts: Counter[str] = Counter()
 
     def add(self, error: BadRecordError, place: str) -> None:
-        """Count a bad record, or raise for one that the rule does not leave out.
+        """Count a bad record, or raise if the rule does not skip it.
 
         Args:
             error: what is wrong.
@@ -59,5 +59,5 @@ class BadData:
 
 
 def describe_bad(counts: dict[str, int]) -> str:
-    """Counts of bad records as words for a note, empty where there are none."""
+    """Return the counts of bad records as a note; empty if there are none."""
     return ", ".join(f"{count:,} {KINDS[kind]}" for kind, count in counts.items() if kind in KINDS and count)

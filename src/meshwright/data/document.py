@@ -1,4 +1,4 @@
-"""Documents: token ids and which of them have loss; and the two answers of a preference record."""
+"""Documents: token ids with loss masks; and the two answers of a preference record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 Form = Literal["file", "text", "tokens", "chat", "pairs"]
-"""What a record is: a file of text, text fields of a template, token ids, messages of a chat, or a preference."""
+"""Form of a record: a text file, text fields of a template, token ids, chat messages, or a preference."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Dataset(Protocol):
 
     @property
     def offsets(self) -> np.ndarray:
-        """The tokens before each document, and those of all [documents + 1]."""
+        """Return the cumulative token counts [documents + 1]."""
         ...
 
     @property

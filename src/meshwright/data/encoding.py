@@ -22,19 +22,29 @@ Message = dict[str, Any]
 """A message of a chat, or a tool, as templates read them."""
 
 IGNORED = -100
-"""The label of a token without loss, as Hugging Face's datasets and PyTorch's cross-entropy have it."""
+"""Label of a token without loss in Hugging Face datasets and PyTorch's cross-entropy."""
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""The roles of messages, beside those that a chat template itself compares with."""
+"""Roles of messages, besides those that a chat template itself mentions."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How the records of a source become documents.
+    """Find how the records of a source become documents; from the first record unless `fields` is given.
 
-    form: see `Form`. fields: the template of `text`, else the name of the field with token ids or messages; of `pairs`
-    nothing. tokenizer: None for bytes. vocab: token ids are below it.
+    In this order: `messages` or `conversations` (a chat), `input_ids` (token ids), `text`. `fields` can also name a
+    field with messages or token ids.
+
+    Args:
+        source: the files.
+        fields: the template, or None.
+        tokenizer: None for bytes.
+        vocab: token ids are below it; the tokenizer's by default.
+        pairs: records are preferences.
+
+    Raises:
+        MeshwrightError: a record with none of these, an invalid template, or a chat without a template.
     """
 
     form: Form
@@ -144,7 +154,7 @@ class Encoder:
         return values
 
     def _chat(self, record: Mapping[str, Any]) -> list[Document]:
-        """A chat with loss on the assistant's turns, or the several texts in which it has them."""
+        """Encode a chat with loss on the assistant's turns, possibly as several examples."""
         return self._chat_of(messages_of(record, self.fields), tools_of(record))
 
     def _pairs(self, record: Mapping[str, Any]) -> list[Document]:
@@ -293,9 +303,9 @@ def _of_text(encoder: Encoder) -> Encoder:
 
 
 def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
-    """The messages of a field: {role, content}, or {from, value} as ShareGPT has them, with what else they have.
+    """Return the messages of a field: {role, content}, or {from, value} as in ShareGPT, with their other keys.
 
-    A column of Parquet or Arrow has null where a message has no such key; templates ask whether it is there.
+    A column of Parquet or Arrow has null if a message lacks a key; templates test for its presence.
     """
     value = record.get(name)
     if value is None or isinstance(value, str) or not isinstance(value, Sequence):
@@ -306,7 +316,7 @@ def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
 
 
 def _message(value: Any, place: str) -> Message:
-    """A message with `role` and `content`, which may be None beside `tool_calls`."""
+    """Normalise a message to `role` and `content`, which may be None with `tool_calls`."""
     message = {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else {}
     role, content = message.pop("from", None), message.pop("value", None)
     role, content = message.get("role", role), message.get("content", content)
@@ -321,7 +331,7 @@ def _message(value: Any, place: str) -> Message:
 
 
 def tools_of(record: Mapping[str, Any]) -> list[Message]:
-    """The tools that a chat may call: a list, or its JSON, as tables have it whose tools have different parameters."""
+    """Return the tools of a chat: a list, or its JSON, used in tables if tools have different parameters."""
     value = record.get("tools")
     if isinstance(value, str):
         try:

@@ -100,7 +100,7 @@ def ranges(path: Path, kind: Kind) -> list[Range]:
 
 
 def read_records(part: Range) -> Iterator[Record | BadRecordError]:
-    """The records of a range in their order; one that cannot be read is the error that says why.
+    """Read the records of a range in order; an unreadable one is yielded as the error.
 
     Text gives `{"text", "is_end"}`: whether the file ends with it.
     """
@@ -174,7 +174,7 @@ def _parse_line(line: bytes) -> Record | BadRecordError:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Of a key that stands twice libraries take one value or the other, so it is an error."""
+    """JSON object hook that rejects duplicate keys, for which libraries disagree."""
     record = dict(pairs)
     if len(record) < len(pairs):
         key = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
@@ -254,7 +254,7 @@ def _read_arrow(part: Range) -> Iterator[Record | BadRecordError]:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[Record | BadRecordError]:
-    """The rows of a batch; one by one where one of them holds what is no UTF-8."""
+    """Yield the rows of a batch; one by one if one of them is not valid UTF-8."""
     try:
         yield from batch.to_pylist()
         return

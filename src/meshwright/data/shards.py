@@ -46,12 +46,12 @@ def shard_lengths_file(number: int) -> str:
 
 
 def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Shard:
-    """Tokenise a unit and write its arrays; `NUMBER.json`, written last, says that the shard is whole.
+    """Tokenise a unit and write its arrays; `NUMBER.json`, written last, marks the shard as complete.
 
-    Documents are written as they come, so that a compressed file or a row group of any size takes little memory.
+    Documents are written as they come, so a compressed file or a row group of any size needs little memory.
 
     Raises:
-        MeshwrightError: a bad record, unless the rule skips it, or a disk that is full.
+        MeshwrightError: a bad record, unless the rule skips it, or a full disk.
     """
     bad = BadData(rule)
     sizes = array("q")

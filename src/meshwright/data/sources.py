@@ -1,4 +1,4 @@
-"""Sources of data by path: what is there, in which format, with which weight."""
+"""Data sources by path: contents, format, weight."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FileSource:
     files: tuple[Path, ...]
 
     def first_record(self) -> Record:
-        """The first record that can be read; an error where there is none."""
+        """Return the first readable record; raise if there is none."""
         why = ""
         for part in (part for path in self.files for part in ranges(path, self.kind)):
             for number, record in enumerate(read_records(part)):
@@ -106,14 +106,13 @@ def find_files(names: tuple[str, ...]) -> FileSource:
 
 
 def find_source(name: str) -> FileSource | StoreSource:
-    """What is at a path.
+    """Find the source at a path.
 
-    A folder is a store of tokens, a data set as Hugging Face's `datasets` saves it, or stands for all files in it:
-    those of JSON lines, Parquet or Arrow, where there are some, else its text. A pattern (`wiki/*.jsonl`)
-    stands for the files that match it.
+    A folder is a token store, a data set saved by Hugging Face's `datasets`, or stands for the files in it: JSON Lines,
+    Parquet or Arrow if there are any, else text. A pattern (`wiki/*.jsonl`) stands for matching files.
 
     Raises:
-        MeshwrightError: nothing is there, or nothing that can be read.
+        MeshwrightError: nothing is there, or nothing readable.
     """
     path = Path(name)
     if is_store(path):

@@ -34,7 +34,7 @@ class Shard:
     tokens: int
     has_loss: bool
     largest: int
-    """The largest token id, -1 where there are none."""
+    """Largest token id; -1 if there are no tokens."""
     checksum: str
     bad: dict[str, int] = field(default_factory=dict)
     """Bad records by kind (`bad_data.KINDS`)."""
@@ -45,11 +45,11 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreInfo:
-    """What `store.json` says."""
+    """Contents of `store.json`."""
 
     format: int
     form: Form
-    """What the records were; of `pairs` every second document is a rejected answer."""
+    """Form of the records; in `pairs` every second document is a rejected answer."""
     fields: str
     tokenizer: str
     """The fingerprint of the tokenizer (`Tokenizer.fingerprint`)."""
@@ -72,7 +72,7 @@ class StoreInfo:
 
     @property
     def tokens(self) -> int:
-        """Of all documents."""
+        """Tokens of all documents."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
@@ -91,7 +91,7 @@ def tokens_file(number: int) -> str:
 
 
 def loss_file(number: int) -> str:
-    """The name of the file that says which tokens of shard `number` have loss."""
+    """Name of the loss-mask file of shard `number`."""
     return f"{number:06d}.loss.npy"
 
 
@@ -134,7 +134,7 @@ class TokenStore:
 
 
 def read_info(directory: Path) -> StoreInfo:
-    """What the `store.json` of a directory says.
+    """Read the `store.json` of a directory.
 
     Raises:
         MeshwrightError: it is missing, edited, or of another version.
@@ -157,7 +157,7 @@ def read_info(directory: Path) -> StoreInfo:
 
 
 def _map_shard(path: Path, count: int) -> np.ndarray:
-    """The array of a shard, which has so many elements."""
+    """Memory-map the array of a shard with a number of elements."""
     found = _map_array(path)
     if found.shape != (count,):
         raise MeshwrightError(f"{path} has {found.size:,} tokens, and store.json {count:,}; tokenise anew")

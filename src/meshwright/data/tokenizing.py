@@ -26,18 +26,18 @@ from meshwright.files import check_new_directory, write_file
 from meshwright.text import chat_template
 
 ENCODING = 2
-"""The version of how records become tokens: what is kept of another is made anew."""
+"""Version of the conversion of records to tokens; stores of other versions are made again."""
 
 UNFINISHED = "unfinished.json"
-"""What a folder is a store of, until it is whole."""
+"""File that describes an incomplete store."""
 
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """What a store is made of.
+    """Inputs of a store.
 
-    source: the files. encoder: how their records become documents. rule: what is done with bad records.
-    tokenizer_name: where the tokenizer was read, for people.
+    source: the files. encoder: how their records become documents. rule: how to treat bad records. tokenizer_name:
+    origin of the tokenizer, for people.
     """
 
     source: FileSource
@@ -90,16 +90,16 @@ def tokenize(
     processes: int = 0,
     on_bytes: Callable[[int], None] = lambda size: None,
 ) -> StoreInfo:
-    """Make a store in a directory, or go on where an earlier call was killed.
+    """Make a token store in a directory, or continue an interrupted call.
 
     Args:
-        what: the files, the tokenizer, the template.
-        directory: a new one, an empty one, one that holds a part of the same store, or the store itself.
-        processes: how many tokenise at once; 0: as many as there are cores, where there are as many units.
-        on_bytes: called with the bytes of source that were done, shards of an earlier call too.
+        what: files, tokenizer, template.
+        directory: new, empty, with a part of the same store, or the store itself.
+        processes: number of parallel processes; 0 for one per core, if there are as many units.
+        on_bytes: called with the bytes of source done, including those of earlier calls.
 
     Raises:
-        MeshwrightError: a bad record, a directory that holds something else, a disk that is full.
+        MeshwrightError: a bad record, a directory with other contents, or a full disk.
     """
     signature = what.signature()
     if (directory / STORE).is_file():
@@ -135,7 +135,7 @@ def _locked(directory: Path) -> Iterator[None]:
 def _make(
     what: Tokenizing, directory: Path, signature: str, processes: int, on_bytes: Callable[[int], None]
 ) -> StoreInfo:
-    """Make what is left of a store in a directory that holds a part of it."""
+    """Make the missing shards of a store."""
     units = what.units()
     done = {unit.number: shard for unit in units if (shard := _finished_shard(directory, unit.number))}
     on_bytes(sum(unit.num_bytes for unit in units if unit.number in done))
@@ -165,7 +165,7 @@ def _in_this_process(what: Tokenizing, units: Sequence[Unit], directory: Path) -
 
 
 def _begin(directory: Path, signature: str) -> None:
-    """Make the directory, or check that what it holds is a part of the same store."""
+    """Make the directory, or check that it has a part of the same store."""
     check_new_directory(directory)
     path = directory / UNFINISHED
     if not directory.is_dir() or not any(directory.iterdir()):
@@ -196,7 +196,7 @@ def _finished_shard(directory: Path, number: int) -> Shard | None:
 
 
 def _finish(what: Tokenizing, directory: Path, shards: Sequence[Shard], signature: str) -> StoreInfo:
-    """Write what is known of all shards together, `store.json` last, and remove what only a part of a store needs."""
+    """Write the data of all shards, `store.json` last, and remove files of the incomplete store."""
     if what.signature() != signature:
         raise MeshwrightError(
             f"{what.source.name} was changed while it was tokenised; delete {directory}, and tokenise it again"

@@ -1,7 +1,7 @@
 """Processes that tokenise units of work.
 
-They are started as programs of their own (`worker.py`), not by `multiprocessing`: that would run the script of a user
-who calls `meshwright.train` once more in each of them.
+They are started as programs of their own (`worker.py`), not by `multiprocessing`, which would run the script of a user
+who calls `meshwright.train` again in each of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from meshwright.errors import MeshwrightError
 def run_units(
     units: Sequence[Unit], encoder: Encoder, rule: Rule, directory: Path, *, processes: int
 ) -> Generator[tuple[Unit, Shard]]:
-    """Make the shard of each unit in `processes` processes; each unit with its shard, in the order they are done.
+    """Make the shard of each unit in `processes` processes; yield each unit with its shard as completed.
 
-    They end with this one, or with the generator.
+    They end with this process, or with the generator.
 
     Raises:
-        MeshwrightError: what a process raised, or that it ended.
+        MeshwrightError: a process raised it, or ended.
     """
     left: queue.SimpleQueue[Unit] = queue.SimpleQueue()
     for unit in units:
@@ -71,7 +71,7 @@ def _feed(
     left: queue.SimpleQueue[Unit],
     done: queue.SimpleQueue[tuple[Unit, Any]],
 ) -> None:
-    """Give units to a process as it has done others."""
+    """Send units to a process as it completes others."""
     assert worker.stdin
     assert worker.stdout
     with worker.stdin, worker.stdout:

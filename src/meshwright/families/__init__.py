@@ -1,6 +1,7 @@
-"""One file a model family: its config.json, the names of its weights, its presets. A new family is a file and a line.
+"""Model families: one file each, with its config.json, weight names and presets.
 
-What its layers are follows from the features of its models (`step.blocks`), or from a `Family` of its own.
+A new family is a file and a line. Its layers follow from the features of its models (`step.blocks`), or from a `Family`
+of its own.
 """
 
 from meshwright.families.load import load_model, trained_seq_len, usual_seq_len

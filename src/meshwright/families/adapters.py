@@ -1,4 +1,4 @@
-"""LoRA's targets by the names people know them by: a family's modules, as PEFT has them, or the ops of our layers."""
+"""LoRA targets by their common names: a family's modules in PEFT, or the ops of our layers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from meshwright.step.lora import LoRA, adaptable
 from meshwright.step.model import ModelConfig
 
 ALL_LINEAR = "all-linear"
-"""Every product of the layers that can have an adapter, as PEFT calls it: QLoRA found that it takes all of them to be
-as good as training all parameters (arXiv:2305.14314, section 4)."""
+"""PEFT's name for every product that can have an adapter: QLoRA needs all of them to match full training
+(arXiv:2305.14314, section 4).
+"""
 
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -31,7 +32,7 @@ UNKNOWN = (
     "exclude_modules", "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "layer_replication",
     "kasa_config", "velora_config", "use_bdlora", "monteclora_config",
 )  # fmt: skip
-"""Options of PEFT's LoRA that change what it computes, or of what; adapters that have one are refused."""
+"""PEFT LoRA options that change what is computed; adapters with them are refused."""
 
 
 def with_adapters(
@@ -42,13 +43,13 @@ def with_adapters(
     targets: Sequence[str] = (ALL_LINEAR,),
     dropout: float = 0.0,
 ) -> ModelConfig:
-    """The model with low-rank adapters beside some of its products.
+    """Return the model with low-rank adapters on some of its products.
 
     Args:
         model: without adapters.
-        rank, alpha: W x + alpha / rank * B A x; alpha is 2 rank where there is none, as torchtune's recipes have it.
+        rank, alpha: W x + alpha / rank * B A x; alpha is 2 rank by default, as in torchtune's recipes.
         targets: `lora_targets`.
-        dropout: the share of what adapters read that a train step drops.
+        dropout: share of the adapters' input dropped in training.
     """
     alpha = float(2 * rank if alpha is None else alpha)
     lora = LoRA(rank=rank, alpha=alpha, targets=lora_targets(model, targets), dropout=dropout)
@@ -111,15 +112,15 @@ def _products(names: Mapping[str, Published]) -> dict[str, list[str]]:
 
 
 def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: bool = False) -> LoRA:
-    """What the `adapter_config.json` of PEFT says of the adapters of a model.
+    """Read the adapters of a PEFT `adapter_config.json`.
 
-    Adapters of several ranks and scales are read as of the largest rank and one scale (`module_scale`).
+    Adapters of several ranks and scales are read with the largest rank and one scale (`module_scale`).
 
     Args:
-        takes_saved: whether modules may come whole with the adapter (`modules_to_save`).
+        takes_saved: whether whole modules may come with the adapter (`modules_to_save`).
 
     Raises:
-        MeshwrightError: no such file, another kind of adapter, or an option that is not known here.
+        MeshwrightError: no such file, another kind of adapter, or an unknown option.
     """
     path, config = directory / ADAPTER_CONFIG, adapter_config(directory)
     for name in UNKNOWN:

@@ -56,7 +56,7 @@ def read_v3(fields: Fields) -> Features:
 
 
 def _read(fields: Fields, routing: Routing) -> Features:
-    """What both have in common."""
+    """Read the fields that both versions share."""
     heads = fields.whole("num_attention_heads")
     latent = LatentAttention(
         query_rank=fields.whole("q_lora_rank", None),
@@ -109,7 +109,7 @@ def _read(fields: Fields, routing: Routing) -> Features:
 
 
 def _attention_scale(latent: LatentAttention, scaling: RopeScaling | None) -> float | None:
-    """What scores are multiplied by where yarn's `mscale_all_dim` changes it: its magnitude once for each operand."""
+    """Factor on attention scores due to yarn's `mscale_all_dim`: its magnitude once per operand."""
     if not isinstance(scaling, YarnRopeScaling) or scaling.mscale_all_dim is None:
         return None
     dims = latent.nope_head_dim + latent.rope_head_dim

@@ -1,4 +1,4 @@
-"""What is known of a published family: how its config.json is read, where its weights are, and models by name."""
+"""A published family: its config.json, the places of its weights, and its presets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Writer = Callable[[ModelConfig], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Published:
-    """Where a parameter is in a published checkpoint: the tensor `name`, with {layer} and {expert} to be filled in.
+    """Place of a parameter in a published checkpoint: the tensor `name`, with {layer} and {expert} to be filled in.
 
-    is_transposed: stored [out, in], as PyTorch's Linear has it; ours is [in, out]. part: (index, count) where the
-    tensor holds several of our parameters along its output. by_head, is_interleaved: whether these alternate head by
-    head (GPT-NeoX) or column by column (gpt-oss), and do not follow one another (GPT-2). A name without {expert} is of
-    a tensor that has all experts of a layer, its first dim.
+    is_transposed: stored [out, in], as in PyTorch's Linear; ours is [in, out]. part: (index, count) if the tensor holds
+    several of our parameters along its output. by_head, is_interleaved: whether these alternate head by head (GPT-NeoX)
+    or column by column (gpt-oss) instead of following one another (GPT-2). A name without {expert} is a tensor with all
+    experts of a layer in its first dim.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Published:
 
 
 Names = Mapping[str, Published]
-"""Our path of a parameter, `layers.query` in whichever stack, to where it is published."""
+"""Map from our parameter paths, `layers.query` for any stack, to published places."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFamily:
     """A family with models on Hugging Face; its readers by the model_type of a config.json.
 
-    write: the config.json of a model, None of a family that is only planned. buffers: patterns of the names of tensors
-    in published checkpoints that are no parameters (`_keys_to_ignore_on_load_unexpected` of transformers).
+    write: makes the config.json of a model; None if the family is only planned. buffers: patterns of tensor names in
+    published checkpoints that are not parameters (`_keys_to_ignore_on_load_unexpected` of transformers).
     """
 
     family: Family
@@ -58,9 +58,9 @@ class PublishedFamily:
 
 
 def names_of(names: Mapping[str, str]) -> dict[str, Published]:
-    """Published names as one writes them down: weights of layers are Linears, stored [out, in]; vectors are not.
+    """Expand a table of published names: layer weights are Linears, stored [out, in]; vectors are not.
 
-    A weight of a layer starts with {layer}'s prefix; norms, biases and tables are told by our names.
+    Layer weights start with {layer}'s prefix; norms, biases and tables are recognised by our names.
     """
     found = {}
     for ours, theirs in names.items():
@@ -100,4 +100,4 @@ EXPERT_NAMES: Mapping[str, str] = {
     "layers.expert_up": "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
     "layers.expert_down": "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
 }
-"""The names of experts' weights as Qwen and DeepSeek have them."""
+"""Names of expert weights in Qwen and DeepSeek."""

@@ -105,7 +105,7 @@ DEFAULTS: Mapping[str, Config] = {
         "routed_scaling_factor": 2.5,
     },
 }
-"""What transformers 5 gives a field that a file lacks, by model_type, where that is not what Llama has."""
+"""Defaults of transformers 5 for missing fields, by model_type, if they differ from Llama's."""
 
 _BIASES, _WINDOWS = ("attention_bias", "mlp_bias", "qkv_bias"), ("sliding_window", "layer_types")
 
@@ -124,7 +124,7 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "phi3": (*_BIASES, "layer_types"),
     "olmo2": ("mlp_bias", "qkv_bias", *_WINDOWS),
 }
-"""Fields that other families have and transformers leaves out of these; refused unless null or false."""
+"""Fields of other families that transformers ignores here; refused unless null or false."""
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -143,7 +143,7 @@ MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000}
 """The most that some fields may be; all others 10^9. A search over more would not end."""
 
 LARGEST_NUMBER = 1e300
-"""What a number may be; NaN and infinity are above it."""
+"""Upper limit of numbers; NaN and infinity exceed it."""
 
 _MISSING = object()
 
@@ -152,7 +152,7 @@ class Fields:
     """The fields of one config.json, by the kind of value that each has to have."""
 
     def __init__(self, data: Config, *, name: str, family: str) -> None:
-        """data: as it is read; a field that it lacks has the value that transformers gives it (`DEFAULTS`)."""
+        """data: as read; missing fields have transformers' defaults (`DEFAULTS`)."""
         data = {**DEFAULTS.get(family, {}), **data}
         self._data, self.name, self.family = data, name, family
         self._known: set[str] = set(WITHOUT_EFFECT)
@@ -161,7 +161,7 @@ class Fields:
                 raise self.refusal(field, f"a {family} model has no such field")
 
     def value(self, field: str, default: Any = _MISSING) -> Any:
-        """A field as it stands; the default where it is absent or null. Raises where it has none."""
+        """Return a field; the default if it is absent or null. Raises if it has none."""
         self._known.add(field)
         found = self._data.get(field)
         if found is None and default is _MISSING:
@@ -203,7 +203,7 @@ class Fields:
         return embed // heads
 
     def kv_heads(self, heads: int) -> int:
-        """The heads of keys and values, as many as those of queries where a config.json does not say."""
+        """Return the number of key-value heads; as many as query heads by default."""
         found = self.whole("num_key_value_heads", None) or heads
         if heads % found:
             raise self.refusal("num_key_value_heads", f"the num_attention_heads={heads} are shared evenly among them")
@@ -230,7 +230,7 @@ class Fields:
             raise self.refusal(field, "it takes a value, or is left out for the default")
 
     def only(self, field: str, *allowed: Any) -> None:
-        """Refuse a field unless it is absent, null, or has one of these values: a model is known with no other."""
+        """Refuse a field unless it is absent, null, or has one of these values."""
         found = self.value(field, None)
         if found is not None and found not in allowed:
             known = " or ".join(repr(value) for value in allowed) or "null"
@@ -243,11 +243,11 @@ class Fields:
     def windows(
         self, num_layers: int, *, every: int = 0, full: tuple[int, ...] = (), is_on: bool = True
     ) -> dict[str, Any]:
-        """The sliding window, and which layers have none: by `layer_types` where a config has them.
+        """Return the sliding window, and the layers without one: by `layer_types` if present.
 
         Args:
-            every, full: how often a layer has none, or which, where a config has no `layer_types`.
-            is_on: whether the window is.
+            every, full: how often a layer has none, or which ones, without `layer_types`.
+            is_on: whether the window is used.
         """
         window = (self.whole("sliding_window", None, least=0) or None) if is_on else None
         types = self.value("layer_types", None)
@@ -286,7 +286,7 @@ class Fields:
         return dict(found)
 
     def above_zero(self, field: str, found: Any) -> float:
-        """What was found in a field, as a finite number above 0."""
+        """Return a field's value as a finite number above 0."""
         if isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= LARGEST_NUMBER:
             return float(found)
         raise MeshwrightError(f"the config.json of {self.name} has {field}={found!r}; it takes a number above 0")
@@ -308,7 +308,7 @@ def _full_attention(is_full: list[bool], window: int) -> dict[str, Any]:
 
 
 def activation_name(activation: Activation) -> str:
-    """The name of an activation function as most files have it."""
+    """Return the usual name of an activation function."""
     return {"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation)
 
 

@@ -14,7 +14,7 @@ GEMMA = Family("gemma")
 
 
 def features_of(embed: int) -> Features:
-    """What all of Gemma have in other ways than Llama."""
+    """Differences of all Gemma models from Llama."""
     return {
         "tied_embeddings": True,
         "activation": "gelu_tanh",
@@ -31,7 +31,7 @@ def read_shared(fields: Fields, *, has_rope: bool = True) -> Features:
 
 
 def read(fields: Fields) -> Features:
-    """Gemma. Its activation is the approximation by tanh, which files say in two ways or not at all."""
+    """Read Gemma. Its activation is the tanh approximation, which files state in two ways or not at all."""
     for field in ("hidden_act", "hidden_activation"):
         fields.only(field, "gelu", "gelu_pytorch_tanh")
     return read_shared(fields) | {"activation": "gelu_tanh"}

@@ -20,7 +20,7 @@ BIASED: Features = {
     "output_bias": True,
     "mlp_bias": True,
 }
-"""What the GPT families have in other ways than Llama."""
+"""Differences of the GPT families from Llama."""
 
 _FEATURES: dict[str, Any] = {**BIASED, "tied_embeddings": True, "positions": "learned", "head_dim": 64}
 

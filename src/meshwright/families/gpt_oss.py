@@ -18,7 +18,7 @@ _YARN = YarnRopeScaling(factor=32.0, original_max_seq_len=4096, truncate=False)
 
 
 def read(fields: Fields) -> Features:
-    """Llama's fields, and those of windows, experts and their activation."""
+    """Read Llama's fields, and those of windows, experts and their activation."""
     fields.only("hidden_act", "silu")
     fields.only("mlp_bias", False)
     # Other names of what stands in the file twice.

@@ -17,9 +17,9 @@ LLAMA = Family("llama")
 
 
 def read(fields: Fields, *, has_rope: bool = True, partial_field: str | None = None) -> Features:
-    """What Llama and all that follow it have in common.
+    """Read the fields that Llama and the families derived from it share.
 
-    has_rope: without rotary embedding where it is False. partial_field: as in `read_rope`.
+    has_rope: False for models without rotary embedding. partial_field: as in `read_rope`.
     """
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers, bias = fields.whole("num_hidden_layers"), fields.flag("attention_bias", False)
@@ -57,7 +57,7 @@ def read_ministral3(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a Llama, of a Mistral where there is a window, of a Ministral 3 where queries are scaled."""
+    """Return the config.json of a Llama; of a Mistral with a window, of a Ministral 3 with scaled queries."""
     windows = {"sliding_window": model.sliding_window}
     if isinstance(model.rope_scaling, YarnRopeScaling) and model.rope_scaling.query_beta:
         return write_shared(model, "ministral3", "Ministral3ForCausalLM") | windows

@@ -28,16 +28,16 @@ SEQ_LENS: Mapping[str, int] = {
     "gemma-7b": 8192,
     "gemma2-9b": 8192,
 }
-"""The tokens of a sequence in pre-training, as the papers above say; of Mixtral, Mistral 7B's (arXiv:2310.06825)."""
+"""Sequence length in pre-training according to the papers above; Mixtral's is Mistral 7B's (arXiv:2310.06825)."""
 
 
 def usual_seq_len(model: ModelConfig) -> int:
-    """The tokens of a sequence where nobody says: what the model was trained on, all its learned positions, or 2048."""
+    """Return the default sequence length: that of training, all learned positions, or 2048."""
     return SEQ_LENS.get(model.name) or (model.max_positions if model.positions == "learned" else 2048)
 
 
 def trained_seq_len(name: str) -> int:
-    """The tokens of a sequence that a model was trained on, of a preset or a `config.json`; 0 where it is not known."""
+    """Return the training sequence length of a preset or `config.json`; 0 if unknown."""
     path = _config_path(name)
     if path is None:
         return SEQ_LENS.get(name.lower(), 0)
@@ -64,7 +64,7 @@ def load_model(name: str) -> ModelConfig:
 
 
 def _config_path(name: str) -> Path | None:
-    """The `config.json` that a path names, itself or its folder; None where there is none."""
+    """Return the path of a `config.json`, given itself or its folder; None if there is none."""
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     return path if path.is_file() else None
 

@@ -15,7 +15,7 @@ PHI3 = Family("phi3")
 
 
 def read(fields: Fields) -> Features:
-    """Llama's fields; of its own it has dropout, and the length before longrope beside the scaling."""
+    """Read Llama's fields, dropout, and the original length of longrope, stored next to the scaling."""
     fields.unused_options("resid_pdrop", "embd_pdrop", "original_max_position_embeddings")
     features = llama.read(fields, partial_field="partial_rotary_factor")
     if not isinstance(features["rope_scaling"], LongRopeScaling | None):

@@ -28,7 +28,7 @@ def check_quantization(fields: Fields) -> None:
 
 
 def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The outputs and inputs of a weight that share a scale; None where the file does not say them."""
+    """Return the block size [outputs, inputs] that shares a scale; None if the file does not state it."""
     match quantization.get("weight_block_size"):
         case [int(rows), int(columns)] if rows >= 1 and columns >= 1:
             return rows, columns

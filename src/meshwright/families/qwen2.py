@@ -15,7 +15,7 @@ QWEN2 = Family("qwen2")
 
 
 def read(fields: Fields) -> Features:
-    """Llama's fields, the window where it is on, and biases of queries, keys and values alone."""
+    """Read Llama's fields, the window if enabled, and biases of queries, keys and values only."""
     features = llama.read(fields)
     windows = windows_of(fields, features["num_layers"])
     fields.only("qkv_bias", True)
@@ -23,7 +23,7 @@ def read(fields: Fields) -> Features:
 
 
 def windows_of(fields: Fields, num_layers: int) -> Features:
-    """The window where `use_sliding_window` has it on: in layers from `max_window_layers` on."""
+    """Return the window if `use_sliding_window` is true: in layers from `max_window_layers` on."""
     is_on = fields.flag("use_sliding_window", False)
     first = fields.whole("max_window_layers", 0, least=0)
     # Where a file names the kind of each layer, transformers asks no more from which on they have a window.
@@ -33,9 +33,10 @@ def windows_of(fields: Fields, num_layers: int) -> Features:
 
 
 def read_experts(fields: Fields, features: Features) -> Features:
-    """Experts in every `decoder_sparse_step`-th layer, but for `mlp_only_layers`.
+    """Read experts in every `decoder_sparse_step`-th layer except `mlp_only_layers`.
 
-    Which layers are dense changes no plan: a model with others than the first can be planned, and does not run.
+    The positions of dense layers do not change a plan; a model whose dense layers are not the first ones is planned
+    only.
     """
     layers = features["num_layers"]
     step, dense = fields.whole("decoder_sparse_step", 1), fields.layers("mlp_only_layers", layers)

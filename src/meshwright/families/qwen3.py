@@ -14,13 +14,13 @@ QWEN3 = Family("qwen3")
 
 
 def read(fields: Fields) -> Features:
-    """Llama's fields, the window where it is on, and norms of queries and keys."""
+    """Read Llama's fields, the window if enabled, and norms of queries and keys."""
     features = llama.read(fields)
     return features | windows_of(fields, features["num_layers"]) | {"qk_norm": True}
 
 
 def read_moe(fields: Fields) -> Features:
-    """Qwen3-MoE: a window that is on is in every layer, whatever `max_window_layers` says."""
+    """Read Qwen3-MoE: an enabled window is in every layer, whatever `max_window_layers` is."""
     features = llama.read(fields)
     fields.unused_options("max_window_layers")
     windows = fields.windows(features["num_layers"], is_on=fields.flag("use_sliding_window", False))

@@ -20,7 +20,7 @@ from meshwright.step.model import ModelConfig
 ORIGINAL = "original_max_position_embeddings"
 
 QUERY_BETA = "llama_4_scaling_beta"
-"""Of Ministral 3: how queries grow with their position."""
+"""Ministral 3: growth of queries with their position."""
 
 SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
@@ -37,7 +37,7 @@ SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class Rope(NamedTuple):
-    """What a config says of rotary embedding; partial: the share of a head's dims that it rotates."""
+    """Rotary embedding of a config; partial: share of a head's dims that is rotated."""
 
     theta: float
     scaling: RopeScaling | None
@@ -53,15 +53,16 @@ def read_rope(
     partial: float = 1.0,
     partial_field: str | None = None,
 ) -> Rope:
-    """Theta, scaling and the rotated share of a head.
+    """Read theta, scaling and the rotated share of a head.
 
-    As transformers has it, `rope_scaling` stands in place of `rope_parameters`; where layers differ, it is added to
-    those of full attention.
+    As in transformers, `rope_scaling` replaces `rope_parameters`; if layers differ, it is added to those of full
+    attention.
 
     Args:
-        layer_type: whose parameters, where kinds of layers have their own.
-        theta, partial: where a config says neither. theta_field, partial_field: beside the parameters; without a
-            `partial_field` a family rotates whole heads.
+        layer_type: kind of layer whose parameters to read, if kinds have their own.
+        theta, partial: defaults.
+        theta_field, partial_field: fields outside of the parameters; families without a `partial_field` rotate whole
+            heads.
     """
     given, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     if layer_type is None:
@@ -183,7 +184,7 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
 
 
 def _original_length(fields: Fields, found: Mapping[str, Any]) -> int:
-    """The length a model was first trained on: beside the scaling, in it, or else the longest sequence."""
+    """Return the original training length: next to the scaling, in it, or else the longest sequence."""
     beside = fields.whole(ORIGINAL, None)
     if beside is None and ORIGINAL not in found:
         return fields.whole("max_position_embeddings")
@@ -220,7 +221,7 @@ def rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]
 
 
 def longest_sequence(model: ModelConfig) -> dict[str, Any]:
-    """`max_position_embeddings` where the scaling of rotary frequencies says it, else nothing."""
+    """Return the field `max_position_embeddings` if the rotary scaling determines it; else no field."""
     match model.rope_scaling:
         case None | LinearRopeScaling():
             return {}

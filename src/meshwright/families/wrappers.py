@@ -20,20 +20,20 @@ TEXT_DEFAULTS: Mapping[str, Config] = {
     },
     "mistral3": {"model_type": "mistral", "sliding_window": None},
 }
-"""What transformers gives the fields of a text part that its config.json lacks, by the model_type around it."""
+"""Defaults of transformers for missing fields of a text part, by the wrapper's model_type."""
 
 OUTER = ("quantization_config", "tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "bos_token_id")
-"""Fields beside a text part that are about it too, where it does not have them itself."""
+"""Fields next to a text part that apply to it unless it has its own."""
 
 _TEXT = re.compile(r"^(?:language_model\.|model\.language_model\.)")
 _OTHER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|multi_modal_projector|image_newline)\b")
 
 
 def text_config(data: Config, *, name: str) -> Config:
-    """The config.json of the text part, where data is of a model around one; else data itself.
+    """Return the config of the text part if data is a wrapper's; else data itself.
 
     Raises:
-        MeshwrightError: a text part that is no object.
+        MeshwrightError: a text part that is not an object.
     """
     kind = str(data.get("model_type"))
     if "text_config" not in data or kind not in TEXT_DEFAULTS:
@@ -53,9 +53,9 @@ class TextNames(NamedTuple):
 
 
 def text_names(names: Iterable[str]) -> TextNames:
-    """The names of tensors as a model of text alone has them; those of images are left out.
+    """Return tensor names of the text model alone; those of the image parts are left out.
 
-    Names are as they are where none begins with `language_model.` or `model.language_model.`.
+    Names stay unchanged unless one begins with `language_model.` or `model.language_model.`.
     """
     names = list(names)
     if not any(map(_TEXT.match, names)):
