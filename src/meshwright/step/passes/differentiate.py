@@ -1,7 +1,8 @@
-"""Differentiate pass: the ops of the forward pass, and those of backward that follow from each of them.
+"""Differentiate pass: forward ops, and the backward ops that follow from each of them.
 
-A move's gradient goes the other way: what was gathered is reduce-scattered, what was summed is gathered. A weight's
-gradient is a sum over the axes that split the tokens it worked on. A product has two gradients, each a product.
+The gradient of a move goes the other way: what was gathered is reduce-scattered, what was summed is gathered. A
+weight's gradient is summed over the axes that split the tokens it processed. A product has two gradients, each a
+product.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from meshwright.step.passes.nodes import (
 def gradients_of(
     nodes: Iterable[Node], with_gradient: Iterable[str], *, is_at_once: bool
 ) -> Iterator[tuple[Node, bool]]:
-    """Each node without what backward would do for nothing that is trained; whether something before it is trained.
+    """Remove backward work that leads to nothing trained; also return whether anything before is trained.
 
     Args:
-        nodes: those of a layer, in order.
-        with_gradient: the names of values with a gradient before the first node.
-        is_at_once: whether attention makes all of its scores at once and through memory, so that a compiler sees which
-            of its results nothing reads.
+        nodes: of a layer, in order.
+        with_gradient: names of values with a gradient before the first node.
+        is_at_once: whether attention computes all scores at once through memory, so that a compiler sees unused
+            results.
     """
     found = set(with_gradient)
     for node in nodes:
@@ -49,7 +50,7 @@ def gradients_of(
 
 
 def _without_dead_gradients(node: Node, read: set[str], *, is_at_once: bool) -> Node:
-    """A node whose backward makes the gradients of those of its inputs that are `read` alone."""
+    """Return a node whose backward computes only the gradients of its `read` inputs."""
     if not read and not node.is_trained:
         return replace(node, saved=()) if node.saved else node
     core = next((work for work in node.work if isinstance(work, Core)), None)
@@ -94,9 +95,9 @@ def _forward(node: Node, phase: Phase) -> Iterator[Op]:
 
 @lru_cache(maxsize=1 << 12)
 def backward_ops(node: Node, *, has_input_gradient: bool = True) -> tuple[Op, ...]:
-    """The ops of a node's backward, but for the gradients of weights on their way to where they are stored.
+    """Yield the backward ops of a node, except weight gradients on their way to storage.
 
-    has_input_gradient: whether something before the node is trained; else what it reads needs no gradient.
+    has_input_gradient: whether anything before the node is trained; otherwise its input needs no gradient.
     """
     return tuple(_backward(node, has_input_gradient))
 
@@ -134,7 +135,7 @@ def _backward_of_rest(node: Node, work: Work) -> Iterator[Op]:
 
 @lru_cache(maxsize=1 << 14)
 def gathers(work: Weight, region: Region, phase: Phase) -> tuple[Communicate, ...]:
-    """A weight from where it is stored to its use."""
+    """Yield the gather of a weight from storage to its use."""
     moves = moves_between(work.stored, work.used)
     return tuple(_collected(move, work.name, region, phase, of_weight=True) for move in moves)
 
@@ -149,10 +150,10 @@ def scatters(work: Weight, region: Region) -> tuple[Communicate, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def sums(work: Vector, region: Region) -> tuple[Communicate, ...]:
-    """The gradient of a scale or bias, summed over what splits the tokens, one dim of these after the other.
+    """Yield the sum of a scale's or bias's gradient over the axes that split its tokens, one dim after another.
 
-    Types that delay sums (`reduced`) do not pass through an elementwise product (JAX 0.10.2), so that each layer's is
-    summed by itself.
+    Types that defer sums (`reduced`) do not pass through elementwise products (JAX 0.10.2), so each layer's is summed
+    alone.
     """
     return tuple(
         Communicate(
@@ -226,7 +227,7 @@ def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
 
 
 def _moved(work: Move, before: Array, after: Array, name: str, region: Region, phase: Phase) -> Iterator[Communicate]:
-    """What a move communicates; as the sends of a ring where it overlaps with products.
+    """Yield the communication of a move; as ring sends if it overlaps with products.
 
     S. Wang et al., ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
     """

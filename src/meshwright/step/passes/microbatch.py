@@ -17,12 +17,12 @@ from meshwright.step.workload import Workload
 
 
 def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Extents:
-    """The sizes of a step's symbols, of one microbatch.
+    """Return the sizes of a step's symbols, for one microbatch.
 
-    B, S: sequences and their tokens, of all devices; I: the rows of a batch, which are both together. Of experts, on
-    one device: C the copies of tokens that it sends, CT those of all of its tp, R the rows of an expert in balance, A
-    the choices of its tokens, sent and gathered the counts that go with them, M its layers of experts. loss: numbers
-    that the loss sums. Of Muon the matrices of each kind of parameter (`passes.muon`).
+    B, S: sequences and their tokens over all devices; I: rows of a batch, both together. For experts, per device: C
+    token copies sent, CT those of all devices of its tp, R rows of an expert in balance, A routing choices of its
+    tokens, sent and gathered their counts, M its MoE layers. loss: numbers summed by the loss. For Muon the matrices of
+    each kind of parameter (`passes.muon`).
     """
     parts = strategy.num_microbatches
     sizes: dict[str, float] = {"B": workload.sequences / parts, "S": workload.seq_len}

@@ -1,9 +1,9 @@
-"""Muon's part of the update: which parameters are matrices, and how these are dealt out to be made orthogonal.
+"""Muon's part of the update: which parameters are matrices, and how these are distributed to be orthogonalised.
 
-Newton-Schulz multiplies whole matrices. Those of all layers of one parameter, and of all its experts, are dealt out to
-the devices that share or copy them: each device slices its part out of copies, takes whole matrices for its shards by
-an all-to-all over the axes that split each dim, and multiplies. The way back is the same, copies are gathered. Where
-devices do not divide the matrices, zeros fill up.
+Newton-Schulz multiplies whole matrices. Those of all layers of a parameter, and of all its experts, are distributed
+over the devices that shard or copy them: each device slices its part out of copies, receives whole matrices for its
+shards by an all-to-all over the axes that split each dim, and multiplies. The way back is the same; copies are
+gathered. If the number of devices does not divide the matrices, zeros are added.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.step.strategy import Strategy
 from meshwright.step.workload import Workload
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of X, X Xᵀ X and (X Xᵀ)² X in an iteration (Keller Jordan, github.com/KellerJordan/Muon)."""
+"""Products of an iteration: X, X Xᵀ X and (X Xᵀ)² X (Keller Jordan, github.com/KellerJordan/Muon)."""
 
 ITERATIONS = 5
 
@@ -30,7 +30,7 @@ RMS = 0.2
 
 
 class Matrix(NamedTuple):
-    """The dims of a parameter as matrices: how many dims count them, then those of rows, the rest are columns."""
+    """Dims of a parameter as matrices: number of counting dims, then of row dims; the rest are columns."""
 
     num_stacked: int
     num_rows: int
@@ -64,12 +64,12 @@ def symbol(parameter: Parameter) -> str:
 
 
 def dealt_devices(mesh: MeshShape, strategy: Strategy) -> int:
-    """The devices that a step's update is one program of: all, or those of a stage that runs its own."""
+    """Return the devices of one update program: all, or those of a stage with its own program."""
     return mesh.num_devices // (1 if is_spmd_pipeline(mesh, strategy) else mesh.pp)
 
 
 def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str, int]:
-    """The sizes of these symbols: the matrices of all devices of one program, copies not counted."""
+    """Return the sizes of these symbols: matrices over all devices of one program, without copies."""
     found: dict[str, int] = {}
     for _, parameter in leaves(parameters(model)):
         if not is_matrix(parameter):
@@ -102,7 +102,7 @@ def dealt_matrices(workload: Workload, mesh: MeshShape, strategy: Strategy) -> I
 def matrix_moves(
     path: str, parameter: Parameter, dims: tuple[Dim, ...], live: Collection[str]
 ) -> Iterator[Communicate]:
-    """What dealing out the matrices of a parameter communicates, and the way back. live: the axes of many devices."""
+    """Yield the communication of distributing a parameter's matrices and back. live: axes of several devices."""
     matrix = matrix_of(parameter)
     assert matrix is not None
     stacked, inner = dims[: matrix.num_stacked], dims[matrix.num_stacked :]

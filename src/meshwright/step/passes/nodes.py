@@ -1,4 +1,4 @@
-"""The forward pass on a mesh: nodes with their work, arrays that lie on live axes, and the moves between layouts."""
+"""The forward pass on a mesh: nodes with their work, sharded arrays, and moves between layouts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LETTERS = {
 """The dims of parameters as the notation writes them."""
 
 IMBALANCE = "loss of imbalance"
-"""What the loss has of the load of experts."""
+"""The load of experts in the loss."""
 
 EXCHANGED_GRADIENTS: Mapping[Operand, str] = {
     "query": "queries gradient",
@@ -49,11 +49,11 @@ EXCHANGED_GRADIENTS: Mapping[Operand, str] = {
 Phases = tuple[Literal["forward", "recompute", "backward"], ...]
 
 STORAGE_ONLY = {"embed": "activation", "latent_input": "activation"}
-"""Logical axes that only store a parameter in shards: for use that dim is gathered and lies as this one does."""
+"""Logical axes that shard a parameter only in storage: in use the dim is gathered and sharded like this one."""
 
 
 class Tag(Enum):
-    """What a remat policy calls a value of a layer."""
+    """Name of a layer's value for remat policies."""
 
     PRODUCT = "product"
     READ = "read by a product"
@@ -62,12 +62,11 @@ class Tag(Enum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """What the shard pass knows of a mesh and a strategy: live axes, and the rules by which arrays lie on them.
+    """Sharding information for the shard pass: axes with several devices, and sharding rules.
 
-    Equal only to itself, so that what is cached by it is found fast (`step.train.layout_of` makes each once).
-
-    batch: the axes that split sequences. sp_method: how queries meet keys of a split sequence. is_packed: whether rows
-    hold several documents. is_pair: whether sp is 2. frozen: the paths of parameters that get no gradient.
+    Compared by identity, which makes caching fast (`step.train.layout_of` makes each once). batch: axes that split
+    sequences. sp_method: how queries meet the keys of a split sequence. is_packed: whether rows hold several documents.
+    is_pair: whether sp is 2. frozen: paths of parameters without gradient.
     """
 
     rules: Mapping[str, tuple[str, ...]]
@@ -94,12 +93,12 @@ class Layout:
 
     @property
     def tokens(self) -> tuple[Dim, Dim]:
-        """Batch and sequence as products have them."""
+        """Batch and sequence dims in products."""
         return Dim("B", None, self.batch), Dim("S", None, self.sequence)
 
     @property
     def residual_tokens(self) -> tuple[Dim, Dim]:
-        """Batch and sequence as the residual stream has them between blocks."""
+        """Batch and sequence dims of the residual stream between blocks."""
         return Dim("B", None, self.batch), Dim("S", None, self.residual)
 
     def used(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
@@ -107,13 +106,13 @@ class Layout:
         return tuple(Dim(LETTERS[name], size, self.axes(STORAGE_ONLY.get(name, name))) for name, size in dims)
 
     def stored(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
-        """The dims of a parameter as it is stored."""
+        """Dims of a parameter in storage."""
         return tuple(Dim(LETTERS[name], size, self.axes(name)) for name, size in dims)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A product with a weight, as it is multiplied; or with another value, called `right`. image: as of a `Matmul`."""
+    """A product with a weight, or with another value, called `right`. image: as in `Matmul`."""
 
     name: str
     rows: tuple[Dim, ...]
@@ -131,10 +130,10 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
-    """A parameter on its way from where it is stored to its use, and its gradient on the way back.
+    """A parameter on its way from storage to its use, and its gradient on the way back.
 
-    Equal only to itself, so that what is cached by it is found fast. pending: the axes over which each device has a
-    part of the gradient: those that split the tokens it works on. is_trained: whether there is a gradient.
+    Compared by identity, which makes caching fast. pending: axes over which each device has a partial gradient: those
+    that split its tokens. is_trained: whether there is a gradient.
     """
 
     name: str
@@ -214,9 +213,9 @@ Work = Product | Weight | Vector | Move | Core | Exchange | PassOver
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Node:
-    """One forward op: what it reads and writes by name, and its work. Equal only to itself.
+    """One forward op: names of the values it reads and writes, and its work. Compared by identity.
 
-    saved: the values that its backward reads. tag: what a remat policy calls its result.
+    saved: values that its backward reads. tag: name of its result for remat policies.
     """
 
     region: Region
@@ -267,7 +266,7 @@ def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
 
 
 def _laid(array: Array, to: ShardedArray) -> Array:
-    """An array laid as the notation says."""
+    """Return an array in the notation."""
     dims = tuple(dim._replace(axes=axes) for dim, axes in zip(array.dims, to.axes, strict=True))
     return replace(array, dims=dims, unreduced=to.unreduced)
 

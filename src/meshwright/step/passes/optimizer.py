@@ -1,7 +1,7 @@
-"""Optimizer pass: what the update of the parameters communicates. What it keeps is `cost.model_states`.
+"""Optimizer pass: communication of the parameter update. Its state is in `cost.model_states`.
 
-The norm of the gradients is a sum over what splits each parameter; Adafactor (arXiv:1804.04235) takes means of rows,
-columns and whole arrays besides.
+The gradient norm is a sum over the axes that split each parameter; Adafactor (arXiv:1804.04235) also averages rows,
+columns and whole arrays.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SCALARS_OF_ADAFACTOR = 3
 
 
 def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The second largest and the largest dim of a parameter, over which Adafactor takes means; None where it does not.
+    """Return the second largest and the largest dim of a parameter, which Adafactor averages over; None if it does not.
 
-    Of equal ones the later counts as the larger.
+    Of equal dims the later one counts as larger.
     """
     by_size = sorted(range(len(shape)), key=shape.__getitem__)
     if len(shape) < 2 or shape[by_size[-2]] < FACTORED_FROM:
@@ -29,7 +29,7 @@ def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Iterator[Communicate]:
-    """What the update of one parameter sums over the axes that split each of its dims, one dim after the other."""
+    """Yield the sums in the update of a parameter over the axes that split its dims, one dim after another."""
     scalar = Array("scalar", (), width="float32")
     for dim in dims:
         if dim.axes:

@@ -1,10 +1,10 @@
-"""Pipeline pass: how often each region of a step repeats on a device, and what stages hand on to each other.
+"""Pipeline pass: repetitions of each region on a device, and communication between stages.
 
-Stages of one program go through every tick together (`Strategy.spmd_pipeline`), on zeros where a schedule has nothing
-for them: a layer runs in all ticks, the lookup before the layers in all ticks too, the loss from the tick on in which
-the first microbatch is through. With virtual stages lookup and loss are left out of the ticks that have none. Plain
-layers before those of experts run with the lookup, and again for backward, on all stages: on a share of the sequences
-each, or where these are too few on all of them (`stages.batch_before_stages`).
+Stages of one program run every tick together (`Strategy.spmd_pipeline`), on zeros if a schedule has nothing for them:
+layers and the lookup before them run in all ticks, the loss from the tick in which the first microbatch is through.
+With virtual stages, ticks without lookup or loss skip them. Dense layers before MoE layers run with the lookup, and
+again for backward, on all stages: on a share of the sequences each, or on all if there are too few
+(`stages.batch_before_stages`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshwright.step.stages import batch_before_stages, chunk_slots
 from meshwright.step.strategy import Strategy
 
 BATCH, EMBEDDING, LOGITS, STAGES, UPDATE = "batch", "embedding", "logits", "stages", "update"
-"""Regions outside of the layers; that of the batch is what is done with all microbatches before the lookup."""
+"""Regions outside of the layers; `batch` is work on all microbatches before the lookup."""
 
 KEPT_INPUTS = "kept inputs"
 """The inputs of layers that stages of 1F1B keep for each other."""
@@ -46,18 +46,18 @@ def schedule_of(mesh: MeshShape, strategy: Strategy) -> Schedule:
 
 
 def stage_layers(num_layers: int, mesh: MeshShape) -> int:
-    """The layers of the stage that has most of so many."""
+    """Layers on the largest stage."""
     return math.ceil(num_layers / mesh.pp)
 
 
 def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """The layers that a device runs for a microbatch: of the stage with most, or with empty slots beside its own."""
+    """Layer slots that a device runs per microbatch: of the largest stage, or with empty slots."""
     virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 1
     return virtual * chunk_slots(num_layers, mesh.pp, virtual)
 
 
 def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) -> Stack | None:
-    """The layers that run with the lookup on all stages: the dense ones before those of experts; None without any."""
+    """Return the stack that runs with the lookup on all stages: dense layers before MoE layers; None without any."""
     return program.stacks[0] if is_spmd_pipeline(mesh, strategy) and len(program.stacks) > 1 else None
 
 
@@ -131,10 +131,10 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
 
 
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """The layers of microbatches that a device in lockstep keeps something of for backward, at once.
+    """Return the layer inputs that a device of a lockstep pipeline saves for backward at once.
 
-    GPipe: those of all ticks. 1F1B: those of the microbatches in its slots, those of one on their way between stages
-    that keep for each other, and those that it works on.
+    GPipe: of all ticks. 1F1B: of the microbatches in its slots, of one in transit between paired stages, and of those
+    in progress.
     """
     schedule = schedule_of(mesh, strategy)
     chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)
@@ -182,7 +182,7 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
 def end_moves(
     program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout, *, is_shared: bool
 ) -> Iterator[Communicate]:
-    """What stages that share the tables of both ends sum over pp: the stream to the first stage and from the last."""
+    """Yield the sums over pp of stages that share both tables: the stream to the first stage and from the last."""
     if not is_spmd_pipeline(mesh, strategy):
         return
     stream = Array("stream", (*layout.residual_tokens, _stream_dim(program)))

@@ -1,7 +1,7 @@
-"""Rematerialize pass: which ops of a layer are recomputed for backward, by what a policy keeps.
+"""Rematerialize pass: ops of a layer that are recomputed for backward, given the values that a policy saves.
 
-A value is recomputed where backward reads it, or where it leads to one that backward reads, and the policy has not kept
-it. So the last product of a layer is never recomputed, nor its collective.
+A value is recomputed if backward reads it, or needs it for a value that it reads, and the policy has not saved it. So
+the last product of a layer is never recomputed, nor its collective.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEPT: Mapping[Remat, frozenset[Tag]] = {
     "offload": frozenset(),
     "alternate": frozenset({Tag.PRODUCT}),
 }
-"""What each policy keeps of a layer beside its input."""
+"""Values of a layer that each policy saves besides its input."""
 
 
 def keeps_read(remat: Remat) -> bool:
@@ -62,9 +62,9 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag]) -> set[int]:
 
 
 def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:
-    """For each value that a node reads or saves, the node that made it; None for the layer's input.
+    """Return, for each value a node reads or saves, the node that made it; None for the layer's input.
 
-    A name may be written several times, as rotation in place does: a node reads what was written last before it.
+    A name may be written several times, such as by rotation in place: a node reads the latest value before it.
     """
     last: dict[str, int] = {}
     found: dict[tuple[int, str], int | None] = {}

@@ -1,10 +1,10 @@
-"""When each stage of a pipeline works on which microbatch: the one schedule that kernels, prices and pictures share.
+"""Pipeline schedules: when each stage works on which microbatch; shared by kernels, prices and pictures.
 
-All stages run the same program in lockstep, so a schedule is a row of slots: in each every stage goes forward, or every
-stage goes backward. With v virtual stages device i has chunks i, i + p, i + 2p … of the layers (arXiv:2104.04473,
-section 2.2); groups of p microbatches pass all chunks in turn, so that what a device hands on is always what the next
-one works on then. GPipe (arXiv:1811.06965) goes forward with all microbatches, and backward in mirror image. 1F1B
-begins backward as soon as the first microbatch is through, and alternates.
+All stages run the same program in lockstep, so a schedule is a row of slots: in each, every stage goes forward, or
+every stage goes backward. With v virtual stages device i has chunks i, i + p, i + 2p … of the layers (arXiv:2104.04473,
+section 2.2); groups of p microbatches pass all chunks in order, so a device's output is always what the next one works
+on then. GPipe (arXiv:1811.06965) runs all microbatches forward, then backward in mirror image. 1F1B starts backward as
+soon as the first microbatch is through, and alternates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Pass = Literal["forward", "backward"]
 
 
 Number = Any
-"""A whole number, or an array of them, which the same formulas take."""
+"""A whole number or an array of them; the formulas accept both."""
 
 
 class Unit(NamedTuple):
@@ -32,7 +32,7 @@ class Unit(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What one stage does in one slot of time."""
+    """Work of one stage in one slot."""
 
     slot: int
     stage: int
@@ -68,7 +68,7 @@ class Schedule:
 
     @property
     def units(self) -> int:
-        """What one device does forward in a step: each microbatch in each of its chunks."""
+        """Forward units of a device per step: microbatches x chunks."""
         return self.microbatches * self.virtual_stages
 
     @property
@@ -108,10 +108,10 @@ class Schedule:
 
     @property
     def kept(self) -> int:
-        """The ticks whose inputs a device keeps for backward at once.
+        """Number of ticks whose inputs a device saves for backward at once.
 
-        GPipe: all. 1F1B: as many as there are stages, where stages keep for each other; interleaved, from the forward
-        of the first chunk on the first stage to its backward.
+        GPipe: all. 1F1B: as many as stages, if stages store for each other; interleaved, from the forward of the first
+        chunk on the first stage to its backward.
         """
         if self.kind == "gpipe":
             return self.ticks
@@ -130,7 +130,7 @@ class Schedule:
         return most
 
     def cells(self) -> Iterator[Cell]:
-        """What every stage does, in the order of slots and stages."""
+        """Yield the work of every stage, by slot and stage."""
         slots = self._slots()
         for slot, (phase, tick) in enumerate(slots):
             for stage in range(self.stages):

@@ -1,7 +1,7 @@
-"""Shard pass: mesh axes on the dims of every value, by the rules; the moves between layouts follow by the notation.
+"""Shard pass: mesh axes for the dims of every value, by the rules; moves between layouts follow from the notation.
 
-Walks the ops of a region and gives a `Node` for each: what it reads and writes, and how its arrays lie. A value that
-must lie otherwise than it does becomes a `Move`; what a move communicates is what `notation.reshard` infers.
+Walks the ops of a region and yields a `Node` each: values read and written, and their shardings. A value that needs
+another sharding becomes a `Move`; `notation.reshard` infers its communication.
 """
 
 from __future__ import annotations
@@ -113,22 +113,22 @@ class _BlockSharder:
         return Node(region=self.region, block=self.block, work=work, reads=reads, writes=writes, saved=saved, tag=tag)
 
     def _array(self, name: str) -> Array:
-        """How a value lies; the residual stream where the block starts."""
+        """Return a value with its sharding; at the start of a block, the residual stream."""
         if name == STREAM and name not in self.arrays:
             return self._stream(STREAM)
         return self.arrays[name]
 
     def _stream(self, name: str) -> Array:
-        """An array that lies as the residual stream does between blocks."""
+        """Return an array with the sharding of the residual stream between blocks."""
         return Array(name, (*self.layout.residual_tokens, Dim("D", self._embed())))
 
     def _embed(self) -> int:
-        """The width of the stream, as the block's first norm or product has it."""
+        """Return the width of the stream from the block's first norm or product."""
         first = next(op for op in self.ops if isinstance(op, Norm | Linear))
         return first.size if isinstance(first, Norm) else first.fan_in
 
     def _norm(self, op: Norm) -> Iterator[Node]:
-        """A norm over the last dim; what is still a sum is summed first."""
+        """Yield a norm over the last dim; partial sums are summed first."""
         if op.source != STREAM:
             yield from self._summed((op.source,), op.source)
         source = self._array(op.source)
@@ -145,9 +145,9 @@ class _BlockSharder:
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
 
     def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array, width: Width = "float32") -> Vector:
-        """A parameter that is added or multiplied elementwise: its gradient is summed over what splits its tokens.
+        """Return an elementwise parameter: its gradient is summed over the axes that split its tokens.
 
-        width: of the sum; norms make theirs in float32, a bias has the dtype of what it is added to.
+        width: of the sum; norms use float32, a bias the dtype of its operand.
         """
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
@@ -198,7 +198,7 @@ class _BlockSharder:
             yield from self._branch(op, op.low_rank, tag)
 
     def _weight(self, name: str, dims: Dims, pending: tuple[str, ...]) -> Weight:
-        """A weight of the layer on its way to its use. pending: the axes that split what it works on."""
+        """Return a weight of the layer on its way to its use. pending: axes that split its tokens."""
         stored, used, path = self.layout.stored(dims), self.layout.used(dims), f"{self.stack}.{name}"
         return Weight(
             name=path,
@@ -209,11 +209,10 @@ class _BlockSharder:
         )
 
     def _branch(self, op: Linear, branch: LowRank, tag: Tag) -> Iterator[Node]:
-        """The low-rank branch of a product, added to it.
+        """Yield the low-rank branch of a product, added to it.
 
-        Its inner value [tokens, rank] crosses tp, and not what it reads or makes. Before columns that tp splits it is
-        made of the stream as that lies between blocks, and gathered; after rows that tp splits it is scattered to lie
-        so.
+        Its inner value [tokens, rank] crosses tp instead of its input or output. Before columns split by tp it is
+        computed from the stream between blocks, and gathered; after rows split by tp it is scattered to that layout.
         """
         layout, rank = self.layout, (RANK, branch.rank)
         is_column = op.inputs[0][0] == "embed"
@@ -248,20 +247,20 @@ class _BlockSharder:
         return weight, Product(name=weight.name, rows=rows, inner=inner, columns=columns, weight=weight)
 
     def _rows(self, op: Linear) -> tuple[Dim, ...]:
-        """The dims that a product keeps: tokens, those of the residual stream, or the rows of an expert."""
+        """Return the dims that a product keeps: tokens, those of the residual stream, or expert rows."""
         if op.num_experts:
             return (Dim("R", None),)
         return self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
 
     def _token_axes(self, op: Linear, lead: tuple[Dim, ...]) -> tuple[str, ...]:
-        """The axes that split what a weight works on, over which each device has a part of its gradient."""
+        """Return the axes that split the tokens of a weight, over which each device has a partial gradient."""
         if not op.num_experts:
             return outermost_first(axis for dim in lead for axis in dim.axes)
         experts = self.layout.axes("expert")
         return outermost_first(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
 
     def _has_rings(self, op: Linear) -> bool:
-        """Whether a product goes round tp in steps beside its collective."""
+        """Whether a product runs in steps around tp next to its collective."""
         return self.layout.collective_matmul and not op.num_experts and not op.is_on_residual
 
     def _entry(self, op: Linear) -> Generator[Node, None, str]:
@@ -345,9 +344,9 @@ class _BlockSharder:
         )
 
     def _ring(self, key: Array, value: Array) -> Iterator[Work]:
-        """Keys, values and where they are round the ring of sp, both ways; their gradients in float32 backward.
+        """Yield keys, values and their positions around the ring of sp, both ways; their gradients in float32 backward.
 
-        Of two devices the compiler sees that backward sends what was just sent to recompute.
+        With two devices the compiler notices that backward sends what was just sent for recomputation.
         """
         positions = Array("positions", self.layout.tokens, width="float32")
         phases: Phases = ("forward", "recompute", "backward")
@@ -361,9 +360,9 @@ class _BlockSharder:
             yield _exchange("segments", "collective-permute", self.layout, segments, phases, is_ring=True)
 
     def _concat(self, op: Concat) -> Iterator[Node]:
-        """Values with their last dims in a row; they lie as the first does.
+        """Yield a concatenation along the last dim; it has the sharding of the first value.
 
-        The gradient of one that all heads share is summed over the axes that split them.
+        The gradient of a value shared by all heads is summed over the axes that split them.
         """
         sources = [self.arrays[name] for name in op.sources]
         self.arrays[op.target] = _resized(sources[0], op.target, sum(array.dims[-1].size or 0 for array in sources))
@@ -381,7 +380,7 @@ class _BlockSharder:
         yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
 
     def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
-        """What is added to the stream, summed first, times a number for each token."""
+        """Yield the output of a block, summed first, times a number per token."""
         yield from self._summed((op.source,), op.source)
         self.arrays[op.target] = source = replace(self.arrays[op.source], name=op.target)
         both = (op.source, op.by)
@@ -423,7 +422,7 @@ class _BlockSharder:
         yield self._node(*work, reads=(op.source,), writes=op.target, tag=Tag.PRODUCT)
 
     def _add(self, op: Add) -> Iterator[Node]:
-        """What a block adds to the residual stream."""
+        """Yield the addition of a block to the residual stream."""
         partial = tuple(name for name in op.sources if self.arrays[name].unreduced)
         yield from self._summed(op.sources, "added")
         stream = self._stream(STREAM)

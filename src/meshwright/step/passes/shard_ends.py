@@ -105,7 +105,7 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
 
 
 def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
-    """Every row with every row of the batch, those of the right split over tp as a vocab is; and the logits."""
+    """Yield the product of every row with every row of the batch, the right ones split over tp; and the logits."""
     split, width = layout.axes("vocab"), Dim("D", op.size)
     left = Array(op.left, (*layout.residual_tokens, width))
     right = replace(left, name=op.right)
@@ -129,7 +129,7 @@ def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
 
 
 LOSS = "loss"
-"""The mean over a step's tokens, or over its pairs with the means of what is measured of them."""
+"""Mean over a step's tokens, or over its pairs with the means of their measurements."""
 
 PAIR_MEANS = 7
 """The numbers that a step of dpo takes the mean of over its pairs: the loss and six metrics (`training.preference`)."""

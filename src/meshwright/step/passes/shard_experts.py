@@ -15,7 +15,7 @@ from meshwright.step.passes.nodes import (
 
 
 def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
-    """What each device sends to others of ep, and what arrives gathered over tp."""
+    """Yield the exchange over ep, and the gather of received rows over tp."""
     yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
     if tp:
         whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
@@ -23,7 +23,7 @@ def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, pha
 
 
 def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
-    """The other way, summed over tp."""
+    """Yield the way back: reduced over tp, exchanged over ep."""
     if tp:
         whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
         yield Exchange(name=name, kind="reduce-scatter", axes=tp, array=whole, phases=phases)
@@ -49,7 +49,7 @@ def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dis
 
 
 def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:
-    """Copies on their way back. Backward needs nothing of them: experts apply each copy's share of its token."""
+    """Yield the return of token copies. Backward needs no weights: experts apply each copy's routing weight."""
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
     yield from _back("experts combine", ep, tp, rows, ("forward",))
     yield from _there("experts combine", ep, tp, rows, ("backward",))
