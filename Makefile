@@ -2,20 +2,24 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test matrix quick lint format hooks lock docs goldens exports clean
+.PHONY: demo test matrix kit quick lint format hooks lock docs goldens exports clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
 
 test: lint
-	$(BIN)/pytest -n 2 --dist worksteal -m "not matrix"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not matrix and not every_row"
 
 # The combinations that `make test` leaves out; CI runs both.
 matrix: .venv/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m matrix
 
+# Ways to train whose mechanisms, two by two, others that `make test` and `make matrix` train have together too.
+kit: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m every_row
+
 quick: lint
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not matrix"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not matrix and not every_row"
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

@@ -2,13 +2,16 @@
 
 To add a model or a way to train, add a row to `ROWS`: at most 8 devices, a batch of 16 sequences of 32 tokens. `make
 test` trains the core rows, the cheapest that have every mesh axis, every remat policy and the fields of a strategy, on
-1, 2, 4 and 8 devices; `make matrix` trains the others. Of every row `tests/golden/test_golden_kit.py`, in `make test`
-too, lays the plan beside the stored record of its compiled program.
+1, 2, 4 and 8 devices; `make matrix` trains as many others as cover every two mechanisms that some row combines
+(`covering`), and `make kit` the rest. For every row `tests/golden/test_golden_kit.py`, in `make test`, compares the
+plan with the stored record of its compiled program.
 `test_runtime_kit.py` says what a row is checked against on simulated devices,
 `benchmarks/strategy_matrix.py` on real ones.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from meshwright.families import PRESETS
 from meshwright.families.adapters import ALL_LINEAR, with_adapters
@@ -65,6 +68,18 @@ class Row:
         changed |= {"z_loss": self.z_loss} if self.z_loss else {}
         changed |= {"frozen": ",".join(self.frozen)} if self.frozen else {}
         return " ".join((self.model.name, str(self.mesh), *(f"{name}={value}" for name, value in changed.items())))
+
+    @property
+    def mechanisms(self) -> frozenset[object]:
+        """What the row has of its own: model, mesh axes, fields of the strategy, policy, and what batches have."""
+        strategy = {name: value for name, value in vars(self.strategy).items() if value != getattr(DEFAULT, name)}
+        if "num_microbatches" in strategy:
+            strategy["num_microbatches"] = True
+        axes = {("axis", axis, degree == 8) for axis, degree in self.mesh.degrees.items() if degree > 1}
+        return frozenset(
+            {self.model.name, *axes, *strategy.items(), self.remat, ("packed", self.packed), ("z_loss", self.z_loss)}
+            | set(self.frozen)
+        )
 
     @property
     def workload(self) -> Workload:
@@ -414,3 +429,14 @@ FINE_TUNING = [
     Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING, frozen=("embedding",)),
 ]
 """Adapters of low rank, which are all that trains, and parameters that are frozen."""
+
+
+def covering(rows: Iterable[Row]) -> Sequence[Row]:
+    """The core rows, and of the others as many as it takes for every two mechanisms that some row has together."""
+    seen, found = set[frozenset[object]](), list[Row]()
+    for row in sorted(rows, key=lambda row: (not row.core, -len(row.mechanisms))):
+        pairs = {frozenset(pair) for pair in combinations(row.mechanisms, 2)}
+        if row.core or not pairs <= seen:
+            found.append(row)
+            seen |= pairs
+    return found

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from kit_rows import FAMILIES, FINE_TUNING, REPEATED, ROWS, WITHOUT_DROPOUT, Row
+from kit_rows import FAMILIES, FINE_TUNING, REPEATED, ROWS, WITHOUT_DROPOUT, Row, covering
 
 from meshwright.cost import argument_bytes
 from meshwright.hardware import parse_system
@@ -204,10 +204,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     return Alone(folder)
 
 
-PARAMS = [
-    pytest.param(row, marks=[] if row.core else [pytest.mark.matrix])
-    for row in (*ROWS, *WITHOUT_DROPOUT, *REPEATED, *FAMILIES, *FINE_TUNING)
-]
+EVERY = (*ROWS, *WITHOUT_DROPOUT, *REPEATED, *FAMILIES, *FINE_TUNING)
+COVERING = {id(row) for row in covering(EVERY)}
+MARKS = {True: [], False: [pytest.mark.matrix]}
+PARAMS = [pytest.param(row, marks=MARKS[row.core] if id(row) in COVERING else [pytest.mark.every_row]) for row in EVERY]
+"""`make kit` trains those whose mechanisms other rows have together too, two by two."""
 
 
 SLOW = {("dropout", 0.2), ("optimizer", "adafactor"), ("virtual_stages", 2)}
