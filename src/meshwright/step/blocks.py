@@ -65,7 +65,7 @@ def decoder_layers(model: ModelConfig) -> tuple[Stack, ...]:
 
 
 def embedding_ops(model: ModelConfig) -> tuple[EndOp, ...]:
-    """The ops before the first layer: the residual stream from tokens and, where they are learned, positions."""
+    """Return the ops before the first layer: embedding of tokens and, if learned, of positions."""
     table = Lookup(
         name="embedding",
         rows=("vocab", model.vocab),
@@ -113,7 +113,7 @@ def mlp_block(model: ModelConfig) -> Block:
 
 
 def moe_block(model: ModelConfig, experts: Experts) -> Block:
-    """A mixture of experts with the norm before it, and the MLP beside them that works on every token."""
+    """Return a MoE block: its norm, the experts, and the shared MLP if there is one."""
     normed, shared = "mlp_normed", experts.shared_mlp
 
     def on_residual(name: str, target: str, size: int, *, has_bias: bool = False) -> Linear:
@@ -165,7 +165,7 @@ def _blocks(model: ModelConfig, experts: Experts | None, first_layer: int) -> tu
 
 
 def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
-    """From the norm before attention to what it adds to the stream, `attention_added`."""
+    """Return the ops of attention from its norm to `attention_added`, which is added to the residual stream."""
     norms = (_norm(model, "attention_norm", STREAM, "attention_normed"),) if model.pre_norms else ()
     stream = "attention_normed" if model.pre_norms else STREAM
     heads = _latent_heads(model, model.latent, stream) if model.latent else _heads(model, first_layer, stream)
@@ -280,7 +280,7 @@ def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> t
 
 
 def _mlp_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
-    """From the norm before the MLP to what it adds to the stream, `mlp_added`."""
+    """Return the ops of the MLP from its norm to `mlp_added`, which is added to the residual stream."""
     norms = (_norm(model, "mlp_norm", STREAM, "mlp_normed"),) if model.pre_norms else ()
     stream = "mlp_normed" if model.pre_norms else STREAM
     if not model.post_norms:
@@ -295,7 +295,7 @@ def _mlp_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
 def _mlp(
     model: ModelConfig, prefix: str, source: str, width: int, *, target: str = "", num_experts: int = 0
 ) -> tuple[LayerOp, ...]:
-    """The two products of an MLP, or three where it is gated, and the activation between them."""
+    """Return the matmuls of an MLP, two or three if it is gated, and the activation between them."""
     names, experts = ("gate", "up") if model.gated else ("up",), model.experts
     has_bias = model.mlp_bias if not num_experts or experts is None else experts.has_bias
     opened = [

@@ -112,7 +112,7 @@ class Frequencies:
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         scaling = self.scaling
         if not isinstance(scaling, YarnRopeScaling | LongRopeScaling):
             return 1.0

@@ -33,30 +33,28 @@ IMAGE_RULES: Rules = {
     "norm": (),
     "batch": ("dp", "fsdp"),
 }
-"""Where the dims of an image model lie: kernels stored over fsdp, images split over dp and fsdp."""
+"""Sharding rules of image models: kernels are stored over fsdp, images are split over dp and fsdp."""
 
 NORMS: Mapping[Place, Pass] = {"last": "batch_norm_add", "shortcut": "batch_norm_shortcut"}
 """The pass of the norms that no relu follows at once, but a sum."""
 
 STATISTICS = "statistics of batch norms"
-"""What batch norms sum over all devices, between two ops of which the second waits for it."""
+"""Sums of batch norms over all devices, which the second of two ops waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvNet:
-    """A ResNet: a stem, stages of residual blocks, the mean over what is left of the image, a product to the classes.
-
-    blocks: of each stage; a stage is twice as wide and half as large as the one before. width: of the first. A
-    bottleneck is three convolutions, the last of them four times as wide; a basic block two. strides_late: a bottleneck
-    halves the image in its 3x3 convolution, as torchvision and NVIDIA do (v1.5), not in its first 1x1 as in the paper.
-    """
+    """A ResNet: a stem, stages of residual blocks, mean pooling, and a matmul to the classes."""
 
     name: str
+    # Blocks of each stage. Each stage doubles the width and halves the image of the one before.
     blocks: tuple[int, ...]
     is_bottleneck: bool
-    width: int = 64
+    width: int = 64  # Of the first stage.
     image_size: int = 224
     num_classes: int = 1000
+    # A bottleneck has its stride in the 3x3 convolution, as torchvision's and NVIDIA's (v1.5), not in its first 1x1 as
+    # in the paper.
     strides_late: bool = True
 
     @property
@@ -67,13 +65,13 @@ class ConvNet:
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """One convolution on a square image of `in_size`, padded so that only the stride makes it smaller.
+    """One convolution on a square image of `in_size`, padded so that only its stride makes the image smaller.
 
-    place: in a residual block, whose `last` is summed with the block's input or with what `shortcut` makes of it.
-    The product to the classes is one on a single pixel; all others are followed by a batch norm.
+    The matmul to the classes is a convolution on a single pixel; all others are followed by a batch norm.
     """
 
     path: str
+    # Position in a residual block. The output of `last` is added to the block's input or to the output of `shortcut`.
     place: Place
     in_channels: int
     out_channels: int
@@ -158,12 +156,12 @@ def convolutions(model: ConvNet) -> tuple[Convolution, ...]:
 
 
 def pooled_size(model: ConvNet) -> int:
-    """The side of the image after the stem and the maximum over 3x3 pixels, of which every second is kept."""
+    """Return the image's side after the stem and its 3x3 max pooling of stride 2."""
     return math.ceil(math.ceil(model.image_size / 2) / 2)
 
 
 def _block(model: ConvNet, path: str, channels: int, width: int, size: int, stride: int) -> Iterator[Convolution]:
-    """The convolutions of one residual block, its shortcut first where the sum wants other channels or another size."""
+    """Return the convolutions of one residual block, the shortcut first if channels or size change."""
     if model.is_bottleneck:
         first, middle = (1, stride) if model.strides_late else (stride, 1)
         shape = ((1, width, first), (3, width, middle), (1, 4 * width, 1))
@@ -260,7 +258,7 @@ def _image_ops(model: ConvNet, live: tuple[str, ...], syncs_norms: bool) -> Ops:
 
 
 def _is_gradient_of_images(op: Op) -> bool:
-    """Whether a product is that of the images' gradient."""
+    """Whether a matmul is the gradient of the input images."""
     return isinstance(op, Matmul) and op.role == "input_gradient" and op.source == "images"
 
 
@@ -326,11 +324,11 @@ class _Sharder:
                 yield Move(name=STATISTICS, before=replace(whole, unreduced=self.live), after=whole, pending=self.live)
 
     def _pixels(self, name: str, size: int, channels: int, letters: str = "HWC") -> Array:
-        """Images of so many pixels a side, split as the batch is."""
+        """Return images of `size` pixels a side, split like the batch."""
         return Array(name, (Dim("B", None, self.live), *map(Dim, letters, (size, size, channels))))
 
     def _stored(self, parameter: Parameter) -> tuple[Dim, ...]:
-        """The dims of a parameter as it is stored: rows and columns of a kernel, channels in, channels out."""
+        """Return the stored dims of a parameter: rows and columns of a kernel, channels in, channels out."""
         axes = [tuple(axis for axis in IMAGE_RULES[name] if axis in self.live) for name in parameter.axes]
         letters = "RSCK"[-len(axes) :]
         return tuple(map(Dim, letters, parameter.shape, axes))

@@ -20,11 +20,11 @@ from meshwright.notation import ShardedArray
 from meshwright.record import Kind, Phase
 
 Width = Literal["compute", "gradient", "float32"]
-"""The format of an array's elements: of products, of sums of weights' gradients over devices, or four bytes."""
+"""Format of an array's elements: the compute dtype, the gradient dtype, or four bytes."""
 
 
 class Dim(NamedTuple):
-    """A dim of an array: its letter in the notation, its size (None where `Extents` has it), the axes that split it."""
+    """A dim of an array: its letter in the notation, its size (None: see `Extents`) and the mesh axes that split it."""
 
     letter: str
     size: int | None
@@ -33,11 +33,11 @@ class Dim(NamedTuple):
 
 @dataclass(frozen=True)
 class Array:
-    """An array of a step and how it lies on the mesh; unreduced: axes over which it is still a sum to be taken."""
+    """An array of a step and its layout on the mesh."""
 
     name: str
     dims: tuple[Dim, ...]
-    unreduced: tuple[str, ...] = ()
+    unreduced: tuple[str, ...] = ()  # Axes over which each device holds a partial sum.
     width: Width = "compute"
 
     @cached_property
@@ -64,13 +64,13 @@ class Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Extents:
-    """The numbers behind a step's symbols: global sizes of symbolic dims, and the degree of each mesh axis."""
+    """Numbers for a step's symbols: global sizes of symbolic dims, and the degree of each mesh axis."""
 
     sizes: Mapping[str, float]
     mesh: MeshShape
 
     def local(self, array: Array) -> float:
-        """The elements that one device holds of an array."""
+        """Return how many elements of an array one device holds."""
         size: float = array.static_size
         for letter in array.symbols:
             size *= self.sizes[letter]
@@ -80,7 +80,7 @@ class Extents:
         return size
 
     def local_dims(self, dims: tuple[Dim, ...]) -> float:
-        """The product of what one device holds of some dims."""
+        """Return the product of the local sizes of some dims: elements a device holds of an array with these dims."""
         degrees, size = vars(self.mesh), 1.0
         for dim in dims:
             size *= self.sizes[dim.letter] if dim.size is None else dim.size
@@ -101,29 +101,21 @@ class Block(StrEnum):
 
 
 class Region(NamedTuple):
-    """Where an op repeats: the lookup, the layers of a stack, the logits, between stages, or once in the update.
-
-    is_once: once a step (for each layer of a device) instead of for each microbatch.
-    """
+    """Where an op repeats: the embedding, the layers of a stack, the logits, between stages, or the update."""
 
     name: str
-    is_once: bool = False
+    is_once: bool = False  # Once a step (for each layer of a device) and not for each microbatch.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """How often a device runs a region in a step.
+    """How often a device runs a region in a step."""
 
-    useful: for its microbatches. executed: in the ticks of a pipeline's bubble too. static: as often as it stands in
-    the program's text, where branches that few ticks take count as if taken in every tick. mean: the mean over pipeline
-    stages. once: for an op that runs once a step, the layers of a device.
-    """
-
-    useful: int
-    executed: int
-    static: int
-    mean: float
-    once: int = 1
+    useful: int  # For its microbatches.
+    executed: int  # Including the ticks of a pipeline's bubble.
+    static: int  # Appearances in the program's text; branches taken in few ticks count as if taken in every tick.
+    mean: float  # Mean over pipeline stages.
+    once: int = 1  # For an op that runs once a step: the layers of a device.
 
 
 _UNUSED_NUMBERS = count()
@@ -140,55 +132,44 @@ def _number(_work: tuple[object, ...]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Matmul:
-    """A product on one device: [rows, inner] @ [inner, columns], `experts` times.
-
-    role: the product itself, the gradient of its input, or the gradient of its weight. is_summed: whether what it makes
-    goes back to the residual stream, so that tp sums it. is_rounded: whether 8-bit products round its operands. source:
-    the name of its input. stored: the dims of its weight as it is stored; none where it multiplies with another value,
-    called `right`. pending: the axes over which each device has a part of the weight's gradient. image: of a
-    convolution what it reads, whose windows are the rows of its left operand (implicit GEMM, arXiv:1410.0759).
-    """
+    """A matmul on one device: [rows, inner] @ [inner, columns], `experts` times."""
 
     name: str
     target: str
     phase: Phase
     region: Region
     block: Block
+    # The matmul of the forward pass, the gradient of its input, or the gradient of its weight.
     role: Literal["result", "input_gradient", "weight_gradient"]
     rows: tuple[Dim, ...]
     inner: tuple[Dim, ...]
     columns: tuple[Dim, ...]
     experts: tuple[Dim, ...] = ()
-    is_summed: bool = False
-    is_rounded: bool = False
+    is_summed: bool = False  # Whether its result is added to the residual stream, so that tp sums it.
+    is_rounded: bool = False  # Whether 8-bit strategies round its operands.
     is_ring: bool = False
-    source: str = "X"
-    right: str = ""
-    stored: tuple[Dim, ...] = ()
-    pending: tuple[str, ...] = ()
-    image: Array | None = None
+    source: str = "X"  # Name of its input.
+    right: str = ""  # Name of its second operand where that is a value and not a weight.
+    stored: tuple[Dim, ...] = ()  # Dims of its weight as stored; empty if it has no weight.
+    pending: tuple[str, ...] = ()  # Axes over which each device holds a part of the weight's gradient.
+    image: Array | None = None  # Input of a convolution, whose windows are the rows (implicit GEMM, arXiv:1410.0759).
 
     @cached_property
     def work(self) -> int:
-        """A number that products which take the same time share, in whatever pass (`_number`)."""
+        """A number shared by matmuls that take the same time, in whatever pass (`_number`)."""
         sizes = (self.rows, self.inner, self.columns, self.experts, self.image)
         return _number((self.role, sizes, self.is_summed, self.is_rounded, self.is_ring))
 
 
 Operand = Literal["query", "key", "value"]
-"""What attention reads."""
+"""The inputs of attention."""
 
 OPERANDS: frozenset[Operand] = frozenset(("query", "key", "value"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOp:
-    """Attention of queries over keys: scores, softmax, and the product with the values.
-
-    windows: how many keys a query may attend to, of each layer in a cycle; None for all before it. is_scores_alone:
-    whether backward recomputes the scores without their product with the values. cache: what a device of a server holds
-    of keys and values. gradients: which of its operands backward makes gradients of.
-    """
+    """Attention of queries over keys: scores, softmax, and the product with the values."""
 
     name: str
     phase: Phase
@@ -200,23 +181,24 @@ class AttentionOp:
     num_heads: Dim
     qk_dim: int
     value_dim: int
+    # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...]
-    is_scores_alone: bool = False
+    is_scores_alone: bool = False  # Whether backward recomputes scores without their product with the values.
     is_of_chunks: bool = False
-    cache: tuple[Array, ...] = ()
-    gradients: frozenset[Operand] = OPERANDS
+    cache: tuple[Array, ...] = ()  # Keys and values that a device of a server holds.
+    gradients: frozenset[Operand] = OPERANDS  # Operands whose gradient backward computes.
 
     @cached_property
     def work(self) -> int:
-        """A number that attention ops which take the same time share."""
+        """A number shared by attention ops that take the same time."""
         sizes = (self.query, self.qk_dim, self.value_dim, self.windows, len(self.gradient_products))
         return _number((self.phase == "backward", sizes, self.is_scores_alone, self.is_of_chunks))
 
     @property
     def gradient_products(self) -> tuple[tuple[Literal["scores", "values"], Literal["left", "right"]], ...]:
-        """The products of backward through memory: the gradients of both operands of each of attention's products.
+        """Return the gradient matmuls of attention through memory: of both operands of its two products.
 
-        Those that lead to no operand with a gradient are left out: that of the weights serves queries and keys.
+        Those that no operand's gradient needs are left out. Queries and keys share the gradient of the weights.
         """
         has_scores = not self.gradients.isdisjoint(("query", "key"))
         made = {
@@ -236,7 +218,7 @@ Pass = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Elementwise:
-    """A pass over memory: what is between products, over the elements of some arrays."""
+    """An elementwise pass over arrays in memory, between matmuls."""
 
     kind: Pass
     phase: Phase
@@ -246,37 +228,31 @@ class Elementwise:
 
     @cached_property
     def work(self) -> int:
-        """A number that passes which take the same time share."""
+        """A number shared by elementwise ops that take the same time."""
         return _number((self.kind, self.phase == "backward", self.arrays))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Communicate:
-    """A collective over `axes`; bytes are those of `array` (`record.Collective`).
+    """A collective over `axes`; its bytes are those of `array` (`record.Collective`)."""
 
-    is_ring: P - 1 sends round a ring of the axes' degree, of `array` each. of_weight: whether it gathers a weight, or
-    sums its gradient or the norm of it. skipped: runs that a compiler leaves out of those executed. name: as records
-    show it. before, after: the array it brings from one layout to another, where it is a move of one. beside: arrays
-    that go in the same collective.
-    """
-
-    name: str
+    name: str  # As records show it.
     kind: Kind
     axes: tuple[str, ...]
     phase: Phase
     region: Region
     array: Array
-    before: Array | None = None
+    before: Array | None = None  # Layouts that it converts between, if it is part of a reshard.
     after: Array | None = None
-    times: int = 1
-    skipped: int = 0
-    is_ring: bool = False
-    of_weight: bool = False
-    beside: tuple[Array, ...] = ()
+    times: int = 1  # Runs each time its region runs.
+    skipped: int = 0  # Runs that the compiler leaves out of those executed.
+    is_ring: bool = False  # Whether it is P - 1 sends of `array` round a ring of P devices.
+    of_weight: bool = False  # Whether it gathers a weight, or sums its gradient or the gradient's norm.
+    beside: tuple[Array, ...] = ()  # Arrays that the same collective carries.
 
 
 ComputingOp = Matmul | AttentionOp | Elementwise
-"""An op that takes time of the chip's own."""
+"""An op that computes or reads and writes memory."""
 
 Op = ComputingOp | Communicate
 
@@ -307,7 +283,7 @@ class Ops:
 
     @cached_property
     def computing(self) -> Mapping[str, ComputingOps]:
-        """The ops of each region that compute, in all passes."""
+        """The computing ops of each region, in all passes."""
         regions: dict[str, list[ComputingOp]] = {}
         for op in (*self.matmuls, *self.attention, *self.elementwise):
             regions.setdefault(op.region.name, []).append(op)
@@ -320,7 +296,7 @@ class Ops:
 
     @cached_property
     def forward(self) -> Mapping[str, ForwardOps]:
-        """The ops of each region in the forward pass that compute."""
+        """The computing ops of each region in the forward pass."""
         names = {op.region.name for op in (*self.matmuls, *self.attention, *self.elementwise)}
         return {
             name: ForwardOps(
@@ -333,14 +309,12 @@ class Ops:
 
 
 class ComputingOps(NamedTuple):
-    """What a region computes in all passes.
-
-    attention, rest: attention, and all else. of_queries: of the rest, the products with the gradient of attention's
-    queries and of their weight, and the sum of that weight's gradient over microbatches.
-    """
+    """Computing ops of a region in all passes."""
 
     attention: tuple[AttentionOp, ...]
-    rest: tuple[Matmul | Elementwise, ...]
+    rest: tuple[Matmul | Elementwise, ...]  # All but attention.
+    # Of `rest`: matmuls with the gradient of attention's queries or of their weight, and accumulation of that weight's
+    # gradient.
     of_queries: tuple[Matmul | Elementwise, ...]
 
 
@@ -359,7 +333,7 @@ def _computing(ops: list[ComputingOp]) -> ComputingOps:
 
 
 class ForwardOps(NamedTuple):
-    """What a region computes in the forward pass."""
+    """Computing ops of a region in the forward pass."""
 
     matmuls: tuple[Matmul, ...]
     attention: tuple[AttentionOp, ...]
@@ -368,13 +342,10 @@ class ForwardOps(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step on a mesh: its ops, how often each region repeats, and the sizes of its symbols.
-
-    stages: what stages hand on to each other, which depends on the schedule.
-    """
+    """A step on a mesh: its ops, how often each region repeats, and the sizes of its symbols."""
 
     ops: Ops
-    stages: tuple[Communicate, ...] = ()
+    stages: tuple[Communicate, ...] = ()  # Sends between pipeline stages, which depend on the schedule.
     repeats: Mapping[str, Repeat]
     extents: Extents
 

@@ -1,8 +1,8 @@
-"""The vocabulary a model is written in: the ops of a layer over named values, and the parameters that they declare.
+"""Ops that models are written in, over named values, and the parameters that they declare.
 
-An op reads values by name and writes one. `STREAM` is the residual stream [batch, sequence, embed]; it is where a layer
-starts and what it returns. Shapes are of one layer; a `Stack` repeats its ops over layers and stacks their parameters.
-The same ops give parameters, forward pass, flops, communication and memory (`step.passes`, `models`).
+An op reads values by name and writes one. `STREAM` is the residual stream [batch, sequence, embed]: the input and the
+output of a layer. Shapes are of one layer; a `Stack` repeats its ops over layers and stacks their parameters.
+Parameters, forward pass, flops, communication and memory all follow from these ops (`step.passes`, `models`).
 """
 
 from __future__ import annotations
@@ -28,47 +28,38 @@ HEADS = ("kv_heads", "group", "head_dim")
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """RMSNorm or LayerNorm of `source` over its last dim, of `size` elements; its scale is the parameter `name`.
-
-    dims: the last dims of `source` where several are normed together, of `size` elements in all (OLMo 2: all heads);
-    what splits them splits the scale, and squares are summed over it. offset: added to the scale (Gemma stores it minus
-    1). has_bias: a parameter `{name}_bias` is added.
-    """
+    """RMSNorm or LayerNorm of `source` over its last dim, of `size` elements; its scale is the parameter `name`."""
 
     name: str
     source: str
     target: str
     size: int
+    # Last dims of `source` that are normed together, `size` elements in all (OLMo 2: all heads). Their axes split the
+    # scale, and squares are summed over them.
     dims: Dims = ()
     kind: NormKind = "rms"
     epsilon: float = 1e-5
-    offset: float = 0.0
-    has_bias: bool = False
+    offset: float = 0.0  # Added to the scale (Gemma stores it minus 1).
+    has_bias: bool = False  # Whether the parameter `{name}_bias` is added.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
-    """A branch of low rank beside a product (LoRA, arXiv:2106.09685): scale * B A x is added to it.
+    """A LoRA branch beside a matmul (arXiv:2106.09685) that adds scale * B A x.
 
-    A is the parameter `{name}_lora_a` [*inputs, rank], B is `{name}_lora_b` [rank, *outputs]. dropout: the share of
-    what A reads that a train step drops at random.
+    A is the parameter `{name}_lora_a` [*inputs, rank], B is `{name}_lora_b` [rank, *outputs].
     """
 
     rank: int
     scale: float
-    dropout: float = 0.0
+    dropout: float = 0.0  # Probability of dropping an element of A's input in a train step.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """The product of `source` with the weight `name`, whose dims are `inputs` (summed) followed by `outputs`.
+    """Matmul of `source` with the weight `name` [*inputs, *outputs], summed over `inputs`.
 
-    For experts the weight has the dim `expert` of `num_experts` before them, and `source` are the rows of each expert
-    (`Dispatch`). init_scale: the standard deviation at initialisation; 1 / sqrt(fan in) where None. has_bias: a
-    parameter `{name}_bias` with the dims `outputs` is added. is_rounded: whether a strategy with 8-bit products rounds
-    its operands. is_on_residual: whether it multiplies the stream as it is stored between blocks, in float32 and
-    without gathering it over tp; a router does. is_tied: whether the weight is the embedding table, declared by its
-    `Lookup`, with the dims `outputs` first. low_rank: the branch beside it, if any.
+    A weight of experts is [expert, *inputs, *outputs], and `source` is the rows of each expert (`Dispatch`).
     """
 
     name: str
@@ -77,11 +68,13 @@ class Linear:
     inputs: Dims
     outputs: Dims
     num_experts: int = 0
-    init_scale: float | None = None
-    has_bias: bool = False
-    is_rounded: bool = True
+    init_scale: float | None = None  # Standard deviation at initialisation; None: 1 / sqrt(fan in).
+    has_bias: bool = False  # Whether the parameter `{name}_bias` [*outputs] is added.
+    is_rounded: bool = True  # Whether 8-bit strategies round its operands.
+    # Whether it multiplies the residual stream as stored between blocks, in float32 and without a gather over tp
+    # (routers).
     is_on_residual: bool = False
-    is_tied: bool = False
+    is_tied: bool = False  # Whether the weight is the embedding table that a `Lookup` declares, [*outputs, *inputs].
     low_rank: LowRank | None = None
 
     @property
@@ -98,46 +91,31 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """Rotary position embedding (arXiv:2104.09864) of some values in place: queries and keys.
-
-    size: the dims of a head that are rotated, from `start`; the rest of a head is left as it is (GPT-NeoX rotates
-    the first quarter). Of an odd size one dim more is rotated, by frequencies that are those of the odd size.
-    by_layer: the frequencies of each layer of the stack in a cycle; one entry where all layers are alike.
-    is_interleaved: whether pairs of dims that are rotated together stand side by side, as DeepSeek's do, and not
-    half of the dims apart.
-    """
+    """Rotary position embedding (arXiv:2104.09864) of queries and keys, in place."""
 
     values: tuple[str, ...]
+    # Dims of a head that are rotated, from `start`; the others are unchanged (GPT-NeoX rotates a quarter). An odd size
+    # rotates one dim more, by the frequencies of the odd size.
     size: int
+    # Frequencies of each layer, as a repeating cycle; one entry if all layers are alike.
     by_layer: tuple[Frequencies, ...]
     start: int = 0
-    is_interleaved: bool = False
+    is_interleaved: bool = False  # Rotate pairs of adjacent dims (DeepSeek) and not of dims half the size apart.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentKeys:
-    """What a server keeps of a token in place of keys and values (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+    """What a server caches of a token instead of keys and values (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
 
-    latent, rotary: the value that keys and values are products of, and the part of every head's key beside it.
-    key_weight, value_weight: the weights of these products.
-    """
-
-    latent: str
-    rotary: str
-    key_weight: str
+    latent: str  # Value from which keys and values are computed.
+    rotary: str  # Part of the key that all heads share.
+    key_weight: str  # Weights by which the latent is multiplied.
     value_weight: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Causal attention of `query` over `key` and `value`, grouped by kv heads.
-
-    qk_dim, value_dim: the dims of a head. windows: how many keys a query may attend to, of each layer in a cycle; None
-    for all before it. softcap: scores are softcap * tanh(scores / softcap). scale: what scores are multiplied by;
-    1 / sqrt(qk_dim) where None. latent: what keys and values are made of, where a server keeps that. has_sinks: each
-    head has a learned logit, the parameter `sinks` [kv_heads, group], that takes a share of every softmax and adds no
-    value (arXiv:2309.17453).
-    """
+    """Causal attention of `query` over `key` and `value`, grouped by kv heads."""
 
     query: str
     key: str
@@ -145,14 +123,17 @@ class Attention:
     target: str
     num_heads: int
     num_kv_heads: int
-    qk_dim: int
+    qk_dim: int  # Dims of a head.
     value_dim: int
+    # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...] = (None,)
-    softcap: float | None = None
-    scale: float | None = None
+    softcap: float | None = None  # Scores become softcap * tanh(scores / softcap).
+    scale: float | None = None  # Factor of the scores; None: 1 / sqrt(qk_dim).
     has_alibi: bool = False
+    # Whether each head has a learned logit, the parameter `sinks` [kv_heads, group], that takes part in every softmax
+    # and adds no value (arXiv:2309.17453).
     has_sinks: bool = False
-    latent: LatentKeys | None = None
+    latent: LatentKeys | None = None  # What a server caches instead of keys and values.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,41 +146,29 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True, kw_only=True)
 class Gated:
-    """An MLP's activation: function(gate) * up, or function(source) where there is one source.
-
-    width: the dims of its result, over all devices. clamped: instead of the function, where there is one.
-    """
+    """The activation of an MLP: function(gate) * up, or function(source) if there is one source."""
 
     sources: tuple[str, ...]
     target: str
     function: Activation = "silu"
-    width: int = 0
-    clamped: ClampedSwiglu | None = None
+    width: int = 0  # Dims of the result over all devices.
+    clamped: ClampedSwiglu | None = None  # Used instead of `function`.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How a router's logits choose the experts of a token, and how much each of them counts.
+    """How the router's logits choose experts for a token and weight them."""
 
-    Args:
-        scores: of an expert, from its logit: a softmax over all experts, or a sigmoid of each (DeepSeek-V3,
-            arXiv:2412.19437, section 2.1.2).
-        has_choice_bias: the parameter `choice_bias` is added to the scores for the choice, and changes no share. It
-            has no gradient.
-        num_groups, num_active_groups: the groups of experts, equal in size, and those that a token may choose from
-            (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).
-        group_score: how many of its best scores count for a group, as a sum.
-        is_normed: whether the shares of a token's experts sum to 1 before they are scaled.
-        scale: what shares are multiplied by.
-    """
-
+    # Score of an expert: softmax over all experts, or sigmoid of each logit (DeepSeek-V3, arXiv:2412.19437, section
+    # 2.1.2).
     scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Whether the parameter `choice_bias` is added to scores for the choice only. It has no gradient.
     has_choice_bias: bool = False
-    num_groups: int = 1
-    num_active_groups: int = 1
-    group_score: int = 1
-    is_normed: bool = True
-    scale: float = 1.0
+    num_groups: int = 1  # Equal groups of experts (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).
+    num_active_groups: int = 1  # Groups that a token may choose from.
+    group_score: int = 1  # A group's score is the sum of this many of its best experts' scores.
+    is_normed: bool = True  # Whether the weights of a token's experts are normalised to sum to 1.
+    scale: float = 1.0  # Factor of the weights, after that.
 
 
 SOFTMAX_ROUTING = Routing()
@@ -224,7 +193,7 @@ class Dispatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Combine:
-    """Rows of experts back to their tokens, added up by the routing's shares."""
+    """Return experts' rows to their tokens, weighted by the routing and summed."""
 
     source: str
     target: str
@@ -241,7 +210,7 @@ class SigmoidGate:
 
 @dataclass(frozen=True, kw_only=True)
 class Add:
-    """Add values to the residual stream (with dropout where a strategy has it)."""
+    """Add values to the residual stream, with the strategy's dropout."""
 
     sources: tuple[str, ...]
     target: str = STREAM
@@ -249,7 +218,7 @@ class Add:
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Part of the last dim of `source`, from `start`, of `size` elements: a latent beside the keys' rotary part."""
+    """A slice of the last dim of `source`: `size` elements from `start`."""
 
     source: str
     target: str
@@ -259,7 +228,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Concat:
-    """Values side by side along their last dim; one without heads is the same for every head."""
+    """Concatenate values along their last dim; one without heads is repeated for every head."""
 
     sources: tuple[str, ...]
     target: str
@@ -270,21 +239,16 @@ LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | Sigm
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """Rows of the table `name` [rows, columns] at integer ids, onto the residual stream.
-
-    is_positional: rows are looked up by position and added, and every device has all of them. init_scale: the standard
-    deviation at initialisation. multiplier: what rows are multiplied by. is_tied: whether the table is the unembedding
-    too.
-    """
+    """Rows of the table `name` [rows, columns] at integer ids, added to the residual stream."""
 
     name: str
     rows: tuple[str, int]
     columns: tuple[str, int]
     target: str = STREAM
-    is_positional: bool = False
-    init_scale: float = 1.0
-    multiplier: float = 1.0
-    is_tied: bool = False
+    is_positional: bool = False  # Whether ids are positions; every device then holds the whole table.
+    init_scale: float = 1.0  # Standard deviation at initialisation.
+    multiplier: float = 1.0  # Factor of the rows.
+    is_tied: bool = False  # Whether the table is the unembedding too.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,10 +264,10 @@ class CrossEntropy:
 
 @dataclass(frozen=True, kw_only=True)
 class DotProduct:
-    """The product of every row of `left` with every row of `right` in a batch, over `size` elements.
+    """Matmul of every row of `left` with every row of `right` in a batch, over `size` elements.
 
-    The logits of retrieval and contrastive models, whose targets are the other rows of the batch: `right` is gathered
-    over what splits the batch, and its rows stay split over tp, as a vocab is.
+    The logits of retrieval and contrastive models, whose targets are the other rows of the batch. `right` is gathered
+    over the axes that split the batch, and its rows stay split over tp like a vocab.
     """
 
     name: str
@@ -314,7 +278,7 @@ class DotProduct:
 
 
 EndOp = Lookup | Norm | Linear | DotProduct | CrossEntropy
-"""What stands before and after the layers."""
+"""An op before or after the layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,12 +291,10 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """`num_layers` layers of one kind, whose parameters are stacked.
+    """`num_layers` layers of one kind, whose parameters are stacked."""
 
-    name: also the logical axis of the stacked dim, where it is `layers` or `dense_layers` (before experts'); the layers
-    of a stack with another name are stacked along `layers`.
-    """
-
+    # If `layers` or `dense_layers` (those before MoE layers), also the logical axis of the stacked dim; it is `layers`
+    # for any other name.
     name: str
     num_layers: int
     blocks: tuple[Block, ...]
@@ -367,7 +329,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A model's forward pass: what is before its layers, its stacks of layers, and what makes the loss of them."""
+    """A model's forward pass: its embedding, its stacks of layers, and the logits with their loss."""
 
     embedding: tuple[EndOp, ...]
     stacks: tuple[Stack, ...]

@@ -19,7 +19,7 @@ from meshwright.step.workload import Workload
 
 
 def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> None:
-    """Raise where the mesh cannot split some dim of the workload, or an axis of it would split nothing."""
+    """Raise an error if the mesh cannot split a dim of the workload, or if one of its axes would split nothing."""
     check_rules(rules)
     used = _used_axes(workload.model, rules)
     for axis, degree in mesh.degrees.items():
@@ -46,10 +46,9 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
 
 
 def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tuple[str, ...]]]:
-    """Every size that a mesh must divide, with the axes that split it: what `check_mesh` checks but for pp's stages.
+    """Return every size that a mesh must divide, with the axes that split it: all of `check_mesh` but pp's stages.
 
-    A mesh is legal where the product of the degrees of the axes divides the size, for each pair; an axis that would
-    split nothing stands with size 1.
+    A mesh is legal if the product of each pair's axes divides its size. An axis that would split nothing has size 1.
     """
     found = {(workload.batch, rules["batch"]), (workload.seq_len, rules["residual_sequence"])}
     for _, parameter in leaves(parameters(workload.model)):
@@ -72,9 +71,9 @@ def _used_axes(model: Model, rules: Rules) -> set[str]:
 
 
 def check_positions(model: Model, seq_len: int, use: str = "--seq-len {} or less") -> None:
-    """Raise where a model with learned positions has fewer of them than a sequence has tokens.
+    """Raise an error if a model has fewer learned positions than a sequence has tokens.
 
-    use: what to do about it, with a place for the number of positions.
+    use: what to do about it, a format string with the number of positions.
     """
     most = learned_positions(model)
     if most is not None and seq_len > most:
@@ -85,15 +84,15 @@ def check_positions(model: Model, seq_len: int, use: str = "--seq-len {} or less
 
 
 def learned_positions(model: Model) -> int | None:
-    """The positions that a model has learned, the tokens of its longest sequence; None where they are computed."""
+    """Return the number of a model's learned positions, its longest sequence; None if positions are computed."""
     tables = (op for op in program(model).embedding if isinstance(op, Lookup) and op.is_positional)
     return min((op.rows[1] for op in tables), default=None)
 
 
 def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) -> None:
-    """Raise where a step would compute a model otherwise than it is, or otherwise than the mesh and strategy say.
+    """Raise an error if no step runs the model, the mesh or the strategy as they are.
 
-    Such a model, mesh or strategy can be planned, not lowered, compiled or trained.
+    They can be planned, but not lowered, compiled or trained.
     """
     _check_lowered(model)
     _check_attention(model, mesh, strategy)
@@ -124,13 +123,13 @@ def _check_lowered(model: Model) -> None:
 
 @lru_cache(maxsize=1 << 6)
 def _only_planned(model: Model) -> tuple[str, ...]:
-    """What a model has that no code here runs."""
+    """Return features of a model that no code here runs."""
     has_alibi = any(op.has_alibi for op in attention_ops(model))
     return (*model.planned_only, *(("positions='alibi'",) if has_alibi else ()))
 
 
 def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where a fused attention does not have what a model's has."""
+    """Raise an error if a fused attention lacks a feature of the model's."""
     if strategy.attention == "scores":
         return
     for op in attention_ops(model):
@@ -157,7 +156,7 @@ def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
 
 
 def _check_rings(model: Model, strategy: Strategy) -> None:
-    """Raise where products do not overlap with their collectives over tp as a strategy says."""
+    """Raise an error if the strategy's overlap of matmuls with collectives over tp cannot run."""
     if strategy.collective_matmul and any(op.latent for op in attention_ops(model)):
         raise MeshwrightError(
             f"collective_matmul with the latent attention of {model.name} can be planned, but what runs gathers the"
@@ -171,7 +170,7 @@ def _check_rings(model: Model, strategy: Strategy) -> None:
 
 
 def _check_experts(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where experts do not run as a mesh and a strategy say, or a mesh would split what there is none of."""
+    """Raise an error if experts cannot run on the mesh with the strategy, or there are none to split."""
     if mesh.ep > 1 and model.experts is None:
         raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")
     if mesh.ep > 1 and mesh.tp > 1 and strategy.tp_stream == "whole":

@@ -1,7 +1,7 @@
-"""LoRA (arXiv:2106.09685): beside some products of a model's layers a second one of low rank, which is all that trains.
+"""LoRA (arXiv:2106.09685): low-rank branches beside a model's matmuls, the only parameters that train.
 
-One pass over a program gives each targeted product its branch; parameters, forward pass, flops, communication and
-memory follow from it as from any op.
+One pass over a program adds a branch to each targeted matmul. Parameters, forward pass, flops, communication and memory
+of branches follow as for any op.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ MAX_RANK = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Which products have a low-rank branch, and of which rank: W x + alpha / rank * B A x.
+    """Low-rank adapters: which matmuls have one, and of which rank. They compute W x + alpha / rank * B A x.
 
-    targets: the names of products in layers, as `query` or `down`; of names that PEFT's users know them are made by
-    `families.adapters.lora_targets`. dropout: the share of a branch's input that a train step drops at random, each
-    branch another. What has no adapter is frozen (`step.trained`).
+    Everything without an adapter is frozen (`step.trained`).
     """
 
     rank: int
     alpha: float
+    # Names of matmuls in layers, as `query` or `down`. For PEFT's names see `families.adapters.lora_targets`.
     targets: tuple[str, ...]
-    dropout: float = 0.0
+    dropout: float = 0.0  # Probability of dropping an element of a branch's input, drawn for each branch.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -70,10 +69,10 @@ def adaptable(program: Program) -> tuple[str, ...]:
 
 
 def with_lora(program: Program, lora: LoRA) -> Program:
-    """The program with a low-rank branch beside each targeted product.
+    """Return the program with a low-rank branch beside each targeted matmul.
 
     Raises:
-        MeshwrightError: a target that no layer has, or that can have no branch.
+        MeshwrightError: a target that is in no layer, or that can have no branch.
     """
     known = adaptable(program)
     for target in lora.targets:

@@ -33,33 +33,26 @@ ABOVE_ZERO = (
 
 
 def largest(field: str) -> int:
-    """The most that a whole number may be: a search over more would not end."""
+    """Return the largest value a size may have; a search over more would not end."""
     return {"num_layers": 10**4, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}.get(field, 10**9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """A mixture of experts in place of the mlp: `num_active` of `count` mlps of width `mlp` work on a token.
-
-    shared_mlp: the width of the mlp that works on every token beside them (several shared experts count as one wide
-    one), 0 where there is none. has_shared_gate: whether a sigmoid of each token scales what that one adds (Qwen2-MoE).
-    has_bias: whether the router and the products of experts have biases (gpt-oss).
-    num_dense_layers: the layers that keep a plain mlp; which ones does not change a step.
-    capacity_factor: the slots an expert has, as a multiple of the tokens it would get in balance; tokens beyond are
-    dropped. None: none are. balance_weight: what the loss of imbalance counts beside that of tokens (Switch,
-    arXiv:2101.03961, section 2.2). routing: how a token's experts are chosen.
-    """
+    """A mixture of experts instead of the MLP: `num_active` of `count` MLPs of width `mlp` work on each token."""
 
     count: int
     num_active: int
     mlp: int
+    # Width of the MLP that works on every token beside them (several shared experts count as one wide one); 0: none.
     shared_mlp: int = 0
-    has_shared_gate: bool = False
-    has_bias: bool = False
-    num_dense_layers: int = 0
+    has_shared_gate: bool = False  # Whether a sigmoid of each token scales the shared MLP's output (Qwen2-MoE).
+    has_bias: bool = False  # Whether router and experts have biases (gpt-oss).
+    num_dense_layers: int = 0  # Layers that have a plain MLP; which ones does not change a step.
+    # Slots of an expert, as a multiple of its tokens at even load; tokens beyond are dropped. None: none are.
     capacity_factor: float | None = None
-    balance_weight: float = 0.01
-    routing: Routing = SOFTMAX_ROUTING
+    balance_weight: float = 0.01  # Weight of the load balancing loss (Switch, arXiv:2101.03961, section 2.2).
+    routing: Routing = SOFTMAX_ROUTING  # How a token's experts are chosen.
 
     def __post_init__(self) -> None:
         for field, least in (("count", 1), ("num_active", 1), ("mlp", 1), ("shared_mlp", 0), ("num_dense_layers", 0)):
@@ -95,78 +88,48 @@ class Experts:
             raise MeshwrightError(f"group_score={best} counts the best of a group of {size} experts; 1 to {size}")
 
     def slots(self, tokens: int) -> int:
-        """The slots that an expert has for a device of so many tokens, where there is a capacity; else as in balance.
+        """Return an expert's slots for one device's tokens: by the capacity factor, or at even load without one.
 
-        Whole ones from each device.
+        Rounded up for each device.
         """
         return math.ceil((self.capacity_factor or 1.0) * tokens * self.num_active / self.count)
 
     def room(self, tokens: int, ep: int) -> int:
-        """The most copies that a device of so many tokens can send one of `ep`: a token is sent once to an expert."""
+        """Return the most copies of tokens that a device can send to one of `ep`: one for each expert there."""
         return tokens * min(self.num_active, self.count // ep)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values come from a narrow latent (DeepSeek-V2, arXiv:2405.04434).
+    """Multi-head latent attention: keys and values from a narrow latent (DeepSeek-V2, arXiv:2405.04434)."""
 
-    query_rank: the width of the queries' own latent; None where they come from the stream itself. A query and a key
-    have `nope_head_dim` dims without and `rope_head_dim` with rotary positions, a value `value_head_dim`.
-    is_interleaved: as of a `step.layer.Rotary`. norm_epsilon: of the norms of latents.
-    """
-
-    query_rank: int | None
+    query_rank: int | None  # Width of the queries' latent; None: queries come from the residual stream.
     kv_rank: int
-    nope_head_dim: int
-    rope_head_dim: int
+    nope_head_dim: int  # Dims of a query and a key without rotary positions.
+    rope_head_dim: int  # Dims with them.
     value_head_dim: int
-    is_interleaved: bool = True
-    norm_epsilon: float = 1e-6
+    is_interleaved: bool = True  # See `step.layer.Rotary`.
+    norm_epsilon: float = 1e-6  # Epsilon of the norms of latents.
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models: its name, and how the layers of one of its models are written as ops.
+    """A family of models: its name, and how the layers of its models are written as ops.
 
-    The layers of most families follow from the features of `ModelConfig` (`step.blocks`); one with layers of another
-    kind overrides `layers`. What is saved of a family is its name.
+    The layers of most families follow from the features of `ModelConfig` (`step.blocks`); a family with other layers
+    overrides `layers`. Files store a family by its name.
     """
 
     name: str = "decoder"
 
     def layers(self, model: ModelConfig) -> tuple[Stack, ...] | None:
-        """The layers of a model in order, one stack for each kind; None where they are a generic decoder's."""
+        """Return a model's stacks of layers in order, or None for those of a generic decoder."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder; the defaults are Llama's: grouped-query attention, RoPE, RMSNorm, SwiGLU, no biases.
-
-    Args:
-        norm_offset: added to the scale of every norm; 1 where a family stores scales minus 1 (Gemma).
-        qk_norm: whether each query and key head is normed (Qwen3).
-        qk_norm_over_heads: whether that norm is of all heads of a token together (OLMo 2).
-        pre_norms: whether the residual stream is normed before each block.
-        post_norms: whether the output of each block is normed before it is added to the residual stream (Gemma 2).
-        embedding_norm: whether a norm follows the lookup of tokens (BLOOM).
-        parallel_blocks: whether attention and MLP read the same stream, so that their outputs are added, and summed
-            over devices, at once (GPT-J, PaLM).
-        max_positions: the rows of the table of learned positions.
-        sliding_window: how many keys a query attends to, its own included; None for all before it.
-        full_attention_every: 0 where the window holds in all layers; n where every n-th layer attends to all keys.
-        full_attention_layers: the numbers from 0 of the layers that attend to all keys, where no n says it.
-        rope_theta_local: theta in the layers with a window, whose frequencies are not scaled; None where all layers
-            have the same frequencies.
-        rotary_dims: the first dims of a head that rotary embedding turns; 0 for all.
-        attention_softcap, logits_softcap: a cap c makes scores or logits c * tanh(x / c).
-        attention_scale: what attention scores are multiplied by; None for 1 / sqrt(head_dim).
-        attention_sinks: whether each head has a learned logit that takes a share of its softmax (gpt-oss).
-        clamped_swiglu: the activation of MLPs, instead of `activation` and its product (gpt-oss).
-        embedding_scale: what looked up embeddings are multiplied by.
-        lora: adapters of low rank beside some of its products; then they are all that trains.
-        planned_only: what a published model has that changes no plan, and that nothing here runs.
-    """
+    """A decoder; the defaults are Llama's: grouped-query attention, RoPE, RMSNorm, SwiGLU, no biases."""
 
     name: str
     num_layers: int
@@ -182,39 +145,42 @@ class ModelConfig:
     activation: Activation = "silu"
     norm: NormKind = "rms"
     norm_bias: bool = False
-    norm_offset: float = 0.0
+    norm_offset: float = 0.0  # Added to the scale of every norm; 1 if checkpoints store scales minus 1 (Gemma).
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    qk_norm_over_heads: bool = False
-    pre_norms: bool = True
-    post_norms: bool = False
-    embedding_norm: bool = False
+    qk_norm: bool = False  # Norm of each query and key head (Qwen3).
+    qk_norm_over_heads: bool = False  # That norm is over all heads of a token together (OLMo 2).
+    pre_norms: bool = True  # Norm of the residual stream before each block.
+    post_norms: bool = False  # Norm of each block's output, before it is added to the residual stream (Gemma 2).
+    embedding_norm: bool = False  # Norm after the embedding (BLOOM).
+    # Attention and MLP read the same residual stream, so their outputs are summed over devices at once (GPT-J, PaLM).
     parallel_blocks: bool = False
     positions: Literal["rotary", "learned", "alibi"] = "rotary"
-    max_positions: int = 0
-    sliding_window: int | None = None
-    full_attention_every: int = 0
-    full_attention_layers: tuple[int, ...] = ()
+    max_positions: int = 0  # Rows of the table of learned positions.
+    sliding_window: int | None = None  # Keys a query attends to, its own included; None: all before it.
+    full_attention_every: int = 0  # Every n-th layer attends to all keys; 0: the window is in all layers.
+    full_attention_layers: tuple[int, ...] = ()  # Layers that attend to all keys, from 0, where no n describes them.
     rope_theta: float = 10_000.0
+    # Theta in layers with a window, whose frequencies are not scaled; None: all layers are alike.
     rope_theta_local: float | None = None
     rope_scaling: RopeScaling | None = None
-    rotary_dims: int = 0
-    attention_softcap: float | None = None
-    logits_softcap: float | None = None
-    attention_scale: float | None = None
-    embedding_scale: float = 1.0
+    rotary_dims: int = 0  # First dims of a head that are rotated; 0: all.
+    attention_softcap: float | None = None  # Scores become c * tanh(scores / c).
+    logits_softcap: float | None = None  # The same for logits.
+    attention_scale: float | None = None  # Factor of the scores; None: 1 / sqrt(head_dim).
+    embedding_scale: float = 1.0  # Factor of embeddings.
     norm_epsilon: float = 1e-5
-    attention_sinks: bool = False
-    clamped_swiglu: ClampedSwiglu | None = None
+    attention_sinks: bool = False  # Learned logit of each head that takes part in its softmax (gpt-oss).
+    clamped_swiglu: ClampedSwiglu | None = None  # Activation of MLPs instead of `activation` (gpt-oss).
     experts: Experts | None = None
     latent: LatentAttention | None = None
-    lora: LoRA | None = None
+    lora: LoRA | None = None  # Low-rank adapters, the only parameters that train.
+    # Features of the published model that change no plan and that nothing here runs.
     planned_only: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
-        """Of what tells most models apart: a search looks them up too often to hash every field."""
+        """Hash the fields that differ most often: a search looks models up too often to hash all of them."""
         return hash((self.name, self.num_layers, self.embed))
 
     def __post_init__(self) -> None:
@@ -240,7 +206,7 @@ class ModelConfig:
 
     @property
     def needs_scores(self) -> bool:
-        """Whether its attention is none that a fused kernel has: with a cap of scores, or sinks."""
+        """Whether no fused kernel computes its attention: it has a softcap or sinks."""
         return self.attention_softcap is not None or self.attention_sinks
 
     @property
@@ -250,17 +216,17 @@ class ModelConfig:
 
     @property
     def num_dense_layers(self) -> int:
-        """The layers with a plain mlp."""
+        """Layers with a plain MLP."""
         return self.experts.num_dense_layers if self.experts else self.num_layers
 
     @property
     def query_key_dim(self) -> int:
-        """The dims of a head over which a query and a key are multiplied."""
+        """Dims of a head of queries and keys."""
         return self.latent.nope_head_dim + self.latent.rope_head_dim if self.latent else self.head_dim
 
     @property
     def rotated_dims(self) -> int:
-        """The dims of a head that rotary embedding turns."""
+        """Dims of a head that rotary embedding rotates."""
         return self.latent.rope_head_dim if self.latent else self.rotary_dims or self.head_dim
 
     @property

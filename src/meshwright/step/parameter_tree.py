@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Role = Literal["product", "table", "vector"]
 
 STACKED = ("layers", "dense_layers")
-"""The logical axes of the dim that layers are stacked along: those of a model's kind, and plain ones before experts."""
+"""Logical axes of the dim that layers are stacked along: those of the model's kind, and plain ones before MoE."""
 
 CHOICE_BIAS = "choice_bias"
 """The parameter that a router adds to its scores to choose experts by (`Routing`). It has no gradient."""
@@ -27,7 +27,7 @@ SINKS = "sinks"
 """The parameter of the logits that take a share of each head's softmax (`Attention`)."""
 
 LORA_A, LORA_B = "_lora_a", "_lora_b"
-"""What the names of a low-rank branch's two weights end with, after that of the product beside them (`LowRank`)."""
+"""Endings of the names of a low-rank branch's two weights (`LowRank`)."""
 
 RANK = "rank"
 """The logical axis of the inner dim of a low-rank branch; it is never split."""
@@ -40,18 +40,16 @@ Tree = Mapping[str, Union[Leaf, "Tree[Leaf]"]]
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One array of a model: `axes` names each dim logically, `init` how it starts, `role` what becomes of it.
-
-    init: `ones`, `normal` with standard deviation `scale`, or `uniform` within +-`scale`. role: a factor of a product,
-    a table rows are looked up in, or a vector added to or multiplied into activations. num_inputs: of a
-    weight in a layer, how many dims behind those of layers and experts are its inputs; the rest are its outputs.
-    """
+    """One array of a model."""
 
     shape: tuple[int, ...]
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  # Logical axis of each dim.
+    # Initial values: ones, normal with standard deviation `scale`, or uniform in [-scale, scale].
     init: Literal["ones", "normal", "uniform"] = "normal"
     scale: float = 1.0
+    # Use: operand of a matmul, table of rows that are looked up, or vector added to or multiplied with activations.
     role: Role = "product"
+    # Of a layer's weight: how many dims after those of layers and experts are inputs; the rest are outputs.
     num_inputs: int = 0
 
     def __post_init__(self) -> None:
@@ -75,10 +73,9 @@ class Parameter:
 
 @cache
 def parameters(model: Model) -> Tree[Parameter]:
-    """The declaration of every parameter of `model`; those of a stack's layers are stacked, its dim first.
+    """Return the declaration of every parameter of `model`, stacked over the layers of a stack.
 
-    Layers with experts are stacked apart from those with a plain mlp: under `layers` stand the kind that a model is
-    made of, under `dense_layers` the plain ones of a model of experts.
+    In a MoE model, plain layers are under `dense_layers` and MoE layers under `layers`; else all are under `layers`.
     """
     tree: dict[str, Parameter | dict[str, Parameter]] = {}
     ops = program(model)
@@ -122,7 +119,7 @@ def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
 
 
 def _weight(op: Linear) -> dict[str, Parameter]:
-    """The weight of a product, and its bias where it has one."""
+    """Declare the weight of a matmul, and its bias if it has one."""
     experts = (("expert", op.num_experts),) if op.num_experts else ()
     dims = (*experts, *op.inputs, *op.outputs)
     axes, shape = tuple(name for name, _ in dims), tuple(size for _, size in dims)
@@ -149,7 +146,7 @@ def is_adapter(path: str) -> bool:
 
 
 def _is_tree(value: Leaf | Tree[Leaf]) -> TypeIs[Tree[Leaf]]:
-    """Whether a value stands for more leaves; none of these is a mapping itself."""
+    """Whether a value is a subtree; leaves are never mappings."""
     return isinstance(value, Mapping)
 
 
@@ -181,7 +178,7 @@ def num_active_parameters(model: Model) -> int:
 
 
 def active_share(parameter: Parameter, model: Model) -> float:
-    """The share of a parameter that works on a token: 1 but for experts, of which some do."""
+    """Return the fraction of a parameter that works on one token: below 1 for experts."""
     if model.experts is None or "expert" not in parameter.axes:
         return 1.0
     return model.experts.num_active / model.experts.count

@@ -10,9 +10,9 @@ from meshwright.errors import MeshwrightError
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern names a parameter: by its path, its last name, or the names that its path begins with.
+    """Whether a pattern matches a parameter's path, its last name, or the first names of its path.
 
-    `*` stands for any letters, `?` for one. Paths are those of `leaves(parameters(model))`.
+    `*` matches any letters, `?` one. Paths are those of `leaves(parameters(model))`.
 
     >>> [matches(pattern, "layers.mlp_norm") for pattern in ("layers.mlp_norm", "mlp_norm", "layers", "*norm*", "mlp")]
     [True, True, True, True, False]

@@ -8,7 +8,7 @@ from meshwright.step.strategy import Strategy
 
 
 def check_precision(mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where a precision that a strategy says can be planned, and does not run."""
+    """Raise an error if a strategy's precision can be planned but not run."""
     if strategy.optimizer == "adamw-8bit":
         raise MeshwrightError("optimizer adamw-8bit can be planned, but is none that runs; adamw with bf16 moments is")
     if strategy.matmul_dtype and mesh.tp > 1 and strategy.collective_matmul:

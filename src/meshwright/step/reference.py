@@ -26,14 +26,14 @@ KEPT = (
     "matmul_dtype",
     "profile",
 )
-"""The fields of the policy's strategy that its reference has too: those of a forward pass."""
+"""Fields of the policy's strategy that apply to the reference's forward pass too."""
 
 
 class ReferencePass(NamedTuple):
-    """The forward pass of a reference: what of a train step's forward is, of these three, but for the loss's mean.
+    """A frozen reference's forward pass: its workload, mesh and strategy, as of a train step without mean loss.
 
-    Its weights are kept in the compute dtype, in shards of the mesh (as ZeRO-3), and never change; its vectors are in
-    the policy's dtype. Of a policy with adapters it is the model without them (`shares_base`).
+    Weights are stored in the compute dtype, sharded over the mesh (as ZeRO-3), vectors in the policy's dtype. None
+    change. The reference of a policy with adapters is the model without them (`shares_base`).
     """
 
     workload: Workload
@@ -43,9 +43,9 @@ class ReferencePass(NamedTuple):
 
 @lru_cache(maxsize=1 << 12)
 def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> ReferencePass | None:
-    """The forward pass that a step's reference adds to it; None where there is no reference, or it is precomputed.
+    """Return the reference's forward pass in a step; None if there is no reference or it is precomputed.
 
-    It goes through the policy's pairs, in as many microbatches where its mesh leaves a device enough of them.
+    It reads the policy's pairs, in as many microbatches as the policy if its mesh leaves each device enough of them.
     """
     if not has_reference(workload):
         return None
@@ -62,10 +62,9 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
 
 
 def shares_base(workload: Workload, mesh: MeshShape, strategy: Strategy) -> bool:
-    """Whether the reference of a step is the policy's own frozen parameters, read without their adapters.
+    """Whether the reference is the policy's frozen parameters, without the adapters.
 
-    They are what the run began with, in the dtypes of a reference (`Workload.stored_dtype`); on another mesh it is a
-    copy.
+    These are the initial weights, in the reference's dtypes (`Workload.stored_dtype`). On another mesh it is a copy.
     """
     has_adapters = without_lora(workload.model) != workload.model
     return has_reference(workload) and has_adapters and strategy.reference_mesh in (None, mesh)

@@ -47,7 +47,7 @@ WHOLE_STREAM: Rules = {**RULES, "residual_sequence": RULES["sequence"]}
 """The rules where each device of tp has the whole stream between products (Megatron-LM, arXiv:1909.08053)."""
 
 IN_USE = {"embed": "activation", "latent_input": "activation"}
-"""Logical axes that only store a parameter in shards: for use, that dim is gathered and lies as this one does."""
+"""Logical axes used for storage only, and the axis whose layout they take once gathered for use."""
 
 
 def stream_rules(tp_stream: TpStream) -> Rules:
@@ -71,7 +71,7 @@ def logical_rules(strategy: Strategy) -> Rules:
 
 
 def check_rules(rules: Rules) -> None:
-    """Raise where there is a rule for dims that no array of a decoder has, or one names an axis that does not exist."""
+    """Raise an error if a rule is for a dim that no decoder has, or names an unknown mesh axis."""
     for name, axes in rules.items():
         if name not in RULES:
             near = difflib.get_close_matches(name, RULES, n=1)

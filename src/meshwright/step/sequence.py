@@ -1,4 +1,4 @@
-"""A sequence split over sp: which way to bring its keys to its queries, and in which order its tokens lie."""
+"""Attention on a sequence split over sp: how keys reach queries, and the order of tokens."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ BLOCK = 512
 
 
 def sequence_method(model: Model, mesh: MeshShape) -> SequenceMethod:
-    """The method by which a fused attention moves least: Ulysses where sp > 1 + heads / kv heads, else a ring.
+    """Return the method with fewer bytes for fused attention: Ulysses if sp > 1 + heads / kv heads, else a ring.
 
-    For n tokens a device, heads of h elements and P = sp, forward: Ulysses exchanges queries and outputs of H heads,
-    keys and values of K, (2 H + 2 K) n h (P - 1) / P; a ring sends keys and values P - 1 times, 2 K n h (P - 1), as
-    much as gathering them moves. So Ulysses sends less from (H + K) / P < K. That sp * tp divides the kv heads is its
-    condition (arXiv:2309.14509). A ring has the keys of two devices at most, a gather those of all.
+    Forward, for n tokens a device, H heads and K kv heads of h elements, and P = sp: Ulysses exchanges queries and
+    outputs of H heads and keys and values of K heads, (2 H + 2 K) n h (P - 1) / P elements. A ring sends keys and
+    values P - 1 times, 2 K n h (P - 1), as much as a gather. So Ulysses sends less if (H + K) / P < K. It requires that
+    sp * tp divides the kv heads (arXiv:2309.14509). A ring holds keys of two devices at most, a gather those of all.
 
-    The rule counts bytes, not time: a ring's sends run beside its work, and cost nothing where n is large
-    (`benchmarks/sequence_methods.py --compile`), while what Ulysses exchanges is waited for.
+    The rule counts bytes, not time. A ring's sends run beside its compute and cost nothing if n is large
+    (`benchmarks/sequence_methods.py --compile`); Ulysses' exchanges are exposed.
     """
     heads = next(attention_ops(model), None)
     if heads is None:
@@ -45,12 +45,12 @@ def attention_ops(model: Model) -> Iterator[Attention]:
 
 
 def has_attention(model: Model) -> bool:
-    """Whether a model has attention, of which the tokens of a split sequence have to know their positions."""
+    """Whether a model has attention, so that tokens of a split sequence need their positions."""
     return any(True for _ in attention_ops(model))
 
 
 def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
-    """Whether attention through scores makes three quarters of them: a device has the whole sequence, in halves."""
+    """Whether attention through scores computes three quarters of them: whole sequences are computed in halves."""
     return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
 
 
@@ -60,9 +60,9 @@ def scores_made(workload: Workload, mesh: MeshShape) -> float:
 
 
 def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
-    """Whether tokens lie in zigzag order, so that causal work is even; a batch then has their positions beside them.
+    """Whether tokens are in zigzag order, which balances causal attention; batches then include positions.
 
-    Of a fused attention to keys that go round a ring or are gathered; one on whole sequences takes tokens in theirs.
+    So with fused attention to keys that are gathered or go round a ring; whole sequences keep their own order.
     """
     return mesh.sp > 1 and strategy.attention != "scores" and strategy.sp_method != "ulysses"
 

@@ -1,8 +1,8 @@
-"""The step of a server on a mesh: whole prompts (prefill) or one token of every sequence (decode), as one `Step`.
+"""The step of a server on a mesh, as a `Step`: whole prompts (prefill), or one token of every sequence (decode).
 
-Its symbols beside `B` sequences and `S` tokens of each in a step: `A` experts of a device that some token is sent to,
-`R` rows of each, `C` devices of ep that a token is sent to, `P` parts of the vocab; `Q` sequences of which a device
-holds some cache, `T` tokens of each that it reads; `keys`, which no array has, those that a query attends to.
+Its symbols: `B` sequences, `S` tokens of each in a step; `A` experts of a device that receive tokens, `R` rows of each,
+`C` devices of ep that receive a token; `P` parts of the vocab; `Q` sequences whose cache a device holds, wholly or in
+part, `T` tokens that it reads of each; `keys` that a query attends to, which is a dim of no array.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ServeStep(Step):
 
 
 def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep:
-    """The step of `batch` sequences on the fullest device, all as long as they get."""
+    """Return the step of `batch` sequences on one device, each token with its own experts and heads: the ideal work."""
     mesh, one, dispatch = layout.mesh, *_one_sequence(serving, layout)
     own = math.ceil(batch / layout.num_groups)
     split = mesh.degree(cache_axes(serving.model)) if layout.cache == "batch" else 1
@@ -55,7 +55,7 @@ def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep
 
 @lru_cache(maxsize=1 << 10)
 def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, Dispatch | None]:
-    """What of a step does not depend on its batch, and how its model sends tokens to experts."""
+    """Return the batch-independent part of a step, and the model's `Dispatch` if it has experts."""
     mesh, found = layout.mesh, program(serving.model)
     live = frozenset(axis for axis, degree in vars(mesh).items() if degree > 1)
     ops, arrays = serving_ops(serving.model, serving.is_paged, layout.cache, live)
@@ -90,7 +90,7 @@ def model_step(serving: Serving, batch: int) -> Step:
 
 
 def mean_over_layers(model: ModelConfig, of_window: Callable[[int | None], float]) -> float:
-    """The mean over layers of a figure that depends on a layer's window; None where it attends to all keys."""
+    """Return the mean over layers of a figure that depends on a layer's window (None: attends to all keys)."""
     windows = layers_by_window(model)
     return sum(count * of_window(window) for window, count in windows.items()) / sum(windows.values())
 
@@ -114,7 +114,7 @@ def cache_slots(window: int | None, length: int, unit: int) -> int:
 
 
 def pages_read(windows: Iterable[int | None], page_size: int, most: int, length: int) -> tuple[int, ...]:
-    """Of each window, the pages that `length` tokens in a row read and are written to, of texts of `most` pages."""
+    """Return, for each window, the pages that `length` consecutive tokens read and write, in texts of `most` pages."""
     return tuple(most if window is None else min(most, (window + length - 2) // page_size + 2) for window in windows)
 
 
@@ -141,9 +141,9 @@ def keys_of_query(serving: Serving) -> float:
 
 
 def paged_tokens(serving: Serving, parts: int = 1) -> float:
-    """The tokens that the pages of a sequence at its end have room for, the mean over layers.
+    """Return the tokens for which a finished sequence's pages have room on one device, as a mean over layers.
 
-    parts: the devices over which its pages are split, each with as many; the result is that of one.
+    parts: devices that its pages are evenly split over.
     """
     unit = serving.page_size * parts
     if not serving.is_paged:
@@ -153,28 +153,31 @@ def paged_tokens(serving: Serving, parts: int = 1) -> float:
 
 
 def table_entries(serving: Serving, parts: int = 1) -> tuple[int, ...]:
-    """Of each window, the pages of a sequence at its end that a step reads. parts: the devices that share a page."""
+    """Return, for each window, the pages of a finished sequence that a step reads.
+
+    parts: devices that share a page.
+    """
     unit = serving.page_size * parts
     return pages_read(layers_by_window(serving.model), unit, math.ceil(serving.context / unit), serving.step_length)
 
 
 def page_parts(model: ModelConfig, layout: ServingLayout) -> int:
-    """The devices that share a page, each with `page_size` tokens of it: those that split the tokens of a sequence."""
+    """Return how many devices share a page, `page_size` tokens each: those that split a sequence's tokens."""
     return layout.mesh.degree(cache_axes(model)) if layout.cache == "sequence" else 1
 
 
 def activated_experts(num_experts: int, num_active: int, num_local: float, tokens: float) -> float:
-    """The experts of a device that some of `tokens` tokens are sent to, as expected where each is as likely.
+    """Return the expected number of a device's experts that receive any of `tokens` tokens, if all are equally likely.
 
-    E (1 - (1 - k / E)^T): one token reads k experts, many read all of them.
+    E (1 - (1 - k / E)^T): one token reads k experts, many tokens read all.
     """
     return num_local * (1 - (1 - num_active / num_experts) ** tokens)
 
 
 def _expert_sizes(dispatch: Dispatch, mesh: MeshShape, tokens: int) -> dict[str, float]:
-    """The sizes of what experts do for `tokens` tokens of each group; as many come from other devices as go to them.
+    """Return the sizes of the experts' work on `tokens` tokens of each group, which sends as many as it receives.
 
-    A token's k experts are on ep (1 - (1 - 1 / ep)^k) devices, where each is as likely.
+    A token's k experts are on ep (1 - (1 - 1 / ep)^k) devices, if all are equally likely.
     """
     count, active = dispatch.num_experts, dispatch.num_active
     activated = activated_experts(count, active, count / mesh.ep, tokens * mesh.ep)

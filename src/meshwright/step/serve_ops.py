@@ -1,10 +1,10 @@
-"""The ops of a server's step on weight-stationary layouts in one and two dims (arXiv:2211.05102).
+"""Ops of a server's step on weight-stationary layouts in one and two dims (arXiv:2211.05102).
 
-The stream is split over fsdp. The first products of a block are summed over fsdp, its last over sp and tp; with fsdp=1
-that is Megatron's layout in one dim. Of prompts the stream is split over sp and tp too, along the tokens. A cache split
-by batch or sequence moves queries to where it lies and what comes out of attention back (arXiv:2211.05102, section 3.3;
-scaling book, jax-ml.github.io/scaling-book/inference). The ops say how arrays lie before and after; the collectives
-between are the notation's (`notation.reshard`).
+The residual stream is split over fsdp. First matmuls of a block are summed over fsdp, its last one over sp and tp; with
+fsdp=1 this is Megatron's one-dim layout. In prefill the stream is also split over sp and tp, along tokens. If the cache
+is split by batch or sequence, queries are sent to it and attention's output is sent back (arXiv:2211.05102, section
+3.3; scaling book, jax-ml.github.io/scaling-book/inference). Ops declare layouts before and after; the notation gives
+the collectives between them (`notation.reshard`).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ LOGITS, EMBEDDING = Region("logits"), Region("embedding")
 def serving_ops(
     model: ModelConfig, is_paged: bool, split: CacheSplit, live: frozenset[str]
 ) -> tuple[Ops, Mapping[str, tuple[Array, ...]]]:
-    """The ops of a step, and what is live at once: they depend on which axes are larger than 1, not on any number.
+    """Return the ops of a step, and the arrays live at once. They depend only on which axes are larger than 1.
 
-    is_paged: see `Serving.is_paged`; without it the stream is split along the tokens of whole prompts.
+    is_paged: see `Serving.is_paged`; without it the residual stream is split along the tokens of whole prompts.
     """
     found = program(model)
 
@@ -92,7 +92,7 @@ def serving_ops(
 
 
 class _BlockWalk:
-    """The ops of one block: where the values lie, op by op."""
+    """The ops of one block; it keeps the layout of each value, op by op."""
 
     def __init__(self, block: LayerBlock, region: Region, layout: Layout, split: CacheSplit) -> None:
         self.block, self.region, self.layout, self.split = block, region, layout, split
@@ -106,7 +106,7 @@ class _BlockWalk:
         self.live: list[Array] = []
 
     def ops(self) -> Iterator[Op]:
-        """The ops in order. Norms of heads and of a block's output are in the passes beside them."""
+        """Return the ops in order. Norms of heads and of a block's output are part of the adjacent elementwise ops."""
         residual = Array(STREAM, (*self.layout.residual_tokens, self.width))
         stream = Array(STREAM, (*self.layout.tokens, self.width))
         # The norm, once for all that read it; of the block's output where there is none before.
@@ -152,9 +152,9 @@ class _BlockWalk:
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
 
     def _num_gathers(self) -> int:
-        """How often tokens of the stream, or of norms of it, are gathered: once for all products that read the same.
+        """Return how often the stream's tokens, or their norms, are gathered: once for all matmuls that read the same.
 
-        Experts gather their own, if none are sent to other devices.
+        Experts gather their own unless tokens are sent to other devices.
         """
         products = {
             op.source
@@ -165,16 +165,16 @@ class _BlockWalk:
         return len(products) + (has_experts and not self.layout.axes("expert"))
 
     def _adds_shared_expert(self, op: Add) -> bool:
-        """Whether experts of this device and an MLP beside them are added, each of which is a sum by itself."""
+        """Whether this device adds its experts' output and the shared MLP's, both partial sums."""
         routed = {each.target for each in self.block.ops if isinstance(each, Combine)}
         return bool(routed & {*op.sources}) and len(op.sources) > 1 and not self.layout.axes("expert")
 
     def _norm_sums(self, op: Norm) -> Iterator[Op]:
-        """The sums over parts of the stream's width in a norm of it."""
+        """Return the all-reduces of a norm whose dim is split."""
         yield from _norm_sums(op, f"{self.block.name} norm", self.region, self.layout.residual_tokens, self.fsdp)
 
     def _linear(self, op: Linear) -> Iterator[Op]:
-        """A product with a weight that stays where it is."""
+        """Return the ops of a matmul whose weight is not moved."""
         inner, columns = self.layout.stored(op.inputs), self.layout.stored(op.outputs)
         tokens = self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
         experts = (Dim("A", None),) if op.num_experts else ()
@@ -204,10 +204,10 @@ class _BlockWalk:
         yield from self._move("mlp hidden", (scattered[0], hidden))
 
     def _exchange(self, op: Dispatch | Combine) -> Iterator[Op]:
-        """Tokens on their way to the devices of their experts or back, once to each device that has any of them.
+        """Return the sends of tokens to their experts' devices or back, once to each device that has any of them.
 
-        Every device of sp and tp sends its part of a token, which is gathered where it arrives, and summed onto parts
-        before it goes back.
+        Each device of sp and tp sends its part of a token. Parts are all-gathered on arrival, and reduce-scattered
+        before they return.
         """
         batch, tokens, expert = *self.layout.tokens, self.layout.axes("expert")
         here = Array("sent", (batch, tokens._replace(axes=self.tensor), Dim("C", None), self.width))
@@ -277,10 +277,12 @@ class _BlockWalk:
         )  # fmt: skip
 
     def _to_cache(self, query: Array, output: Array, across: tuple[str, ...]) -> Iterator[Op]:
-        """Queries sent to where the cache lies, and results sent back.
+        """Return the sends of queries to the cache, and of results back.
 
-        across: the axes of heads that do not split the cache's. Over parts of a sequence attention is merged: each
-        head's maximum, then its weighted results and their sum (flash decoding, pytorch.org/blog/flash-decoding).
+        With parts of a sequence on several devices, results are merged: each head's maximum, then its weighted results
+        and their sum (flash decoding, pytorch.org/blog/flash-decoding).
+
+        across: the axes of heads that do not split the cache's.
         """
         if self.split == "batch":
             sent = self._shared(query)
@@ -303,7 +305,7 @@ class _BlockWalk:
         return _reduced(array)
 
     def _latents(self, op: Attention) -> tuple[Array, ...]:
-        """The latent that keys and values are made of, and the part of a key beside it; nothing where they are kept."""
+        """Return the latent and the shared part of keys (`LatentKeys`); nothing if keys and values are cached."""
         if op.latent is None:
             return ()
         tokens = self.layout.tokens
@@ -338,7 +340,7 @@ def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
 
 
 def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
-    """The logits of each sequence's last token, and the best of each part of them."""
+    """Return the ops of the last token's logits in each sequence, and of the maximum of each part of them."""
     batch, vocab = layout.tokens[0], layout.axes("vocab")
     for op in ops:
         if isinstance(op, Norm):
@@ -379,7 +381,7 @@ def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axe
 
 
 def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-    """What brings arrays from one layout to another that all go the same way, in the same collectives."""
+    """Return the collectives that reshard several arrays alike, all in the same collectives."""
     for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
         yield Communicate(
             name=name, kind=first.kind, axes=first.axes, phase="forward", region=region, array=first.array,
@@ -393,7 +395,7 @@ def _axes(dims: tuple[Dim, ...]) -> tuple[str, ...]:
 
 
 def _reduced(array: Array) -> Array:
-    """An array that is no sum any more."""
+    """Return the array after its sum over all axes."""
     return replace(array, unreduced=())
 
 

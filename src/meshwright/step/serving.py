@@ -1,4 +1,4 @@
-"""What a server does: a model that answers prompts, how it is kept, and how it is laid over a mesh."""
+"""Serving: a model that answers prompts, its formats, and its layout on a mesh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ServingPhase = Literal["prefill", "decode"]
 CacheSplit = Literal["heads", "batch", "sequence"]
 
 CACHE_SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)
-"""What of the cache is split beyond the kv heads over tp: nothing, its sequences, or the tokens of each."""
+"""What splits the cache besides kv heads over tp: nothing, its sequences, or their tokens."""
 
 SERVING_RULES: Rules = {
     **RULES,
@@ -43,26 +43,21 @@ TENSOR_AXES = ("sp", "tp")
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Prompts of `prompt_len` tokens, each answered with `output_len`: one phase of it, `batch` sequences at once.
-
-    batch: over all devices; None leaves it to the planner. latency_seconds: what a step may take at most, of decode a
-    token of every sequence, of prefill the prompts of one batch; None where nothing is asked. Weights are kept in
-    weight_dtype, keys and values in kv_dtype, products computed in compute_dtype. page_size: the tokens in which the
-    cache is handed out (16 in vLLM, arXiv:2309.06180). chunk: of a prefill, the tokens of each prompt that a step reads
-    into these pages, as a server does between two steps of decoding (chunked prefill, arXiv:2403.02310); None for whole
-    prompts, as generation reads them.
-    """
+    """One phase of answering prompts of `prompt_len` tokens with `output_len` tokens, `batch` sequences at once."""
 
     model: ModelConfig
     phase: ServingPhase = "decode"
     prompt_len: int
     output_len: int
-    batch: int | None = None
-    weight_dtype: str = "bf16"
-    kv_dtype: str = "bf16"
-    compute_dtype: str = "bf16"
-    page_size: int = 16
+    batch: int | None = None  # Over all devices; None: the planner chooses.
+    weight_dtype: str = "bf16"  # Format of stored weights.
+    kv_dtype: str = "bf16"  # Format of cached keys and values.
+    compute_dtype: str = "bf16"  # Format of matmuls' operands.
+    page_size: int = 16  # Tokens of a page of the cache (16 in vLLM, arXiv:2309.06180).
+    # Prefill only: tokens of each prompt in a step, read into pages between steps of decoding, as a server does
+    # (chunked prefill, arXiv:2403.02310). None: whole prompts, as generation reads them.
     chunk: int | None = None
+    # Longest step allowed: decoding a token of every sequence, or prefill of one batch. None: no limit.
     latency_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +80,7 @@ class Serving:
 
     @property
     def context(self) -> int:
-        """The tokens of a sequence at its end, the most it ever holds; of a prefill those of the prompt."""
+        """Tokens of a finished sequence, the most it ever holds; for prefill those of the prompt."""
         return self.prompt_len + (self.output_len if self.phase == "decode" else 0)
 
     @property
@@ -100,7 +95,7 @@ class Serving:
 
     @property
     def activation_dtype(self) -> str:
-        """What activations are kept and sent in: what is computed in, but not under two bytes."""
+        """Format of activations: the compute dtype, with at least two bytes."""
         return self.compute_dtype if dtype_bytes(self.compute_dtype) >= 2 else "bf16"
 
 
@@ -117,7 +112,7 @@ class ServingLayout:
         return self.mesh.degree(SERVING_RULES["batch"])
 
     def __str__(self) -> str:
-        """The mesh, and the split of the cache where there is one: `sp=4,tp=8 cache by batch`."""
+        """Return the mesh and the split of the cache, if any: `sp=4,tp=8 cache by batch`."""
         return f"{self.mesh}" + (f" cache by {self.cache}" if self.cache != "heads" else "")
 
 
@@ -130,9 +125,9 @@ def cache_axes(model: ModelConfig) -> tuple[str, ...]:
 
 
 def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
-    """How generation lays weights and tokens over a mesh: `SERVING_RULES`, if sp divides what they split over it.
+    """Return the sharding rules of generation: `SERVING_RULES` if sp divides every size that they split over it.
 
-    Otherwise sp splits the stream beside fsdp, which every model's width allows.
+    Otherwise sp splits the residual stream together with fsdp, which works for every model's width.
     """
     try:
         for path, parameter in leaves(parameters(model)):
@@ -144,7 +139,7 @@ def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
 
 
 def check_serving(serving: Serving, layout: ServingLayout) -> None:
-    """Raise where a mesh cannot split what is served, or an axis or the split of the cache would split nothing."""
+    """Raise an error if a mesh cannot split the workload, or if an axis or the cache's split would split nothing."""
     mesh, model = layout.mesh, serving.model
     if mesh.pp > 1:
         raise MeshwrightError(f"mesh {mesh} has pp={mesh.pp}; a server has no pipeline, use pp=1 and more tp or dp")

@@ -1,9 +1,9 @@
-"""The layers of a model as the stages of a pipeline store them: stacked over slots, of which some may be empty.
+"""Layers of a model as pipeline stages store them: stacked over slots, some of which may be empty.
 
-Stages are one program, so all run as many layers of one kind. The few plain layers before those of experts would leave
-slots for them empty in all stages but the first, and take time there nonetheless. So they stand with the lookup: every
-stage has them and runs them for its share of the sequences of each microbatch, or for all where the stages do not
-divide these; and nothing of them is kept.
+Stages are one program, so each runs the same number of layers of a kind. Slots for the few plain layers before MoE
+layers would be empty in all stages but the first, and take time there. So every stage has these layers, beside the
+embedding, and runs them for its share of each microbatch's sequences (for all, if stages do not divide them). Nothing
+of them is saved.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
 
 
 def num_staged_layers(model: Model) -> int:
-    """The layers that the stages of a pipeline share: all but the plain ones before those of experts."""
+    """Return how many layers the stages share: all but plain layers before MoE layers."""
     return model.num_layers - (model.num_dense_layers if model.experts else 0)
 
 
 def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """The mesh axes that split the sequences of a step of so many in the plain layers before those of experts.
+    """Return the mesh axes that split a step's sequences in plain layers before MoE layers.
 
-    Stages are among them, where they divide what each device has of a microbatch.
+    They include pp if it divides a device's sequences of a microbatch.
     """
     axes = (*RULES["batch"], "pp")
     return axes if batch % (mesh.degree(axes) * strategy.num_microbatches) == 0 else RULES["batch"]
 
 
 def staged_parameters(model: Model, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
-    """The declarations of a model's parameters with those of layers stacked over slots, stage by stage.
+    """Return the declarations of a model's parameters, layers stacked over slots, stage by stage.
 
-    Which layer is in which slot says `step.passes.schedule.slot_layers`. One stage has a slot for each layer.
+    `step.passes.schedule.slot_layers` has the layer of each slot. One stage has a slot for each layer.
     """
     if stages == 1:
         return parameters(model)
@@ -65,7 +65,7 @@ def staged_parameters(model: Model, *, stages: int, virtual_stages: int) -> Tree
 
 
 def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where a model cannot be cut into the stages of a mesh as a strategy says, each with layers of its own."""
+    """Raise an error if a strategy cannot cut a model into the mesh's stages, each with layers of its own."""
     stages, virtual, layers = mesh.pp, strategy.virtual_stages, num_staged_layers(model)
     if stages == 1:
         return
@@ -106,7 +106,7 @@ def _check_ends(model: Model, mesh: MeshShape, is_sharded: bool, tp_stream: TpSt
 
 
 def check_stage_remat(remat: Remat, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where nothing here keeps what a remat policy says, or a schedule keeps something else for backward."""
+    """Raise an error if nothing here implements a remat policy, or a schedule keeps something else for backward."""
     if remat in FOREIGN_REMATS:
         raise MeshwrightError(f"remat {remat} is what other frameworks keep; it can be planned, and does not run")
     kept = STAGE_REMATS[strategy.schedule]

@@ -1,4 +1,4 @@
-"""What a strategy says that would do nothing for a workload on a mesh, or that cannot be done."""
+"""Checks that every option of a strategy can run and changes something for a workload on a mesh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.step.workload import Workload
 
 
 def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where something that a strategy says would change nothing, or cannot be done with a workload on a mesh."""
+    """Raise an error if an option of a strategy would change nothing, or cannot run with a workload on a mesh."""
     for field, reason in unused_options(workload, mesh, strategy).items():
         value, default = getattr(strategy, field), getattr(DEFAULT, field)
         shown = f"'{value}'" if isinstance(value, MeshShape) else repr(value)
@@ -28,9 +28,9 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
 
 
 def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
-    """The fields of a strategy that are other than the default and change nothing on a mesh, and why each does not.
+    """Return fields of a strategy that differ from the default and change nothing on a mesh, each with the reason.
 
-    Fields that only say how other systems than this one run a step are not among them.
+    Fields that only describe how other systems run a step are not among them.
     """
     stored = RULES["embed"]
     idle = (

@@ -12,15 +12,15 @@ from meshwright.step.workload import Workload
 
 
 def sent_tokens(workload: Workload, mesh: MeshShape) -> int:
-    """The tokens that one device sends to experts: its share of the stream, or where ep is 1 that of all of its tp.
+    """Return the tokens that a device sends to experts: its part of the residual stream, or without ep its tp group's.
 
-    Where experts are split each device of tp exchanges its own tokens; else they are gathered over tp first.
+    With ep each device of tp exchanges its own tokens; without, they are gathered over tp first.
     """
     return workload.tokens // mesh.degree(token_axes()) // (mesh.tp if mesh.ep > 1 else 1)
 
 
 def routed_tokens(workload: Workload, mesh: MeshShape) -> int:
-    """The copies that one device sends to experts: of every token, or as many as there are slots for."""
+    """Return the copies of tokens that one device sends to experts: all, or as many as there are slots for."""
     experts, tokens = _experts(workload), sent_tokens(workload, mesh)
     if experts.capacity_factor is None:
         return tokens * experts.num_active
@@ -46,11 +46,11 @@ def expert_rows(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAUL
 
 
 BLOCK_ROWS = 16, 2048
-"""The rows of a block at least, a tile of GPUs' matrix units; and at most: of so many rows a product of 16-bit operands
-takes longer than to add it to the gradient of its weights, on any chip."""
+"""Fewest and most rows of a block: a tile of GPUs' matrix units, and enough for a 16-bit matmul to take longer than the
+accumulation of its weight gradient, on any chip."""
 
 BLOCKS_AN_EXPERT = 4
-"""The blocks that an expert's rows are cut into in balance, or more: of the last of them half is empty, on average."""
+"""Blocks for an expert's rows at even load, or more: on average the last is half empty."""
 
 
 class Blocks(NamedTuple):
@@ -67,9 +67,9 @@ class Blocks(NamedTuple):
 
 
 def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
-    """The most blocks, each of one expert's rows, that any routing of so many rows needs; and the rows of a block.
+    """Return the most blocks, each of one expert's rows, that any routing of rows needs, and the rows of a block.
 
-    Most are needed where each expert has one row more than fill its blocks.
+    Most are needed if each expert has one row more than fills its blocks.
     """
     least, most = BLOCK_ROWS
     in_balance = max(1, num_rows // num_experts // BLOCKS_AN_EXPERT)

@@ -85,7 +85,7 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 
 @lru_cache(maxsize=1 << 14)
 def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
-    """The strategy with the defaults where it changes how often ops run and not which; microbatches: one or several."""
+    """Return the strategy without fields that change how often ops run but not which; microbatches are 1 or 2."""
     schedule = strategy.schedule if has_stages else "1f1b"
     parts = min(strategy.num_microbatches, 2)
     return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule, reference_mesh=None)
@@ -93,7 +93,7 @@ def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
 
 @lru_cache(maxsize=1 << 12)
 def _of_layout(strategy: Strategy) -> Strategy:
-    """What of a strategy says how arrays lie."""
+    """Strategy fields that decide how arrays are laid out."""
     names = ("spmd_pipeline", "tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
     kept = {name: getattr(strategy, name) for name in names}
     return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
@@ -148,7 +148,7 @@ def _ops(
 def layout_of(
     live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False, is_packed: bool = False
 ) -> Layout:
-    """How arrays lie on the live axes of a mesh by the rules of a strategy."""
+    """Return the layout of arrays on a mesh's axes above 1, by the strategy's rules."""
     vocab = ("pp", *RULES["vocab"]) if is_spmd_pipeline(mesh, strategy) else RULES["vocab"]
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
 
@@ -181,11 +181,11 @@ class _Builder:
         self.has_gradient = False
 
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
-        """The ops of one layer of a stack: forward, recompute, backward, and its weights'.
+        """Return the ops of one layer of a stack: forward, recompute, backward, and those of its weights.
 
-        Below the first parameter that is trained nothing has a gradient, so that there is no backward. Layers of a
-        stack are one loop: what one of them has, all have. One layer is no loop: XLA inlines it, and leaves out the
-        gradients that lead to nothing that is trained.
+        There is no backward below the first trained parameter, where nothing has a gradient. A stack's layers are one
+        loop, so what one layer has, all have. A single layer is no loop: XLA inlines it and drops gradients that no
+        trained parameter needs.
         """
         nodes = shard_stack(stack, layout)
         with_gradient = {STREAM} if self.has_gradient or stack.num_layers > 1 else set[str]()
@@ -213,7 +213,7 @@ class _Builder:
             yield from self._without_policy(node)
 
     def _backward(self, node: Node, *, is_recomputed: bool, has_input_gradient: bool) -> Iterator[Op]:
-        """The ops of backward; of a ring of two, keys are not sent twice where they were just recomputed."""
+        """Return the ops of backward. On a ring of two, keys that were just recomputed are not sent again."""
         is_there = is_recomputed and self.layout.is_pair
         for op in backward_ops(node, has_input_gradient=has_input_gradient):
             is_key = isinstance(op, Communicate) and op.is_ring and op.axes == ("sp",) and op.array.width != "float32"
@@ -222,7 +222,7 @@ class _Builder:
                 yield op
 
     def _recomputed_scores(self, node: Node, remat: Remat, *, is_recomputed: bool) -> Iterator[Op]:
-        """The scores that are recomputed though what attention made of them is kept, or read by no gradient."""
+        """Return scores that are recomputed although attention's output is kept, or no gradient reads it."""
         if self.strategy.attention != "scores" or not any(isinstance(work, Core) for work in node.work):
             return
         for op in forward_ops(node, "recompute"):
@@ -234,7 +234,7 @@ class _Builder:
                     yield replace(op, is_scores_alone=True, is_of_chunks=True)
 
     def _without_policy(self, node: Node) -> Iterator[Op]:
-        """What no policy keeps: the load of experts in stages. Else that of all layers is summed with the loss."""
+        """Return ops that no remat policy keeps: expert load in pipeline stages. Else it is summed with the loss."""
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):
                 continue
@@ -263,10 +263,10 @@ class _Builder:
             yield from self._of_weights(node, is_recomputed=is_recomputed and self.has_gradient)
 
     def _of_weights(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
-        """What the weights of a node take: gathered for each use, and gradients summed, as the ZeRO stage says.
+        """Return the collectives of a layer's weights: gathers for each use and sums of gradients, by ZeRO stage.
 
-        Below ZeRO-3 updated parameters are gathered once a step, at its start; below ZeRO-2 gradients are scattered
-        once, at its end. A tied table is gathered once for both uses, unless stages are one program.
+        Below ZeRO-3, updated parameters are gathered once at the start of a step; below ZeRO-2, gradients are scattered
+        once at its end. A tied table is gathered once for both uses, except in an SPMD pipeline.
         """
         stage, region = self.strategy.zero_stage, node.region
         once = region._replace(is_once=True)
@@ -305,7 +305,7 @@ def _has_product(node: Node) -> bool:
 def _update(
     model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, optimizer: Optimizer
 ) -> tuple[Communicate, ...]:
-    """What the update of every parameter that is trained communicates."""
+    """Return the collectives of the optimizer's update of trained parameters."""
     found: list[Communicate] = []
     for path, parameter in leaves(parameters(model)):
         if path in frozen:

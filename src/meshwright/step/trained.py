@@ -1,4 +1,4 @@
-"""Which parameters of a workload train: all but those that are frozen by a pattern, or by the adapters beside them."""
+"""Which parameters of a workload train: all, except those frozen by a pattern or because of adapters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.step.patterns import check_patterns, matches
 
 @cache
 def frozen_paths(model: Model, patterns: tuple[str, ...]) -> frozenset[str]:
-    """The paths of the parameters that get no gradient: those that a pattern matches, and all but adapters beside any.
+    """Return the paths of parameters without gradient: those that a pattern matches, and with adapters all others.
 
     Patterns are as in `step.patterns`.
 

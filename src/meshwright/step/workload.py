@@ -1,4 +1,4 @@
-"""What one step computes: the model, its batch, its dtypes and what it keeps."""
+"""A training step's work: the model, its batch, its formats and its remat policy."""
 
 from __future__ import annotations
 
@@ -18,52 +18,46 @@ Objective = Literal["next-token", "dpo"]
 Reference = Literal["live", "precomputed"]
 
 REMATS: tuple[Remat, ...] = ("none", "attention", "matmuls", "block", "offload")
-"""What a layer keeps for backward, from most to least of the device's memory.
+"""Remat policies: what a layer saves for backward, from most to least device memory.
 
-none: everything but gathered weights. attention: that without attention's scores (arXiv:2205.05198, section 5).
-matmuls: the results of its products. block: its input alone. offload: its input alone, in the host's memory.
+none: everything but gathered weights. attention: the same without attention scores (arXiv:2205.05198, section 5).
+matmuls: matmul outputs. block: only its input. offload: only its input, in host memory.
 """
 
 FOREIGN_REMATS: tuple[Remat, ...] = ("alternate",)
-"""What other frameworks keep, to be planned and not run here.
+"""Remat policies of other frameworks, which can be planned and do not run here.
 
-alternate: the results of every second product and of attention, as torchtitan's selective checkpointing of ops does
+alternate: outputs of every second matmul and of attention, as torchtitan's selective checkpointing of ops
 (github.com/pytorch/torchtitan, `selective_ac_option = "op"`).
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A training step: `batch` sequences of `seq_len` tokens, over all devices.
-
-    Parameters and AdamW's two moments are kept in `param_dtype`; products, activations and what is gathered are in
-    `compute_dtype`. frozen: patterns of the paths of parameters that are not trained (`step.trained`). They have no
-    gradients and no moments, and weights among them are kept in `compute_dtype`, as products use them.
-
-    objective: what is minimised. `next-token`: the mean loss of all tokens. `dpo`: the loss of `batch` pairs of a
-    chosen and a rejected answer, so of twice as many sequences, by their log-probabilities under the model and under a
-    frozen reference (arXiv:2305.18290). reference: whether each step runs the reference (`live`), or reads what it made
-    of all pairs before the first step (`precomputed`).
-
-    packed: rows hold several documents, or padding; the batch then has each token's position in its document, its
-    document's id and its target's weight in the loss. z_loss: the coefficient of the loss that keeps the logits'
-    normalizer near 1 (PaLM, arXiv:2204.02311, section 5, has 1e-4).
-    """
+    """A training step of `batch` sequences of `seq_len` tokens, over all devices."""
 
     model: Model
     batch: int
     seq_len: int
-    compute_dtype: Dtype = "bf16"
-    param_dtype: Dtype = "f32"
+    compute_dtype: Dtype = "bf16"  # Format of matmuls' operands, activations and gathered weights.
+    param_dtype: Dtype = "f32"  # Format of trained parameters and the optimizer's moments.
     remat: Remat = "block"
+    # Patterns of paths of parameters that do not train (`step.trained`). These have no gradients and no moments, and
+    # weights among them are stored in compute_dtype.
     frozen: tuple[str, ...] = ()
+    # `next-token`: mean loss of all tokens. `dpo`: loss of `batch` pairs of a chosen and a rejected answer, so of
+    # twice as many sequences, from log-probabilities under the model and a frozen reference (arXiv:2305.18290).
     objective: Objective = "next-token"
+    # Run the reference in each step (`live`), or read its results on all pairs, computed before the first step.
     reference: Reference = "live"
+    # Rows hold several documents, or padding. Batches then include each token's position in its document, the
+    # document's id and the target's weight in the loss.
     packed: bool = False
+    # Coefficient of the loss that keeps the logits' normalizer near 1 (PaLM, arXiv:2204.02311, section 5: 1e-4).
     z_loss: float = 0.0
 
     def __hash__(self) -> int:
-        """Of what tells most workloads apart: a search looks them up too often to hash every field."""
+        """Hash the fields that differ most often: a search looks workloads up too often to hash all of them."""
         return hash((self.model.name, self.batch, self.seq_len, self.remat))
 
     def __post_init__(self) -> None:
@@ -84,20 +78,21 @@ class Workload:
 
     @property
     def frozen_paths(self) -> frozenset[str]:
-        """The paths of the parameters that get no gradient: those of `frozen`, and all but adapters beside any."""
+        """Paths of parameters without gradient (`trained.frozen_paths`)."""
         return frozen_paths(self.model, self.frozen)
 
     def stored_dtype(self, path: str, parameter: Parameter) -> Dtype:
-        """What a parameter is kept in: a weight that is frozen as products use it, which changes no number of a step.
+        """Return the format in which a parameter is stored.
 
-        Vectors, which are used in float32, and what is updated are kept in `param_dtype`.
+        Frozen weights are stored in `compute_dtype`, which changes no number of a step. Vectors, which are used in
+        float32, and trained parameters are stored in `param_dtype`.
         """
         is_frozen = path in self.frozen_paths and parameter.role != "vector"
         return self.compute_dtype if is_frozen else self.param_dtype
 
     @property
     def config(self) -> ModelConfig:
-        """The model as sizes and features, as what runs wants it; a model written as ops is an error."""
+        """The model's config, which everything that runs needs; an error for a model written as ops."""
         if isinstance(self.model, ProgramModel):
             raise MeshwrightError(f"{self.model.name} is written as ops; it can be planned, and does not run")
         return self.model
@@ -115,14 +110,14 @@ class Workload:
 
     @property
     def task(self) -> str:
-        """What is done to the model, in words that follow its name on a screen: `train`, `train LoRA 16`."""
+        """The task, as printed after the model's name: `train`, `train LoRA 16`."""
         lora = self.model.lora if isinstance(self.model, ModelConfig) else None
         words = f"train LoRA {lora.rank}" if lora else "train"
         return f"{words}, {', '.join(self.frozen)} frozen" if self.frozen else words
 
     @property
     def in_pairs(self) -> str:
-        """How many pairs the sequences are, in words to be put after their number; nothing where they are none."""
+        """The number of pairs, as printed after the number of sequences; empty without pairs."""
         return f" in {self.batch:,} pairs" if self.objective == "dpo" else ""
 
     @property
