@@ -43,19 +43,22 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Chat
 """Text, tokens, or the messages of a chat, each with `role` and `content`."""
 
 LONGEST_WINDOW = 2048
-"""The tokens of a text that are scored at once where nobody says: longer attention takes more time than it tells."""
+"""Default tokens of a window in scoring: longer ones take more time and barely change the score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model with parameters on a mesh, as `meshwright.load` makes it.
+    """A model with parameters on a mesh, as `meshwright.load` returns it.
 
     Args:
-        params: the tree of sharded arrays, by the paths of `step.parameters`; those of layers are stacked.
-        dtype: of products. stored_dtype: of the weights that it came from.
-        source: the config.json it came from and files beside it that belong to its tokenizer, by name; empty of a run,
-            whose config.json is made when it is saved.
-        seq_len: of the sequences that it was trained on. sp_method: with which it was trained.
+        params: the tree of sharded arrays, with the paths of `step.parameters`; those of layers are stacked.
+        dtype: of matmuls.
+        stored_dtype: of the weights that were loaded.
+        source: its config.json and the tokenizer's files beside it, by name. Empty for a run, whose config.json is made
+            on
+            saving.
+        seq_len: of the sequences that it was trained on.
+        sp_method: used in training.
     """
 
     config: ModelConfig
@@ -71,15 +74,16 @@ class LoadedModel:
     sp_method: SequenceMethod = "gather"
 
     def logits(self, tokens: Any, lengths: Sequence[int] | None = None) -> Array:
-        """The float32 logits [batch, seq, vocab] of tokens [batch, seq], each row a text from its first position.
+        """Return float32 logits [batch, seq, vocab] of tokens [batch, seq]; each row is a text from its first position.
 
         Args:
-            lengths: the tokens of each row before its padding, by default all. They matter where rotary frequencies
-                depend on a text's length (longrope, dynamic); padding changes no other logits.
+            lengths: tokens of each row before padding, by default all. They matter if rotary frequencies depend on a
+                text's
+                length (longrope, dynamic); padding changes no other logits.
 
         Raises:
-            MeshwrightError: tokens that are no such array, or are not below the vocabulary's size; lengths that are not
-                those of their rows.
+            MeshwrightError: tokens that are no such array or not below the vocabulary's size; lengths that do not
+                match.
         """
         array = _whole_numbers(tokens)
         if array is None or array.ndim != 2:
@@ -98,11 +102,11 @@ class LoadedModel:
             )
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> list[Generated]:
-        """What follows each prompt: one or several, which may differ in length; options: see `GenerateOptions`."""
+        """Generate after each prompt: one or several, of any lengths. Options: see `GenerateOptions`."""
         return collect(self.stream(prompts, **options), has_text=self.tokenizer is not None)
 
     def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> Iterator[Piece]:
-        """As `generate`, a piece for each token as it is made."""
+        """Like `generate`, but yield a `Piece` for each token when it is generated."""
         rows, how = self._read(prompts, options)
         return pieces_of(
             self._steps(rows, how),
@@ -142,12 +146,11 @@ class LoadedModel:
     def score(
         self, texts: str | Sequence[Prompt], *, seq_len: int | None = None, stride: int | None = None
     ) -> list[Score]:
-        """The loss, perplexity and bits a byte of each text, in windows where it is longer than `seq_len` tokens.
+        """Return the loss, perplexity and bits per byte of each text, in windows if it is longer than `seq_len`.
 
         Args:
-            seq_len: tokens before the last one of a window that is predicted; by default what the model was trained on,
-                at most 2048.
-            stride: tokens from window to window, by default seq_len; see `text_losses`.
+            seq_len: tokens of a window before the last predicted one; by default the trained length, at most 2048.
+            stride: tokens between starts of windows, by default seq_len; see `text_losses`.
         """
         several = [texts] if isinstance(texts, str) else texts
         if not isinstance(several, Sequence):
@@ -166,17 +169,16 @@ class LoadedModel:
         ]
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """The log probability in nats of each continuation after its context, for pairs of both.
+        """Return the log probability in nats of each continuation after its context, for (context, continuation) pairs.
 
-        Spaces that end a context go to the continuation, and of what is longer than the model was trained on the
-        beginning is left out, both as the LM evaluation harness does it
-        (https://github.com/EleutherAI/lm-evaluation-harness).
+        As in the LM evaluation harness (https://github.com/EleutherAI/lm-evaluation-harness): spaces at a context's end
+        belong to the continuation, and texts longer than the trained length lose their beginning.
         """
         rows, counts = self.continuations(pairs)
         return [-math.fsum(each[-count:].tolist()) for each, count in zip(self.losses(rows), counts, strict=True)]
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Any], list[int]]:
-        """The tokens [n] of each context with its continuation, and how many of them are the continuation's.
+        """Return the tokens [n] of each context with its continuation, and how many of them are the continuation.
 
         Raises:
             MeshwrightError: a continuation without tokens, or with more than are scored at once.
@@ -198,7 +200,7 @@ class LoadedModel:
 
     @property
     def usual_window(self) -> int:
-        """The tokens of a text that are scored at once: what the model was trained on, at most 2048."""
+        """The tokens of a window in scoring: the trained length, at most 2048."""
         return min(self.seq_len or LONGEST_WINDOW, LONGEST_WINDOW)
 
     def encode(self, prompt: Prompt) -> np.ndarray:
@@ -230,16 +232,15 @@ class LoadedModel:
     ) -> None:
         """Write a directory that Hugging Face's libraries load: weights, config.json, tokenizer.
 
-        It is written beside its place and then renamed: whole or not at all.
+        It is written beside its place and then renamed, so it is complete or absent.
 
         Args:
-            dtype: of the weights; by default as they were stored.
-            max_file_bytes: weights of more are written in several files, with an index.
-            on_bytes: called with the bytes of each tensor that was written.
+            dtype: of the weights; by default as loaded.
+            max_file_bytes: larger weights are written to several files, with an index.
+            on_bytes: called with the bytes of each tensor written.
 
         Raises:
-            MeshwrightError: a directory that holds something, or cannot be written; a model that no config.json
-                describes.
+            MeshwrightError: a directory that is not empty or cannot be written; a model that no config.json describes.
         """
         if dtype not in (None, *get_args(StoredDtype)):
             raise MeshwrightError(not_a_choice("dtype", dtype, get_args(StoredDtype)))
@@ -261,7 +262,7 @@ class LoadedModel:
         return sum(array.size for array in jax.tree.leaves(self.params))
 
     def _num_bytes(self, text: Prompt, tokens: np.ndarray) -> int | None:
-        """The bytes of a text after its first token; a byte that alone is no character decodes to a replacement."""
+        """Return the bytes of a text after its first token; bytes that are no whole character count as replacements."""
         if self.tokenizer is None:
             return None
         whole = text if isinstance(text, str) else self.tokenizer.decode(tokens.tolist())
@@ -371,6 +372,6 @@ def _whole_numbers(values: Any) -> np.ndarray | None:
 
 
 def _short(value: Any) -> str:
-    """A value as an error says it."""
+    """Return a value, shortened for an error message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,4 +1,4 @@
-"""Prompts as files have them: the object of a line as a text, tokens or messages."""
+"""Prompts in files: a line's object as text, tokens or messages."""
 
 from __future__ import annotations
 

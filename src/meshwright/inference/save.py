@@ -24,10 +24,10 @@ from meshwright.weights import save_weights
 StoredDtype = Literal["bf16", "f16", "f32"]
 
 _NAMES: Mapping[StoredDtype, str] = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-"""The dtypes as a config.json has them."""
+"""Names of dtypes in config.json."""
 
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-"""A model of bytes has no token that begins or ends a text; transformers takes a family's own where none is said."""
+"""Byte models have no token that begins or ends a text; without this, transformers uses the family's own."""
 
 
 def check_target(directory: str | Path) -> None:
@@ -44,11 +44,11 @@ def model_files(
     seq_len: int | None,
     dtype: StoredDtype,
 ) -> dict[str, bytes]:
-    """The files beside the weights of a model, whose dtype config.json says.
+    """Return the files beside a model's weights; config.json includes the dtype.
 
     Args:
-        source: those that it came with; its config.json is kept as it is if it describes this model in this dtype.
-        tokenizer: without one in `source`, it is that of bytes.
+        source: files that were loaded with the model. Its config.json is kept if it describes this model in this dtype.
+        tokenizer: if `source` has none, the byte tokenizer is written.
         seq_len: of the sequences that a run was trained on.
 
     Raises:
@@ -83,7 +83,7 @@ def write_model(
     max_file_bytes: int,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Write weights and files beside a directory's place and then rename them; see `save_weights`."""
+    """Write weights and files to a temporary directory and rename it; see `save_weights`."""
     check_target(directory)
     with whole_directory(directory) as partial:
         for name, data in files.items():
@@ -93,7 +93,7 @@ def write_model(
 
 @contextmanager
 def whole_directory(directory: Path) -> Iterator[Path]:
-    """A directory to write into, which gets its name when all of it is written, and is deleted where that fails."""
+    """Yield a directory that gets its name once complete, and is deleted on failure."""
     partial = directory.absolute().with_name(f".{secrets.token_hex(4)}.partial")
     try:
         partial.mkdir(parents=True)

@@ -62,12 +62,13 @@ def total(scores: Sequence[Score]) -> Score:
 
 
 def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, stride: int) -> list[float]:
-    """The losses in nats of each text together, every token after the first counted once.
+    """Return the losses in nats of each text; every token after the first counts once.
 
     Args:
-        seq_len: tokens that a window has before the last that it predicts.
-        stride: tokens from the beginning of a window to that of the next; each predicts those that the windows before
-            it did not, so that a smaller stride leaves each token more before it.
+        seq_len: tokens of a window before the last one that it predicts.
+        stride: tokens between starts of windows. Each window predicts what earlier ones did not, so a smaller stride
+            gives
+            tokens more context.
     """
     if not 1 <= stride <= seq_len:
         raise MeshwrightError(f"stride is {stride}; it is from 1 to the {seq_len} tokens of a window")

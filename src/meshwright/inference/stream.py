@@ -1,4 +1,4 @@
-"""Text as it is made: the pieces that tokens add to it, and what ends it."""
+"""Streaming text: the pieces that tokens add, and stop conditions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ StoppedBy = Literal["length", "token", "text"]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """How texts are made.
+    """Options of generation.
 
-    max_tokens: the most tokens of each (200). stop: texts that end it. stop_tokens: tokens that do; by default those of
-    the model's own files. sampling: of all, or of each prompt (always the likeliest token). sp_method: how the queries
-    of prompts meet the keys that sp splits: gathered, or sent round a ring, with which no device has all keys of a long
-    prompt (as the run was trained, else gather).
+    max_tokens: most tokens of each text (200). stop: strings that end a text. stop_tokens: tokens that end it; by
+    default those of the model's files. sampling: for all prompts, or one for each; by default greedy. sp_method: how
+    the prompt's queries meet keys split over sp: gather them, or send them round a ring, so that no device holds all
+    keys of a long prompt. By default as in training, else gather.
     """
 
     max_tokens: int
@@ -53,9 +53,9 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class Generated:
-    """What was made of one prompt: its tokens, the text they stand for (None without a tokenizer), and why it ended.
+    """Result of one prompt: its tokens, their text (None without a tokenizer), and why it ended.
 
-    The token that ended it is not among the tokens, nor is what ended it in the text.
+    Tokens and text exclude what ended them.
     """
 
     tokens: tuple[int, ...]
@@ -64,13 +64,13 @@ class Generated:
 
 
 class Piece(NamedTuple):
-    """What one token adds to a prompt's text.
+    """The text that one token adds.
 
     Args:
         row: the prompt's number.
-        text: ends with a whole character; empty while the last one is not, and while it may begin a stop text.
-        token: None where it is one that ends the text.
-        done: why the text ends here; None where more follows.
+        text: whole characters only; empty while a character is incomplete or the text may begin a stop string.
+        token: None if it ends the text.
+        done: why the text ends here; None if it goes on.
     """
 
     row: int
@@ -116,7 +116,7 @@ def pieces_of(
 
 @dataclass
 class GrowingText:
-    """One text while it is made; `shown` is how much of it is in pieces so far, `stop` the text that ended it."""
+    """A text being generated. `shown`: characters already in pieces. `stop`: the string that ended it."""
 
     stream: TokenStream | None
     text: str = ""
@@ -125,7 +125,7 @@ class GrowingText:
     stop: str | None = None
 
     def add(self, token: int, ends: Container[int], stop: Sequence[str], *, is_last: bool) -> str:
-        """What a token adds to the text that is shown; what may be the beginning of a stop text is held back."""
+        """Return the text that a token adds; possible beginnings of a stop string are held back."""
         if token in ends:
             self.done = "token"
         else:

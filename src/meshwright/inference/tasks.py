@@ -1,6 +1,6 @@
-"""Questions of multiple choice, answered with the choice that is likeliest after the question.
+"""Multiple choice tasks, answered with the likeliest choice after the question.
 
-The file, what is asked of the model and both accuracies are as in the LM evaluation harness
+File format, prompts and both accuracies are those of the LM evaluation harness
 (https://github.com/EleutherAI/lm-evaluation-harness), whose target delimiter is a space.
 """
 
@@ -30,7 +30,7 @@ class Question:
 
 
 class TaskFigures(TypedDict):
-    """What JSON and metrics have of a task: `TaskResult` without its log likelihoods, with the standard errors."""
+    """A task's figures in JSON and metrics: `TaskResult` without log likelihoods, with standard errors."""
 
     questions: int
     acc: float

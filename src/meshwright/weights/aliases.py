@@ -1,7 +1,7 @@
-"""Checkpoints as they were published: tensors under other names than transformers writes, and some that are no weights.
+"""Tensors of published checkpoints: other names than transformers writes, and tensors that are no weights.
 
-Early checkpoints were saved from the model without its head, whose names lack the first part (`h.0.attn.c_attn.weight`
-of GPT-2), with buffers that are computed anew (masks, rotary frequencies), or with a tied table twice.
+Early checkpoints were saved from the model without its head, so names lack the first part (`h.0.attn.c_attn.weight` of
+GPT-2), with buffers that are recomputed (masks, rotary frequencies), or with a tied table twice.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ BUFFERS = (r"rotary_emb\.inv_freq$",)
 """Tensors of any family that are computed from its config.json."""
 
 HEAD = "lm_head.weight"
-"""What the unembedding is called in families that always tie it to the table."""
+"""Name of the unembedding in families that always tie it."""
 
 
 def with_known_names(
     tensors: Mapping[str, Tensor], known: frozenset[str], family: PublishedFamily
 ) -> dict[str, Tensor]:
-    """The tensors of a directory by the names in `known`, without those that are no weights.
+    """Return a directory's tensors by the names in `known`, without those that are no weights.
 
     Raises:
         MeshwrightError: a table that config.json ties to another is there too and differs from it.

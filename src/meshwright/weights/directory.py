@@ -35,7 +35,7 @@ DTYPES: Mapping[str, Any] = {
 """The dtypes that weights are read in, by their names in a header."""
 
 SCALED_DTYPES: Mapping[str, Any] = {"F8_E4M3": ml_dtypes.float8_e4m3fn}
-"""Those of weights that have a `Scale`."""
+"""Dtypes of weights that have a `Scale`."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Tensor:
 
 
 class Scale(NamedTuple):
-    """What the values of a quantised tensor are multiplied by: one number for a block of rows and columns."""
+    """Factors of a quantised tensor: one for each block of rows and columns."""
 
     tensor: Tensor
     block: tuple[int, int]

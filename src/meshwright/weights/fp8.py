@@ -1,7 +1,7 @@
 """Weights in fp8 with a scale for each block, as DeepSeek-V3 publishes them (arXiv:2412.19437, section 3.3.2).
 
-A weight [out, in] has beside it `NAME_scale_inv` [out / rows, in / columns], both rounded up: a weight is its fp8 value
-times the scale of its block.
+A weight [out, in] comes with `NAME_scale_inv` [out / rows, in / columns], both rounded up; its value is the fp8 value
+times the block's scale.
 """
 
 from __future__ import annotations

@@ -52,14 +52,14 @@ def load_weights(
     wanted: Tree[jax.ShapeDtypeStruct],
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> Tree[Array]:
-    """The parameters of a model from the tensors of its directory (`read_tensors`).
+    """Return a model's parameters from the tensors of its directory (`read_tensors`).
 
     Args:
-        wanted: shape, dtype and sharding of each parameter. on_bytes: called with the bytes of each slice that was
-        read.
+        wanted: shape, dtype and sharding of each parameter.
+        on_bytes: called with the bytes of each slice read.
 
     Raises:
-        MeshwrightError: a tensor that is missing, extra, of another shape, or with values that are no finite numbers.
+        MeshwrightError: a tensor that is missing, extra, of another shape, or not finite.
     """
     where = places(model)
     known = frozenset(name for place in where.values() for _, name in place.names())

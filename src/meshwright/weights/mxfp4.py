@@ -22,10 +22,10 @@ BLOCK = 32
 
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = np.array([*_POSITIVE, *(-value for value in _POSITIVE)], np.float32)
-"""What four bits stand for: a sign, two bits of exponent, one of mantissa."""
+"""Values of four bits: a sign, two bits of exponent, one of mantissa."""
 
 _BIAS = 127
-"""What is taken off the exponents."""
+"""Bias of the exponents."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""Low-rank adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`, read and written.
+"""Read and write low-rank adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
-PEFT has an A [rank, in] and a B [out, rank] for each adapted module. A module that holds several of our products
-(c_attn, qkv_proj) has one A for all of them. Ours have one each, which as PEFT's are one of so many times the rank,
-with a B that is zero but in its blocks: the same sum. PEFT's own are read as products that begin with the same A.
+PEFT has an A [rank, in] and a B [out, rank] for each adapted module. A module that contains several of our matmuls
+(c_attn, qkv_proj) has one A for all. Ours have one each: written to PEFT they become one A of the summed rank, with a
+block-diagonal B, which computes the same. PEFT's are read as matmuls with equal A.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def write_adapter(
 
 
 def read_adapter(directory: Path, model: ModelConfig) -> dict[str, dict[str, np.ndarray]]:
-    """The float32 adapters of a model with `lora`, layers stacked, from what PEFT wrote.
+    """Return the float32 adapters of a model with `lora`, layers stacked, from PEFT's tensors.
 
     Raises:
-        MeshwrightError: a tensor that is missing, extra, of another shape, or with values that are no finite numbers.
+        MeshwrightError: a tensor that is missing, extra, of another shape, or not finite.
     """
     lora, tensors = _lora(model), {tensor.name: tensor for tensor in read_file(directory / ADAPTER_WEIGHTS)}
     config, found = adapter_config(directory), dict[str, dict[str, list[np.ndarray]]]()
@@ -108,7 +108,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> dict[str, dict[str, np.
 
 
 def saved_tensors(directory: Path) -> dict[str, Tensor]:
-    """The weights that came whole with an adapter (`modules_to_save`), by the names of those that they replace.
+    """Return full weights stored with an adapter (`modules_to_save`), by the names of the weights they replace.
 
     Raises:
         MeshwrightError: a module without a tensor.
@@ -164,7 +164,7 @@ def _factors(own: Mapping[str, np.ndarray], path: str, layer: int) -> tuple[np.n
 def _joined(
     blocks: list[tuple[Place, tuple[np.ndarray, np.ndarray] | None]], lora: LoRA
 ) -> tuple[np.ndarray, np.ndarray]:
-    """PEFT's A and B of a module from those of its products."""
+    """Return a module's A and B in PEFT's format from those of its matmuls."""
     rank = lora.rank * len(blocks)
     first = blocks[0][0]
     rows = int(np.prod(first.inputs))
@@ -206,7 +206,7 @@ def _split(
 
 
 def _place_of_b(place: Place, rank: int) -> Place:
-    """Where a product's B [rank, *outputs] is in that of its module [out, rank]."""
+    """Return the part of a module's B [out, rank] that is a matmul's B [rank, *outputs]."""
     shape = (place.parameter.shape[0], rank, *place.outputs)
     parameter = Parameter(shape=shape, axes=(place.parameter.axes[0], *(RANK for _ in shape[1:])))
     return replace(place, parameter=parameter, num_inputs=1, published=replace(place.published, is_transposed=True))
@@ -226,7 +226,7 @@ def _array(name: str, tensors: Mapping[str, Tensor], directory: Path) -> np.ndar
 
 
 def _config(lora: LoRA, modules: list[_Module], base: str | None) -> dict[str, Any]:
-    """What adapter_config.json says; modules with several products have as many times the rank."""
+    """Return adapter_config.json; the rank of modules with several matmuls is the sum."""
     several = {module.path: len(module.parts) for module in modules if len(module.parts) > 1}
     whole = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
     return {

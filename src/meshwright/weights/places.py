@@ -1,9 +1,8 @@
-"""Where each parameter of a model is in published tensors: one map, read from when loading and written to when saving.
+"""Where each parameter is in published tensors: one map, used to load and to save.
 
-A declared parameter is stacked over the layers of its stack, and over experts; published tensors mostly hold one layer
-and one expert each, some of them several parameters (`qkv_proj`). A `Place` takes a tensor to a view of the part that
-is one parameter's, with the parameter's dims: views of a memory map are read slice by slice, views of an empty array
-are filled.
+A declared parameter is stacked over layers and experts. Published tensors mostly hold one layer and one expert each,
+some of them several parameters (`qkv_proj`). A `Place` returns the view of a tensor that is one parameter, with the
+parameter's dims. Views of a memory map are read slice by slice; views of an empty array are filled.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ class Place:
     """Where a parameter is: in one tensor for each layer and expert that it is stacked over.
 
     Args:
-        parameter: the declaration, whose shape is [layers, experts, *inputs, *outputs], without what it is not
-            stacked over.
-        published: the name of the tensor with {layer} and {expert}, and how the tensor holds the parameter.
-        num_inputs: the dims that its product sums; 0 for a vector.
-        first_layer: the number of the first layer of its stack.
-        before, width: how many outputs of a tensor are other parameters' before it, and how many there are in all; of
-            one head each where parameters alternate head by head.
+        parameter: the declaration, of shape [layers, experts, *inputs, *outputs] without dims it does not have.
+        published: the tensor's name with {layer} and {expert}, and how the tensor holds the parameter.
+        num_inputs: dims summed by its matmul; 0 for a vector.
+        first_layer: number of the stack's first layer.
+        before, width: outputs of other parameters before it in a tensor, and outputs in all; of one head each if
+            parameters
+            alternate by head.
     """
 
     parameter: Parameter
@@ -120,7 +119,7 @@ def places(model: ModelConfig) -> dict[str, Place]:
 
 
 def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place:
-    """A place with what its tensors hold beside it."""
+    """A place with what else its tensors hold."""
     stack = path.rpartition(".")[0]
 
     def columns(other: Place) -> int:
@@ -139,7 +138,7 @@ def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place
 
 
 def published_family(model: ModelConfig) -> PublishedFamily:
-    """What is known of a model's family.
+    """Return the published family of a model.
 
     Raises:
         MeshwrightError: the model is of no published family.

@@ -1,7 +1,7 @@
-"""The slice of a parameter that a device holds, copied out of the tensors that have some of it.
+"""Copy a device's slice of a parameter out of the tensors that contain it.
 
-A slice is made once, where the device's own array can take it over without another copy (XLA:CPU), and filled in blocks
-that stay in a core's cache while they are turned, cast and looked through for values that are no numbers.
+A slice is allocated once, so that XLA:CPU can use it without a copy. It is filled in blocks that stay in a core's cache
+while they are transposed, cast and checked for values that are not finite.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Bounds = tuple[tuple[int, int], ...]
 """Start and stop along each dim of a parameter."""
 
 BLOCK = (256, 512)
-"""Rows and columns, as a file has them, that are turned at once: 256 KB of 16 bits."""
+"""Rows and columns of a block in the file that is transposed at once: 256 KB of 16 bits."""
 
 TASK_BYTES = 16_000_000
-"""What one thread copies before it takes the next part."""
+"""Bytes that a thread copies before it takes the next part."""
 
 ALIGNMENT = 64
 """Bytes that the start of an array is a multiple of, so that XLA:CPU uses it in place."""
@@ -37,16 +37,16 @@ _EXPONENT: Mapping[Any, tuple[Any, int]] = {
     np.dtype(np.float32): (np.uint32, 0x7F800000),
     np.dtype(np.float64): (np.uint64, 0x7FF0000000000000),
 }
-"""Bits as whole numbers of the same size, and those of the exponent: all set in what is no finite number."""
+"""Integers of the same size, and the bits of the exponent: all are set in values that are not finite."""
 
 
 def read_slice(
     place: Place, tensors: Mapping[str, Tensor], bounds: Bounds, dtype: Any, readers: Executor
 ) -> np.ndarray:
-    """The part of a parameter within bounds, read by several threads.
+    """Read the part of a parameter within bounds, in several threads.
 
     Raises:
-        MeshwrightError: a tensor with values that are no finite numbers, or are none in `dtype`.
+        MeshwrightError: values that are not finite, or overflow `dtype`.
     """
     result = _aligned([stop - start for start, stop in bounds], np.dtype(dtype))
     depth = len(place.stacked)
@@ -138,7 +138,7 @@ def _cast(block: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _not_finite(tensor: Tensor, block: np.ndarray, dtype: np.dtype[Any]) -> MeshwrightError:
-    """The error of a tensor with values that are no numbers."""
+    """Return the error for a tensor with values that are not finite."""
     values = block.astype(np.float64)
     if np.isfinite(values).all():
         return MeshwrightError(f"{tensor.name} in {tensor.file} has values that are too large for {dtype.name}")

@@ -1,1 +1,1 @@
-"""What hardware achieves: products, attention, collectives and memory, with the data they were measured by."""
+"""Rates that hardware achieves in matmuls, attention, collectives and memory, with the measurements behind them."""

@@ -1,8 +1,8 @@
-"""What a fused attention kernel reaches of the peak, by kernel, sequence length and size of heads.
+"""Fraction of peak that a fused attention kernel reaches, by kernel, sequence length and head size.
 
-On an H100 measured rates as published; on other GPUs the same curves, scaled to what the kernel reaches there at best.
-On TPUs the cycles that the compiler's own instructions of the kernel take (`benchmarks/tpu_attention.py`). Causal: only
-half of the scores count as flops.
+H100: published measurements. Other GPUs: the same curves, scaled to the kernel's best rate there. TPUs: the compiler's
+cycle counts for the kernel's instructions (`benchmarks/tpu_attention.py`). Attention is causal: half of the scores
+count as flops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshwright.cost.rates.efficiency import gpu_figures
 from meshwright.hardware import System
 
 SIMULATED_SHARE = 0.6
-"""Of the peak of arithmetic, on simulated devices: assumed, as their other figures are."""
+"""Fraction of peak on simulated devices; an assumption, like their other figures."""
 
 TpuKernel = Literal["fwd", "dkv", "dq"]
 
@@ -29,7 +29,7 @@ Splash and flash attention: github.com/jax-ml/jax, jax/experimental/pallas/ops/t
 """
 
 LANES = 128
-"""The width of a TPU's registers, of which blocks of its kernels are multiples."""
+"""Width of a TPU's registers; blocks of its kernels are multiples of it."""
 
 SPLASH_LENGTH = 1 << 16
 """The tokens of the longest sequence for splash attention, which goes through its whole mask when it is traced.
@@ -53,7 +53,7 @@ class AttentionTime:
 
 
 def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: str, system: System) -> AttentionTime:
-    """The time of causal attention of so many flops forward, by `flash` (FlashAttention-2) or `cudnn` in bf16."""
+    """Return the seconds of causal attention in bf16, by `flash` (FlashAttention-2) or `cudnn`; flops: of forward."""
     forward, backward = _shares(system, kernel, seq_len, head_dim)
     ideal = flops / system.peak("bf16")
     return AttentionTime(ideal / forward, BACKWARD_FLOPS * ideal / backward)
@@ -72,19 +72,17 @@ def tpu_chunk_kernel(length: int) -> Literal["flash", "blockwise"]:
 
 
 def tpu_block(head_dim: float) -> int:
-    """The queries, and the keys, of a block of a TPU's kernel at most (`runtime/attention/kernels.py`).
+    """Return the most queries, or keys, in a block of a TPU's kernel (`runtime/attention/kernels.py`).
 
-    A larger block has less to do beside its scores, and more of them behind the mask; of wider heads larger blocks do
-    not fit beside what else is on the chip.
+    Larger blocks have less overhead and compute more masked scores. For wide heads they do not fit on the chip.
     """
     return 1024 if head_dim <= 128 else 512
 
 
 def tpu_kernel_share(system: System, kernel: TpuKernel, head_dim: float) -> float:
-    """The share of a TPU's bf16 peak that a kernel has of the flops of the blocks it makes, those on long sequences.
+    """Return the fraction of bf16 peak that a TPU's kernel reaches on long sequences, counting the flops of its blocks.
 
-    Narrow heads take as long as those of 128, which fill a register. A chip of which no kernels were compiled has
-    v5p's.
+    Heads narrower than a register, 128, take as long as those of 128. Chips whose kernels were not compiled use v5p's.
     """
     chips = tpu_attention_shares()
     shares = chips.get(system.chip.name, chips["v5p"])
@@ -122,9 +120,9 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
 
 
 def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, float]:
-    """The shares on a TPU: of n blocks in a row (n + 1) / 2 are made, whole, and backward is two kernels.
+    """Return the fractions of peak on a TPU, where causal blocks are whole: (n + 1) / 2 of n blocks in a row.
 
-    These do seven products, two of them recomputed, of which five are counted.
+    Backward is two kernels with seven matmuls in all; two are recomputed, and five are counted.
     """
     rows = max(1, seq_len // tpu_block(head_dim))
     seen = rows / (rows + 1)

@@ -9,13 +9,13 @@ from meshwright.cost.rates.efficiency import relative
 from meshwright.hardware import System
 
 LENDER = "v5p"
-"""The TPU whose figures stand for those of one that no kernels or products were compiled for."""
+"""The TPU whose figures are used for one whose kernels and matmuls were not compiled."""
 
 
 def borrowed_figures(system: System) -> dict[str, tuple[str, ...]]:
-    """What is borrowed, by the chip that it is borrowed from; nothing for simulated devices, which have a roofline.
+    """Return borrowed figures by the chip they come from; none for simulated devices, which use a roofline.
 
-    Every borrowed figure is a share of the chip's own peak or bandwidth.
+    Every borrowed figure is a fraction of the chip's own peak or bandwidth.
     """
     name = system.chip.name
     if system.chip.kind == "gpu":

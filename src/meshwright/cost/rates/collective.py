@@ -1,8 +1,8 @@
-"""Time of a collective on the links it runs over, after the scaling book's formulas (jax-ml.github.io/scaling-book).
+"""Time of a collective on its links, by the scaling book's formulas (jax-ml.github.io/scaling-book).
 
-The bytes are those of `record.Collective.bytes`: the array as one device sees it (the gathered result of an all-gather,
-the unreduced operand of a reduce-scatter, the operand of the others). The times are lower bounds, of links at their
-full rate; what a real run loses to them belongs to the efficiency of a whole step.
+Bytes are those of `record.Collective.bytes`: the array as one device sees it (the gathered result of an all-gather, the
+unreduced operand of a reduce-scatter, the operand of the others). Times are lower bounds, with links at full rate; what
+links achieve is in `links`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Term:
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """The time of a collective: the parts of the fabric work at the same time, so the slowest is what it takes.
+    """Time of a collective. The parts of the fabric work at the same time, so it is that of the slowest.
 
-    spread: the devices of a group in one node of GPUs, and over how many nodes it goes. latency_seconds: what the hops
-    take however small the array. A permute adds it to the transfer; the others overlap their hops, so there it is a
-    floor (scaling book, sharding: a note on ICI latency).
+    spread: devices of a group in one node of GPUs, and the number of nodes. latency_seconds: time of all hops for an
+    empty array. A permute adds it to the transfer; others overlap their hops, so for them it is a minimum (scaling
+    book, sharding: a note on ICI latency).
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class CollectiveTime:
 
     @property
     def asymptotic_seconds(self) -> float:
-        """The bandwidth time with (n - 1) / n taken as 1, as rules of thumb have it."""
+        """The bandwidth time with (n - 1) / n approximated as 1, as in rules of thumb."""
         return max((term.asymptotic_seconds for term in self.terms), default=0.0)
 
     @property
@@ -67,7 +67,7 @@ class CollectiveTime:
 
     @property
     def binds(self) -> str:
-        """What decides the time, in words: `ICI x: ring of 4`, `leaf: 4 units`; nothing inside one device."""
+        """The slowest part, in words: `ICI x: ring of 4`, `leaf: 4 units`; empty inside one device."""
         if not self.terms:
             return ""
         slowest = max(self.terms, key=lambda term: term.seconds)
@@ -95,7 +95,7 @@ def collective_seconds(kind: Kind, nbytes: float, placement: Placement) -> Colle
 
 
 def gather_bytes_per_second(placement: Placement) -> float:
-    """The bytes a second at which an all-gather or reduce-scatter of a large array goes on over many devices.
+    """Return the bytes a second of an all-gather or reduce-scatter of a large array over many devices.
 
     The W of the book's thresholds (`network_intensity`); infinite on an axis of degree 1.
     """

@@ -35,10 +35,10 @@ def _achieved(kind: Kind, nbytes: float, system: System, placement: Placement) -
 
 
 def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
-    """The time of all runs of a planned collective: of what the chip's compiler makes of it.
+    """Return the seconds of all runs of a planned collective, as the chip's compiler implements it.
 
-    Shards that go round tp beside products do so in halves, one each way, where the links of a torus close. Where an
-    all-reduce in each slice stands for a reduce-scatter over several, shards alone travel between them.
+    Shards sent round tp beside matmuls go as two halves, one each way, if the torus' links close. Between slices only
+    shards are sent, although each slice runs an all-reduce instead of a reduce-scatter.
     """
     kind, nbytes, placement = move.kind, move.bytes / move.count, layout.placement(move.axes)
     if kind == "collective-permute" and move.axes == ("tp",):

@@ -39,7 +39,7 @@ class GpuProducts(TypedDict):
 
 
 class TpuCycles(TypedDict):
-    """A chip's estimated cycles of a product at each size of the grid, those of n next to each other."""
+    """Estimated cycles of a matmul on a chip, on a grid of sizes; those of n are adjacent."""
 
     flops_per_cycle: int
     cycles: list[int]
@@ -82,13 +82,13 @@ def tpu_products() -> TpuProducts:
 
 @cache
 def tpu_layer_shares() -> Mapping[str, Mapping[str, float]]:
-    """What a layer reaches in one program of what its ops reach alone, by chip (`benchmarks/tpu_layers.py`)."""
+    """Speed of a layer in one program, as a fraction of its ops' speeds alone, by chip (`benchmarks/tpu_layers.py`)."""
     return _read("tpu_layers")["chips"]
 
 
 @cache
 def tpu_attention_shares() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
-    """What attention kernels reach of the peak, by chip, width of a head and kernel (`benchmarks/tpu_attention.py`)."""
+    """Fraction of peak of attention kernels, by chip, head size and kernel (`benchmarks/tpu_attention.py`)."""
     return _read("tpu_attention")["shares"]
 
 

@@ -20,8 +20,11 @@ from meshwright.hardware import System
 
 TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64))
 SPLITS = (1, 2, 4)
-"""What a GPU library chooses from: the part of the result that a multiprocessor makes, and into how many parts the
-contraction is cut where the results alone would not occupy all multiprocessors."""
+"""Tiles and splits that a GPU library chooses from.
+
+A tile is the part of the result that a multiprocessor computes. A split divides the contraction if tiles alone would
+not occupy all multiprocessors.
+"""
 
 _OVERLAP = 4
 """Products and memory traffic overlap, but not wholly where both take long: the 4-norm of the two."""
@@ -29,7 +32,7 @@ _OVERLAP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFigures:
-    """What the model of a GPU's products takes: see `gpu_product_seconds`."""
+    """Parameters of the model of GPU matmuls: see `gpu_product_seconds`."""
 
     multiprocessors: int
     peak_share: float
@@ -45,12 +48,13 @@ class GpuFigures:
 def product_efficiency(
     system: System, m: float, k: float, n: float, *, dtype: str = "bf16", moved_bytes: float | None = None
 ) -> float:
-    """The share of the peak that one device reaches in a local product [m, k] @ [k, n], from 0 to 1.
+    """Return the fraction of peak, 0 to 1, of a local matmul [m, k] @ [k, n] on one device.
 
-    Never above the roofline of arithmetic and memory. GPUs and TPUs without figures of their own take those of a
-    relative (`gpu_figures`, `_tpu_table`). A TPU's estimates are of bf16; other dtypes take the same share of their
-    own peak, as far as their roofline lets them. moved_bytes: what goes to and from memory, where that is not each
-    operand and the result once (`convolution_seconds`).
+    It is never above the roofline of compute and memory. GPUs and TPUs without figures of their own use those of a
+    related chip (`gpu_figures`, `_tpu_table`). A TPU's estimates are for bf16; other dtypes use the same fraction of
+    their own peak within their roofline.
+
+    moved_bytes: to and from memory, unless each operand and the result move once (`convolution_seconds`).
     """
     if min(m, k, n) < 1:
         raise MeshwrightError(
@@ -79,16 +83,17 @@ def gpu_product_seconds(
     dtype: str = "bf16",
     moved_bytes: float | None = None,
 ) -> float:
-    """The time of a product on a GPU with some figures, at the tile and split that are fastest in the model.
+    """Return the seconds of a matmul on a GPU, with the tile and split that the model finds fastest.
 
-    A multiprocessor makes one tile after the other, so the time is that of whole waves. It has its part of
-    `peak_share` of the peak (the clock in a short measurement), of that `sustained_share` where products follow each
-    other without end, in fp8 `fp8_share` again. A power limit takes the rate with it: a B200 at 750 of its 1000 W has
-    0.77 of it (8,192^3, cuBLAS: github.com/facebookexperimental/triton/pull/854, github.com/pytorch/ao/pull/2427), a
-    GB300 at 500 of 1400 W 0.28 to 0.39 (triton/pull/2023). The rate is lost in a tile for as long as `tile_start`
-    elements of the contraction take, and by as much as its operands are used less often than in the largest tile:
-    r / (r + tile_reuse) with r = a b / (a + b) for a tile [a, b]. Memory gives `hbm_share` of its bandwidth. Before all
-    that comes the launch. Tiles and waves: docs.nvidia.com/deeplearning/performance, matrix multiplication background.
+    A multiprocessor computes one tile after the other, so the time is a whole number of waves. Each has its part of
+    `peak_share` of the peak (the clock in a short measurement), times `sustained_share` for matmuls in a long sequence,
+    times `fp8_share` in fp8. A power limit reduces the rate: a B200 at 750 of its 1000 W reaches 0.77 of it (8,192^3,
+    cuBLAS: github.com/facebookexperimental/triton/pull/854, github.com/pytorch/ao/pull/2427), a GB300 at 500 of 1400 W
+    0.28 to 0.39 (triton/pull/2023). Starting a tile costs as much time as `tile_start` elements of the contraction.
+    Small tiles reuse operands less: their rate is r / (r + tile_reuse) with r = a b / (a + b) for a tile [a, b],
+    relative to the largest tile. Memory reaches `hbm_share` of its bandwidth. The launch is added.
+
+    Tiles and waves: docs.nvidia.com/deeplearning/performance, matrix multiplication background.
     """
     share = figures.peak_share * figures.sustained_share * system.chip.power_share
     share *= figures.fp8_share if dtype == "fp8" else 1.0
@@ -118,7 +123,7 @@ def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
 
 @cache
 def gpu_figures(name: str) -> GpuFigures:
-    """The figures of a GPU; one that was not measured has those of its relative, with its own multiprocessors."""
+    """Return the figures of a GPU. Those that were not measured use a related GPU's, with their own multiprocessors."""
     data = gpu_products()
     return GpuFigures(
         multiprocessors=data["multiprocessors"].get(name, data["multiprocessors"]["h100"]),
@@ -135,17 +140,17 @@ def relative(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """The shares of the peak on a grid of sizes, as the logarithms of their odds, those of n next to each other."""
+    """Fractions of peak on a grid of sizes, stored as log-odds; those of n are adjacent."""
 
     logs: tuple[tuple[float, ...], ...]
     sizes: tuple[tuple[int, ...], ...]
     log_odds: tuple[float, ...]
 
     def share(self, m: float, k: float, n: float) -> float:
-        """The share at a size: its log-odds are linear in the logarithms of the sizes.
+        """Return the fraction of peak at a size, by interpolating log-odds linearly in the logarithms of sizes.
 
-        So a share grows with a size as long as it is small, and levels off towards 1. Below the grid a product takes as
-        long as at its edge (arrays and registers are filled up to their size); above it has the share of the edge.
+        So the fraction grows like a size while small, and levels off towards 1. Below the grid a matmul takes as long
+        as at its edge, since arrays and registers are padded up; above it the fraction is that of the edge.
         """
         padding, corners = 1.0, [(0, 1.0)]
         for size, sizes, logs in zip((m, k, n), self.sizes, self.logs, strict=True):
@@ -165,7 +170,7 @@ class _Table:
 
 @cache
 def _tpu_table(name: str) -> _Table:
-    """The table of a TPU; one that has none, v3 or a user's, has that of v5p, in shares of its own peak."""
+    """Return the table of a TPU. Those without (v3, custom chips) use v5p's, as fractions of their own peak."""
     data = tpu_products()
     chip = data["chips"].get(name, data["chips"]["v5p"])
     sizes = tuple(tuple(data["grid"][dim]) for dim in "mkn")
@@ -177,10 +182,10 @@ def _tpu_table(name: str) -> _Table:
 
 @cache
 def layer_shares(system: System) -> Mapping[str, float]:
-    """Of what its ops reach alone, what a layer reaches in one program: attention through scores, and all else.
+    """Return the speed of a layer's attention through scores, and of its other ops, as fractions of their speed alone.
 
-    On TPUs, by the estimates of their compiler for a layer of Llama 2 (`benchmarks/tpu_layers.py`): norms and sums run
-    in the kernels of products, weights are copied to other layouts. A GPU runs its kernels as they are.
+    On TPUs by the compiler's estimates for a layer of Llama 2 (`benchmarks/tpu_layers.py`): norms and sums are fused
+    into matmul kernels, and weights are copied to other layouts. On GPUs both are 1: kernels run one by one.
     """
     if system.chip.kind != "tpu":
         return {"attention": 1.0, "rest": 1.0}

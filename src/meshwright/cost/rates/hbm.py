@@ -29,11 +29,11 @@ RECOMPUTED: Mapping[Remat, float] = {
 
 
 def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
-    """The bytes that each phase of a step moves between HBM and one device's cores, at least.
+    """Return the least bytes that each phase of a step moves between HBM and one device's cores.
 
-    Forward reads the gathered weights and writes what a layer's backward reads; recomputing does the same once more;
-    backward reads both, and writes gradients of both. The update reads gradient, parameter and two moments, and writes
-    the last three. Over pp, of a stage that does nothing while it waits and has the tables of both ends.
+    Forward reads gathered weights and writes saved activations; recompute does the same again; backward reads both, and
+    writes gradients of both. The optimizer reads gradient, parameter and two moments, and writes the last three. With
+    pp: for a stage that does nothing while idle and has the tables of both ends.
     """
     step, activations = train_step(workload, mesh, STAGE), Activations(workload, mesh)
     local = step.extents.local_dims

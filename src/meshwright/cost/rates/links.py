@@ -1,7 +1,8 @@
-"""The share of their full rate that links reach in a collective, by its bytes and by how many devices it goes through.
+"""Fraction of full rate that links reach in a collective, by its bytes and the devices it spans.
 
-GPUs: inside a node two constants a chip, fitted on measured all-reduces (`benchmarks/gpu_products.py`); between nodes
-the steps of NCCL's rings and trees, at the latencies that NCCL itself plans with. TPUs: what the scaling book measured.
+GPUs: inside a node two constants for each chip, fitted to measured all-reduces (`benchmarks/gpu_products.py`); between
+nodes the steps of NCCL's rings and trees, with the latencies that NCCL itself plans with. TPUs: the scaling book's
+measurements.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ TPU_LINK_SHARE = 0.95
 """An all-gather on v5e reaches about 95% of the links' bandwidth from 10 MB on 16 chips (scaling book, sharding)."""
 
 NETWORK_SHARE = 0.94
-"""Of the network cards of a node: 46 to 48 of 50 GB/s each (NVIDIA, github.com/NVIDIA/nccl-tests/issues/290)."""
+"""Fraction for a node's network cards: 46 to 48 of 50 GB/s each (NVIDIA, github.com/NVIDIA/nccl-tests/issues/290)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ TREE = Protocol(1.25e-6, 8.5e-6, 0.92 * 120 / 128)
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """What collectives reach on the links inside a node: t = start + t at full rate / share."""
+    """Speed of collectives on links inside a node: t = start + t at full rate / share."""
 
     start_seconds: float
     share: float
@@ -71,10 +72,10 @@ def collective_efficiency(system: System, time: CollectiveTime) -> float:
 
 
 def _ways(time: CollectiveTime) -> Iterator[tuple[float, float]]:
-    """The ways NCCL can go across nodes: the seconds of the steps that follow each other, and the share of the rate.
+    """Return NCCL's algorithms across nodes: the seconds of sequential steps and the fraction of full rate of each.
 
-    A ring passes n - 1 times, of which from node to node for every node but one; an all-reduce twice as often. A tree
-    goes up and down its levels. Inside a node the steps are in the measured start.
+    A ring takes n - 1 steps, of which one for each node but one crosses nodes; an all-reduce twice as many. A tree goes
+    up and down its levels. Steps inside a node are part of the measured start.
     """
     members, nodes = time.spread
     if nodes == 1 or time.kind in ("all-to-all", "collective-permute"):

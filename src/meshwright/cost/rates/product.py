@@ -1,4 +1,4 @@
-"""What an implementation of a sharded product costs on a chip and its fabric, and what binds it."""
+"""Cost of an implementation of a sharded matmul on a chip and its fabric, and what bounds it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from meshwright.record import Bound, Collective
 
 @dataclass(frozen=True)
 class Intensity:
-    """Flops per byte, of memory or of one collective, beside the flops that the chip does in the time of one byte.
+    """Flops per byte, of memory or of one collective, beside the hardware's.
 
-    dims: `value` in words of the dims, empty where the flops are those of several products. hardware: for a network,
-    peak over the bandwidth of the links used both ways, as in rings of very many chips. here: the same with the time
-    that the collective takes on the links there are: open lines, few chips, latency.
+    dims: the value as an expression of dims; empty if the flops are of several matmuls. hardware: peak flops over
+    memory bandwidth, or over that of the links, used both ways as in large rings. here: the same with the collective's
+    time on the actual links: open lines, few chips, latency.
     """
 
     value: float
@@ -33,12 +33,11 @@ class Intensity:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedImplementation:
-    """An implementation and its times on one device, at full rate: lower bounds.
+    """An implementation and its times on one device at full rate, which are lower bounds.
 
-    collectives: those of the implementation with their seconds. communication_seconds: one after the other. network: of
-    the longest collective, None where there is none; memory: None where nothing is multiplied. threshold: when it is
-    compute bound, against memory where that binds or nothing is communicated, else against its collectives; None where
-    nothing is multiplied.
+    collectives: each with its seconds. communication_seconds: the sum of these. network: intensity of the longest
+    collective, None without one. memory: intensity of memory, None without matmul. threshold: the condition for compute
+    bound, against memory if that bounds or nothing is communicated, else against the collectives; None without matmul.
     """
 
     implementation: Implementation
@@ -62,7 +61,7 @@ class PricedImplementation:
 
     @property
     def bound(self) -> Bound | None:
-        """What takes longest; None where nothing takes any time."""
+        """What takes longest; None if nothing takes time."""
         times: dict[Bound, float] = {
             "compute": self.flops_seconds,
             "memory": self.memory_seconds,
@@ -134,7 +133,7 @@ def price(inference: Inference, system: System, *, dtype: str = "bf16") -> Price
 
 @dataclass(frozen=True)
 class _Load:
-    """A collective with its time, and the flops the chip does in the time of a byte of it, as in `Intensity`."""
+    """A collective, its time, and the flops the chip does in the time of one of its bytes (`Intensity`)."""
 
     step: Communicate
     time: CollectiveTime

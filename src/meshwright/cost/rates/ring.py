@@ -1,12 +1,12 @@
-"""What a device waits for in a ring attention: the sends of each turn beside the attention that it works on meanwhile.
+"""Exposed time of ring attention: the sends of each turn beside the attention computed meanwhile.
 
-As `runtime/attention/ring.py` is made: P turns of work forward and P backward. Keys and values are sent on as soon as
-they have come, beside the work on them, in all turns but the last. Backward the gradients of the first two turns stay,
-and those of the others follow the keys a turn behind. The last send, which brings a device its own, is beside the
-products of the queries' gradient, which need not wait for it.
+As `runtime/attention/ring.py` implements it: P turns forward and P backward. Keys and values are sent on when they
+arrive, beside the attention of that turn, in all turns but the last. In backward, the gradients of the first two turns
+are not sent, and those of others follow the keys one turn later. The last send, which returns a device's own gradients,
+runs beside the matmuls of the queries' gradient.
 
-So the TPU compiler schedules it (libtpu 0.0.42.1, default effort): of two layers of 32 heads on an embed of 1024, with
-S = 32K over sp=8 of v5e:2x4, only the last send is exposed, 0.28 ms of 27.5 ms of sends, where 0.82 ms are planned.
+The TPU compiler schedules it so (libtpu 0.0.42.1, default effort): for two layers of 32 heads on an embed of 1024, with
+S = 32K over sp=8 of v5e:2x4, only the last send is exposed, 0.28 ms of 27.5 ms of sends; 0.82 ms are planned.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from meshwright.step import Strategy, Workload
 
 @dataclass(frozen=True)
 class RingWork:
-    """What one layer works on, one microbatch, while arrays go round a ring of `degree` devices.
+    """Work of one layer on one microbatch while arrays go round a ring of `degree` devices.
 
-    turn: the attention of a turn; in zigzag order every turn has as much to do. after: the queries' gradient.
+    turn: seconds of attention in a turn; in zigzag order all are equal. after: seconds of the queries' gradient.
     """
 
     degree: int
@@ -32,9 +32,9 @@ class RingWork:
     after: float
 
     def exposed_share(self, phase: Phase, keys: float, gradients: float) -> float:
-        """The share of a phase's sends that no work hides.
+        """Return the exposed fraction of a phase's sends.
 
-        keys, gradients: the seconds in which those of a turn are sent; 0 where none are.
+        keys, gradients: seconds to send those of one turn; 0 if none are sent.
         """
         sends, work = self.degree - 1, getattr(self.turn, phase)
         alone = sends if phase != "backward" else min(2, sends)
@@ -51,6 +51,6 @@ def is_round_ring(move: Collective) -> bool:
 
 
 def ring_work(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> RingWork:
-    """What a layer works on beside the ring of a mesh."""
+    """Return the work of a layer beside the ring of a mesh."""
     attention, after = attention_seconds(workload, mesh, system, strategy)
     return RingWork(mesh.sp, attention * (1 / mesh.sp), after)
