@@ -234,7 +234,7 @@ def _print_frontier(predicted: tuple[ServingPoint, ...]) -> None:
 
 
 def _plot(results: Sequence[LoadFigures], predicted: Sequence[ServingPoint], path: Path, *, title: str) -> None:
-    """Plot the loads beside the plan."""
+    """Plot measured loads and the plan."""
     from meshwright.viz.load_chart import LoadPoint, write_load_chart
 
     points = [LoadPoint(str(f.load), f.output_tokens_per_second, f.latencies) for f in results]

@@ -1,4 +1,4 @@
-"""`meshwright collective`: what one collective takes on a fabric, and what it does to real numbers."""
+"""`meshwright collective`: the time of one collective on a fabric, and its effect on real numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COUNTED: dict[Kind, str] = {
     "all-to-all": "what a device holds",
     "collective-permute": "what a device holds",
 }
-"""What --bytes are those of."""
+"""The array that --bytes describes."""
 
 
 EXAMPLES = (
@@ -72,15 +72,15 @@ class Args:
     bytes: Annotated[str, option("N")]
     """The bytes of the array as one device sees it, as 64M: gathered, or to be summed, or held. Needed."""
     run: Annotated[bool, option()] = False
-    """Show what it does to small numbers, before and after, on simulated devices; and its ring, hop by hop."""
+    """Run it on small numbers on simulated devices and show them before and after; show its ring hop by hop."""
     bench: Annotated[bool, option()] = False
-    """Time it on the devices that are there, beside the model."""
+    """Time it on this machine's devices, beside the model."""
     json: Json = False
     """Print the answer as data."""
 
 
 def run(args: Args) -> int:
-    """Price the collective; show or time it where that is asked for."""
+    """Price the collective; show or time it if asked."""
     degrees, axes = mesh_degrees(args.mesh), tuple(axis.strip() for axis in args.axis.split(","))
     system, nbytes = parse_system(args.on), _read_bytes(args.bytes)
     if len(set(axes)) < len(axes):
@@ -185,7 +185,7 @@ def _bench(args: Args, system: System, degrees: dict[str, int], axes: tuple[str,
 
 
 def _print_measured(found: CollectiveTime, placement: Placement, measured: float) -> None:
-    """Achieved beside modelled: times, and the bytes that each device sends in them."""
+    """Print measured beside modelled: times and bytes that each device sends."""
     sent = wire_bytes(found.kind, found.bytes, placement.degree)
     ratio = f"{measured / found.seconds:.2f} x the model" if found.seconds else "the model has no time for one device"
     print(f"\n measured   {show_seconds(measured)}, {ratio}")
@@ -195,7 +195,7 @@ def _print_measured(found: CollectiveTime, placement: Placement, measured: float
 
 
 def _show(kind: str, degree: int) -> None:
-    """The collective on small numbers, really run on simulated devices, and its ring where it has one."""
+    """Run the collective on small numbers on simulated devices and print it, with its ring if it has one."""
     from meshwright.viz import show_collective, show_ring
 
     if degree > MOST_SHOWN:

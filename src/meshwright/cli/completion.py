@@ -72,7 +72,7 @@ def _place(shell: str) -> tuple[Path, str]:
 
 
 def _words() -> Iterator[tuple[str, dict[str, Option]]]:
-    """Every command with its options; of `plan` and `verify` those of all kinds."""
+    """Return every command with its options; `plan` and `verify` with those of all kinds."""
     for name in COMMANDS:
         module = command_module(name)
         options = dict(declared_options(module.Args))
@@ -127,7 +127,7 @@ def _bash() -> str:
 
 
 def _zsh() -> str:
-    """The script of zsh, which runs that of bash."""
+    """Return the script for zsh, which runs bash's."""
     return f"#compdef meshwright\nautoload -Uz bashcompinit && bashcompinit\n{_bash()}"
 
 

@@ -29,7 +29,7 @@ class Args:
     """The whole story, from a plan to a sample, and a TPU slice that is not there."""
 
     output: Annotated[Path, option("DIRECTORY", "-o")] = Path("runs/demo")
-    """The run directory of the training; a number is added where it is taken. Default: runs/demo."""
+    """Run directory; a number is appended if it exists. Default: runs/demo."""
 
 
 def run(args: Args) -> int:
@@ -47,7 +47,7 @@ def run(args: Args) -> int:
 
 
 def _story(directory: str) -> list[tuple[str, str]]:
-    """Each step: what it shows, and its command."""
+    """Return each step's title and command."""
     return [
         ("1  Which mesh? Every legal one for a tiny model on 8 simulated devices, priced.", f"plan {TINY} --top 5"),
         ("2  Is the plan true? The real train step, compiled, beside it.", f"verify {TINY} {MESH}"),
@@ -62,6 +62,6 @@ def _story(directory: str) -> list[tuple[str, str]]:
 
 
 def _free(directory: Path) -> Path:
-    """The directory, with a number where it is taken."""
+    """Return the directory, with a number appended if it exists."""
     names = it.chain([directory], (directory.with_name(f"{directory.name}-{n}") for n in it.count(2)))
     return next(name for name in names if not name.exists())

@@ -36,7 +36,7 @@ class Args(ModelArgs):
     data: Annotated[tuple[str, ...], option("PATH…")] = ()
     """Text files, or folders of .txt, .md and .py, each file a text."""
     seq_len: Annotated[int | None, option("N")] = None
-    """The tokens of a window. Default: what the model was trained on, at most 2048."""
+    """Tokens of a window. Default: the model's trained length, at most 2048."""
     stride: Annotated[int | None, option("N")] = None
     """Tokens from window to window; less than --seq-len leaves each token more before it. Default: --seq-len."""
     task: Annotated[Path | None, option("FILE")] = None
@@ -90,13 +90,13 @@ def run(args: Args) -> int:
 
 
 def _next(args: Args, found: Found) -> str:
-    """The command to go on with: text from the same model; only a run needs no prompt."""
+    """Return the next command: generate from the same model; only a run needs no prompt."""
     prompt = "" if found.run else " 'def '"
     return next_line(spelled("generate", args, without=("data", "seq_len", "stride", "task")) + prompt)
 
 
 def _figures(score: Score) -> tuple[str, ...]:
-    """A score as it is printed."""
+    """Format a score."""
     size = "-" if score.num_bytes is None else f"{score.num_bytes:,}"
     bits = "-" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
     return f"{score.tokens:,}", size, f"{score.loss:.4f}", f"{score.perplexity:,.4g}", bits

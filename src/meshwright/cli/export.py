@@ -35,13 +35,13 @@ class Args:
     output: Annotated[tyro.conf.Positional[Path], positional("DIR")]
     """The directory to write; a new one, or an empty one."""
     dtype: Annotated[Literal["bf16", "f16", "f32"] | None, option("bf16|f16|f32")] = None
-    """What the weights are written in. Default: as they are stored."""
+    """Format of the weights. Default: as stored."""
     max_file_size: Annotated[str, option("BYTES")] = "5G"
     """Weights of more bytes are written in several files, with an index. Default: 5G."""
     adapter: Annotated[Path | None, option("DIRECTORY")] = None
     """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
     adapter_only: Annotated[bool, option()] = False
-    """Of a run of LoRA write its adapters alone, as PEFT does. Default: added to the weights beside them."""
+    """For a LoRA run: write only the adapters, in PEFT's format. Default: merge them into the weights."""
     on: Annotated[str, option("CHIPS")] = "cpu:1"
     """The hardware that the weights pass through. Default: cpu:1, which holds them in this machine's memory."""
     mesh: Mesh = None
@@ -51,7 +51,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Write the directory, and say what is in it."""
+    """Write the directory and print its contents."""
     try:
         most = parse_count(args.max_file_size)
     except MeshwrightError as error:
@@ -83,7 +83,7 @@ def run(args: Args) -> int:
 
 
 def _export_adapter(args: Args) -> int:
-    """Write the adapters of a run, and say what is in the directory."""
+    """Write a run's adapters and print the directory's contents."""
     from meshwright.loading import save_adapter
 
     output, as_json = args.output, args.json

@@ -26,7 +26,7 @@ def kept_plan(text: str) -> Plan | None:
 
 
 def mesh_degrees(text: str) -> dict[str, int]:
-    """The degrees that --mesh says: as X=4,Y=2, or those above 1 of a plan's file or a run, outermost first."""
+    """Return the degrees of --mesh, outermost first: X=4,Y=2, or those above 1 of a plan's file or a run."""
     plan = kept_plan(text)
     if plan is None:
         return parse_numbers(text)

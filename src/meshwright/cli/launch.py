@@ -38,9 +38,9 @@ class ProcessesArgs:
     num_processes: Annotated[int, option("N", "-n")] = 1
     """How many processes the devices are shared among. Default: 1."""
     restarts: Annotated[int, option("N")] = 3
-    """How often to go on from the last checkpoint when a process is lost, before a new one is there. Default: 3."""
+    """Restarts from the last checkpoint after a lost process, before a new one is saved. Default: 3."""
     elastic: Annotated[int | None, option("N")] = None
-    """Go on without the lost ones, with N processes or more and the same global batch. Default: with as many."""
+    """Continue with N processes or more after losing some, with the same global batch. Default: restart all."""
     start_seconds: Annotated[float, option("SECONDS")] = 300.0
     """How long the processes wait for each other before they start. Default: 300."""
     stuck_seconds: Annotated[float, option("SECONDS")] = 900.0
@@ -111,7 +111,7 @@ def run(args: Args) -> int:
 
 
 def _serve(args: Args, words: Sequence[str], said: serve.Args) -> int:
-    """Serve by several processes, all of which are started again when one is lost."""
+    """Serve by several processes; if one is lost, all are restarted."""
     from meshwright.loading import find_model
 
     if said.replicas != 1:
@@ -157,7 +157,7 @@ def _supervise(
 
 
 def _write_manifest(args: Args, words: Sequence[str], said: train.Args) -> int:
-    """Write the job of a cluster that runs a command, and goes on with it where a machine is lost."""
+    """Write a cluster's job that runs a command and restarts it if a machine is lost."""
     from meshwright.files import write_file
     from meshwright.launch import SAVE_SECONDS, jobset, machines_of, slurm, tpu_vm
 
@@ -188,13 +188,13 @@ def _write_manifest(args: Args, words: Sequence[str], said: train.Args) -> int:
 
 
 def _again(words: Sequence[str], said: train.Args, directory: Path) -> list[str]:
-    """Words that begin a run or go on with it, whichever there is to do."""
+    """Return the words that start a run, or resume it if it exists."""
     home = [] if said.run.output is not None or said.run.resume else ["-o", str(directory)]
     return [*words, *home, *([] if said.run.resume else ["--resume"])]
 
 
 def _words(command: Sequence[str]) -> tuple[list[str], train.Args | serve.Args]:
-    """The words of the command, and what they say."""
+    """Return the command's words and their parsed arguments."""
     if not command or command[0] not in ("train", "serve"):
         raise MeshwrightError(
             f"launch runs train or serve, and not {command[0] if command else 'nothing'!r}:"
@@ -211,7 +211,7 @@ def _words(command: Sequence[str]) -> tuple[list[str], train.Args | serve.Args]:
 
 
 def _run_of(said: train.Args) -> tuple[System, Path]:
-    """The hardware of a run and its directory; what is wrong with its plan is an error."""
+    """Return a run's hardware and directory; an invalid plan is an error."""
     if said.run.resume:
         from meshwright.training import read_config, run_to_resume
 
@@ -224,9 +224,10 @@ def _run_of(said: train.Args) -> tuple[System, Path]:
 
 
 def mesh_for(said: train.Args, directory: Path, system: System) -> str:
-    """The mesh on which a run goes on with fewer devices: its own with its -1 another, else the planner's first choice.
+    """Return the mesh on which a run resumes with fewer devices: its own with its -1 changed, else the planner's best.
 
-    Raises MeshwrightError where it has written no checkpoint, or cannot run there.
+    Raises:
+        MeshwrightError: the run has no checkpoint, or cannot run there.
     """
     from meshwright.planner.library import find_meshes
     from meshwright.training import check_start, read_config, resumed_run

@@ -1,4 +1,4 @@
-"""What the commands that run a model share: where it is, which devices it is put on, and a bar while it is read."""
+"""Shared by commands that run a model: its location, its devices, and a progress bar while it is read."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class ModelArgs:
     model: Annotated[tyro.conf.Positional[Path], positional("DIR|RUN")]
     """A Hugging Face directory (config.json, safetensors), or one that `meshwright train` made."""
     on: Annotated[str | None, option("CHIPS")] = None
-    """The hardware, as cpu:8 or h100:8. Default: that of the run; for a directory it is needed."""
+    """The hardware, as cpu:8 or h100:8. Default: the run's; needed for a directory."""
     mesh: Mesh = None
-    """The mesh, as 1,2,1,1 or fsdp=2. Default: that of the run, or all devices along fsdp."""
+    """The mesh, as 1,2,1,1 or fsdp=2. Default: the run's, or fsdp over all devices."""
     adapter: Annotated[Path | None, option("DIRECTORY")] = None
     """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """What parameters are kept and products computed in. Default: that of the weights."""
+    """Format of parameters and matmuls. Default: that of the weights."""
     compile_cache: CompileCache = None
     """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
 
 
 def note(line: str) -> None:
-    """A line for the user that is no part of the result."""
+    """Print a line on stderr that is no part of the result."""
     print(f"note: {line}", file=sys.stderr)
 
 

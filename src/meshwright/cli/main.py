@@ -1,6 +1,6 @@
-"""`meshwright COMMAND …`: finds the command's file, reads its arguments and runs it; exit codes say how it went.
+"""`meshwright COMMAND …`: import the command's module, parse its arguments and run it.
 
-Every mistake, interruption and failure to write is one line on stderr.
+Mistakes, interruptions and failed writes are one line on stderr; exit codes tell how it ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COMMANDS = {
 }
 
 SHOWS = ("show", "show pipeline")
-"""Commands that are easily taken for each other: an option of one is told of at the other."""
+"""Commands whose options users confuse: errors suggest the other."""
 
 SEVERAL_KINDS = ("plan", "verify")
 """Commands whose arguments depend on the words: their files have `KINDS`, `HINTS` and `args_of`."""
@@ -58,7 +58,7 @@ EXIT_CODES = {
     130: "interrupted with Ctrl-C",
     143: "ended by SIGTERM; a training saves within its grace period and ends with 0",
 }
-"""What the exit codes of every command mean."""
+"""Meanings of the exit codes, for all commands."""
 
 
 class _Terminated(KeyboardInterrupt):
@@ -66,23 +66,23 @@ class _Terminated(KeyboardInterrupt):
 
 
 class _Stopped(KeyboardInterrupt):
-    """SIGTERM to a training: how a supervisor stops one, which is no failure."""
+    """SIGTERM to a training: a supervisor's stop, which is no failure."""
 
 
 _ENDS: dict[int, tuple[type[KeyboardInterrupt], int, str]] = {
     signal.SIGINT: (KeyboardInterrupt, 130, "interrupted; the same command begins again"),
     signal.SIGTERM: (_Terminated, 143, "ended by SIGTERM; the same command begins again"),
 }
-"""What each signal raises, the exit code it leads to, and the line that says so."""
+"""For each signal: the exception, the exit code and the line printed."""
 
 _STOP = (_Stopped, 0, "stopped by SIGTERM before the first step; the same command begins again")
-"""The same of a SIGTERM to a training that has not begun; one that has ends as `training.interrupt` says."""
+"""The same for SIGTERM before a training starts; a started one ends as `training.interrupt` says."""
 
 
 def _interrupt(number: int, frame: FrameType | None, *, is_stop: bool = False) -> None:
-    """Raise where a command can end what it began; end the process at once while it imports, as nothing has begun.
+    """Raise the signal's exception, or end the process at once during imports, when nothing has begun.
 
-    An extension that is interrupted while it is imported aborts the process, or has the interruption fall away.
+    An extension interrupted while it is imported aborts the process, or loses the interruption.
     """
     kind, code, line = _STOP if is_stop else _ENDS[number]
     while frame is not None:
@@ -203,7 +203,7 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
 
 def _show_help(args: type, name: str, examples: Sequence[str]) -> None:
-    """Print what a command's dataclass says of its options, as tyro lays it out, and examples."""
+    """Print a command's options from its dataclass, laid out by tyro, and examples."""
     import tyro
 
     from meshwright.cli.text import wrap
@@ -221,7 +221,7 @@ def _show_help(args: type, name: str, examples: Sequence[str]) -> None:
 
 
 class _Captured(io.StringIO):
-    """What is printed, as it would be on a stream: in its colours and characters."""
+    """Captured output, with the stream's colours and encoding."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class _Captured(io.StringIO):
 
 
 def _say_cores(args: Any) -> None:
-    """Say how many chips a Cloud name is, where it counts cores."""
+    """Print how many chips a Cloud TPU name has, if it counts cores."""
     from meshwright.hardware import cloud_note
 
     text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))
@@ -254,7 +254,7 @@ def _no_command(name: str) -> str:
 
 
 def _help() -> str:
-    """What there is."""
+    """Return the help of all commands."""
     from meshwright.cli.text import wrap
 
     lines = [line for name, what in COMMANDS.items() for line in wrap(what, first=f"  {name:<15}", then=" " * 17)]

@@ -1,4 +1,4 @@
-"""`meshwright matmul`: what a sharded product costs, every way to do it, and why."""
+"""`meshwright matmul`: cost of a sharded matmul, all implementations, and the reasons."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Price the product, print it, and run it where that is asked for."""
+    """Price the matmul, print it, and run it if asked."""
     is_run = args.run
     degrees = mesh_degrees(args.mesh)
     sizes = Sizes(degrees=degrees, dims=parse_numbers(args.dims), element_bytes=dtype_bytes(args.dtype))
@@ -99,7 +99,7 @@ def run(args: Args) -> int:
 
 
 def _next(args: Args, priced: PricedProduct) -> str:
-    """The command to go on with: run it; then look at the longest collective of way 1; without one, at the result."""
+    """Return the next command: run it; then the longest collective of way 1; without one, show the result."""
     sizes, moves = priced.inference.sizes, priced.chosen.collectives
     if not args.run and sizes.degree(sizes.degrees) <= MOST_DEVICES:
         return spelled("matmul", args, without=("top",), run=True)
@@ -162,7 +162,7 @@ def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]
 
 
 def _why(priced: PricedProduct) -> list[str]:
-    """Local shapes, flops, intensities, the verdict and from where it turns."""
+    """Return lines on local shapes, flops, intensities, the bound and its threshold."""
     chosen, inference = priced.chosen, priced.inference
     shapes = {
         str(array): str(list(inference.sizes.local_shape(array))) for array in (*inference.operands, inference.result)
@@ -188,7 +188,7 @@ def _why(priced: PricedProduct) -> list[str]:
 
 @dataclass(frozen=True)
 class _Run:
-    """The cheapest way, run: on what, and what became of it in each mode."""
+    """A run of the cheapest way: its devices, and the outcome in each mode."""
 
     inference: Inference
     checks: Mapping[Mode, ProductCheck]
@@ -235,7 +235,7 @@ def _execute(inference: Inference) -> _Run:
 
 
 def _print_run(executed: _Run) -> None:
-    """A line for each mode and collective: the largest error, and what was inferred beside what was compiled."""
+    """Print for each mode and collective: the largest error, and inferred beside compiled collectives."""
     sizes = executed.inference.sizes
     dims = ",".join(f"{dim}={size}" for dim, size in sizes.dims.items())
     count = sizes.degree(sizes.degrees)

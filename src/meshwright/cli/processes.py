@@ -1,4 +1,4 @@
-"""What the commands of several processes share: options, how a process reports its end, and how devices are divided."""
+"""Shared by commands with several processes: options, reports of a process' end, and division of devices."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class ProcessArgs:
     """Several processes of one mesh, all started with the same arguments. Default: one."""
 
     coordinator: Annotated[str | None, option("HOST:PORT")] = None
-    """Where the processes meet: HOST:PORT of the first; auto where the cluster says it (Cloud TPU, Slurm)."""
+    """Coordinator: HOST:PORT of the first process; auto on Cloud TPU and Slurm."""
     num_processes: Annotated[int | None, option("N")] = None
-    """How many processes there are, each with as many of the devices."""
+    """Number of processes, each with as many of the devices."""
     process_id: Annotated[int | None, option("N")] = None
-    """Which of them this is, from 0; only the first prints, writes files and listens."""
+    """Number of this process, from 0; only process 0 prints, writes files and listens."""
     start_seconds: Annotated[float | None, option("SECONDS")] = None
     """How long they wait for each other before they start. Default: 300."""
 

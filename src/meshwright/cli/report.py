@@ -23,7 +23,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """Write one HTML page about runs: curves, plan beside measurement, memory, devices, goodput, data."""
+    """Write one HTML page about runs: curves, plan and measurement, memory, devices, goodput, data."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("RUN…")]
     """Run directories that `meshwright train` made; their curves stand in the same charts."""
@@ -32,7 +32,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Write the page, and say where it is."""
+    """Write the page and print its path."""
     if not args.runs:
         raise MeshwrightError("report needs a run directory: meshwright report runs/first")
     check_output(args.output)

@@ -16,11 +16,11 @@ from meshwright.step import Workload
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 WRONG = "bold red"
-"""The style of what is wrong; the words say it too."""
+"""Style of errors, which the words state too."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where tables go: the terminal, or plain text of `WIDTH` columns where there is none."""
+    """Return the console for tables: the terminal, or plain text of `WIDTH` columns."""
     if stderr:
         return Console(highlight=False, stderr=True)
     return Console(highlight=False, width=terminal_columns() or WIDTH)
@@ -59,7 +59,7 @@ class Lines:
     styles: tuple[str, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines in the width that there is, those of the head dim."""
+        """Yield lines at the available width, the heading dim."""
         for style, line in self.lines(options.max_width):
             text = Text(line, style=style, no_wrap=True, overflow="ignore")
             text.highlight_regex(_WRONG, WRONG)
@@ -134,7 +134,7 @@ GAP = 2
 """The spaces between columns."""
 
 NARROWEST = 28
-"""The columns that words take at least, beside numbers."""
+"""Least columns for words beside numbers."""
 
 
 def table(
@@ -166,7 +166,7 @@ def mesh_name(record: Record) -> str:
 
 
 def headline(workload: Workload, hardware: str) -> str:
-    """What a screen is about."""
+    """Return a screen's headline."""
     tokens = f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}"
     what = f"{workload.model.name} · {workload.task} · {tokens}"
     return f"{what} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
@@ -179,14 +179,14 @@ def speed(record: Record) -> str:
 
 
 def promise(planned: Record) -> str:
-    """What else a plan promises of a run: tokens a second and the memory of a device."""
+    """Return a plan's tokens a second and memory of a device."""
     return (
         f"{show_rate(planned.tokens_per_second or 0.0, 'tok/s')}   {show_bytes(planned.memory_bytes['peak'])} a device"
     )
 
 
 def collective_table(record: Record) -> Lines:
-    """The collectives of a step by phase, kind and mesh axes, with what is exposed of them."""
+    """Return a table of a step's collectives by phase, kind and mesh axes, with exposed times."""
     columns = ("collective", "over", "phase", "bytes a device", "times", "seconds", "exposed")
     rows = [
         (

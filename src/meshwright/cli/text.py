@@ -13,7 +13,7 @@ WIDTH = 100
 
 
 def terminal_columns() -> int | None:
-    """The columns of the terminal that stdout is; None where it is none."""
+    """Return the columns of stdout's terminal; None if it is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -23,7 +23,7 @@ def prose_width() -> int:
 
 
 def wrap(text: str, width: int | None = None, first: str = "", then: str = "") -> list[str]:
-    """A text in lines of a width, by default that of prose; a number and its unit stay together, no word is cut."""
+    """Wrap a text, by default to the width of prose. Words, and numbers with units, are not broken."""
     lines = textwrap.wrap(
         _WITH_UNIT.sub("\\1\0", text),
         width or prose_width(),
@@ -39,7 +39,7 @@ _WITH_UNIT = re.compile(r"(\d%?) (?=(?:[kMGTP]?(?:B|flop|op|tok|bit)(?:/s)?|s|ms
 
 
 def folded(line: str) -> str:
-    """A line of words, set in and broken where it is too long."""
+    """Return a line, indented and wrapped if too long."""
     indent = " " * (len(line) - len(line.lstrip()))
     return "\n".join(wrap(line.strip(), first=f"  {indent}", then=f"  {indent or ' ' * 5}"))
 
@@ -51,7 +51,7 @@ def terms(title: str, amounts: Mapping[str, str]) -> str:
 
 
 def next_line(*commands: str, note: str = "") -> str:
-    """The end of a screen: the command to go on with, or several, and a note on it; no command is ever broken."""
+    """Return a screen's last lines: the next command or commands, never broken, and a note."""
     found = [" next   " + "   or  ".join(commands) + (f"   ({note})" if note else "")]
     if len(found[0]) > prose_width():
         found = [f" next   {commands[0]}", *(f"   or   {command}" for command in commands[1:])]

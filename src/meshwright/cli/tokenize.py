@@ -28,10 +28,10 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """Turn files into a store of tokens. Called again after a kill, it goes on where it stopped."""
+    """Tokenize files into a store. A repeated call continues after a kill."""
 
     sources: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("PATH…")]
-    """Files of one format (.jsonl, .jsonl.gz, .parquet, .arrow, text), folders or patterns ('wiki/*.jsonl') of them."""
+    """Files of one format (.jsonl, .jsonl.gz, .parquet, .arrow, text), folders or patterns ('wiki/*.jsonl')."""
     output: Annotated[Path, option("DIRECTORY", "-o")]
     """The store: a new directory, or one that an earlier call of the same began."""
     tokenizer: Annotated[Path | None, option("DIRECTORY")] = None
@@ -49,7 +49,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Write the store, and say what is in it."""
+    """Write the store and print its contents."""
     if not args.sources:
         raise MeshwrightError("tokenize needs files or folders, as wiki.jsonl")
     if args.processes is not None and args.processes < 1:

@@ -1,8 +1,8 @@
-"""What was typed compared with what a command reads: an option that changes nothing is refused by name.
+"""Refuse options that change nothing, by name.
 
-A command gets its arguments from `watch`, which notes each field that is read. When it has read all that it will use,
-and before any work, it calls `check_all_read`. An option that only one mode of a command uses is read in that mode
-alone, so that no list of combinations is kept anywhere.
+A command gets its arguments from `watch`, which records each field that is read. Once it has read all that it uses, and
+before any work, it calls `check_all_read`. Options of one mode of a command are read in that mode alone, so no list of
+combinations is needed.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class _Notes:
 
 
 def watch(args: T, typed: Mapping[str, str]) -> T:
-    """The same arguments, which note what is read of them.
+    """Return the arguments, wrapped so that fields that are read are recorded.
 
     Args:
         args: a command's dataclass, whose groups of options are dataclasses too.
-        typed: the options that stand on the command line, as `{"batch": "--batch"}`.
+        typed: options on the command line, as `{"batch": "--batch"}`.
     """
     return _watched(args, _Notes(typed))
 
 
 def check_all_read(args: Any, where: str = "here") -> None:
-    """Raise where an option was typed and has not been read.
+    """Raise an error if an option was typed and not read.
 
     Args:
-        args: as `watch` returned them; of a plain dataclass, made in Python, there is nothing to check.
-        where: what the command does, so that the other options change nothing, as `beside --sweep`.
+        args: what `watch` returned; a plain dataclass, made in Python, is not checked.
+        where: what the command does that makes other options change nothing, as `beside --sweep`.
     """
     notes: _Notes | None = getattr(args, _NOTES, None)
     if notes is None:

@@ -13,14 +13,14 @@ FIRST, AGAIN = 0.5, 0.5
 """Seconds until a terminal shows something, and between its changes."""
 
 EACH_LINE = 25.0
-"""Seconds between lines where stderr is no terminal."""
+"""Seconds between lines if stderr is no terminal."""
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say what is waited for and for how long so far: on a terminal a line that goes away, else a line now and then.
+    """Print what the command waits for and how long so far: a transient line on a terminal, else a line now and then.
 
-    Nothing is written where what is waited for takes less than half a second.
+    Nothing is printed for waits below half a second.
     """
     done = threading.Event()
     thread = threading.Thread(target=_say, args=(what, done), daemon=True)

@@ -1,4 +1,4 @@
-"""`meshwright generate`: `command` runs it for prompts that are typed or read, `data` for a file of them."""
+"""`meshwright generate`: `command` for typed prompts, `data` for a file of them."""
 
 from meshwright.cli.generate.args import Args
 from meshwright.cli.generate.command import EXAMPLES, run

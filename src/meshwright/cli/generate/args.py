@@ -19,52 +19,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Args(ModelArgs):
-    """Write text with a model, with a KV cache split over the mesh, and say how fast it came."""
+    """Generate text with a model whose KV cache is split over the mesh, and print the speed."""
 
     texts: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("PROMPT…")] = ()
-    """What the texts begin with. Default: "def " of a run; of --chat on a terminal, what is typed there."""
+    """Prompts. Default: "def " for a run; with --chat on a terminal, typed there."""
     prompt: Annotated[tuple[str, ...], option("TEXT…")] = ()
     """The same as PROMPT…"""
     prompts: Annotated[Path | None, option("FILE")] = None
-    """A file with a prompt a line; of a .jsonl each line is {"prompt": text or tokens} or {"messages": […]}."""
+    """A file with a prompt a line; in .jsonl each line is {"prompt": text or tokens} or {"messages": […]}."""
     data: Annotated[Path | None, option("FILE")] = None
-    """A file of any size with a prompt a line as --prompts has them (.jsonl, .parquet, .arrow), answered into -o."""
+    """A file of any size with prompts as for --prompts (.jsonl, .parquet, .arrow); answers go to -o."""
     output: Annotated[Path | None, option("FILE", "-o")] = None
-    """The answers to --data, an object a line; called again, it goes on with the lines that have none."""
+    """Answers to --data, an object a line. A second call continues with unanswered lines."""
     bad_data: Annotated[Rule, option("error|skip")] = "error"
-    """A line of --data that is no prompt: error stops before the first answer, skip leaves it out and counts it."""
+    """For a line of --data that is no prompt: stop before the first answer, or skip and count it."""
     rows: Annotated[int | None, option("N")] = None
-    """The most texts that --data makes at once, over all devices. Default: 64."""
+    """Most texts generated at once with --data, over all devices. Default: 64."""
     context: Annotated[int | None, option("N")] = None
-    """The most tokens of a text of --data with its prompt. Default: as trained, at most 4096."""
+    """Most tokens of a prompt and its answer with --data. Default: the trained length, at most 4096."""
     chat: Annotated[bool, option()] = False
-    """Take a prompt as a user's message, in the model's chat template; without a prompt talk on the terminal."""
+    """Use prompts as user messages in the model's chat template; without a prompt, chat on the terminal."""
     num_tokens: Annotated[int, option("N")] = 200
-    """The most tokens to write. Default: 200."""
+    """Most tokens to generate. Default: 200."""
     temperature: Annotated[float, option("T")] = 0.7
-    """0 always takes the likeliest token, 1 samples as the model says. Default: 0.7."""
+    """0: always the likeliest token; 1: the model's distribution. Default: 0.7."""
     top_k: Annotated[int, option("N")] = 0
     """Sample from the N likeliest tokens. Default: all."""
     top_p: Annotated[float, option("SHARE")] = 1.0
-    """Sample from the likeliest tokens whose probabilities reach this share together. Default: 1, all."""
+    """Sample from the likeliest tokens with this total probability. Default: 1, all."""
     min_p: Annotated[float, option("SHARE")] = 0.0
-    """Sample from tokens at least this share as likely as the likeliest. Default: 0, all."""
+    """Sample from tokens with at least this fraction of the highest probability. Default: 0, all."""
     repetition_penalty: Annotated[float, option("RATIO")] = 1.0
-    """What the logits of tokens that the text already has are divided by. Default: 1, none."""
+    """Divide logits of tokens already in the text by this. Default: 1, none."""
     seed: Annotated[int, option("N")] = 0
-    """Decides what is sampled; each text has the next one. Default: 0."""
+    """Seed of sampling; each text uses the next seed. Default: 0."""
     num_samples: Annotated[int, option("N")] = 1
-    """The texts to write of each prompt. Default: 1."""
+    """Texts to generate for each prompt. Default: 1."""
     stop: Annotated[tuple[str, ...], option("TEXT…")] = ()
     """Texts that end a text."""
     stop_tokens: Annotated[tuple[int, ...], option("N…")] = ()
-    """Tokens that end a text. Default: those that the model's own files name."""
+    """Tokens that end a text. Default: those in the model's files."""
     json: Json = False
     """Print {"texts", "measured", "planned"} when all is written."""
 
 
 def samplings(args: Args, count: int) -> list[Sampling]:
-    """How each sample of a prompt is chosen."""
+    """Return the sampling options of each sample of a prompt."""
     from meshwright.models import Sampling
 
     every: dict[str, Any] = {"temperature": args.temperature, "repetition_penalty": args.repetition_penalty}

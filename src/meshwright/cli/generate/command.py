@@ -1,4 +1,4 @@
-"""`meshwright generate`: text from a model with its weights, on any mesh, and how fast it came beside the plan."""
+"""`meshwright generate`: text from a model on any mesh, with its speed beside the plan's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Speed:
 
 
 def run(args: Args) -> int:
-    """Print the texts, a single one as it is written, and how fast they came."""
+    """Print the texts, streaming a single one, and the speed."""
     for name in ("num_tokens", "num_samples"):
         if getattr(args, name) < 1:
             raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it is 1 or more")
@@ -130,7 +130,7 @@ def _note_length(found: Found, model: LoadedModel, longest: int) -> None:
 def _write(
     model: LoadedModel, rows: list[Prompt], options: GenerateOptions, *, streams: bool
 ) -> tuple[list[dict[str, Any]], Speed]:
-    """The text of each row as data, and how fast they came; streams: print the only one as it is made."""
+    """Return each row's text, and the speeds. streams: print the only one while it is generated."""
     from meshwright.inference import collect
     from meshwright.inference.loaded import Chat
 
@@ -154,12 +154,12 @@ def _write(
 
 
 def _shown(prompt: Prompt, text: str) -> str:
-    """A text as it is printed: behind its prompt, or alone where that is a chat."""
+    """Return a text after its prompt, or alone in a chat."""
     return prompt + text if isinstance(prompt, str) else text
 
 
 def _planned(model: LoadedModel, count: int, prompt_len: int, num_tokens: int) -> Speed | None:
-    """How fast texts of this model on this mesh are planned to be; None where they cannot be planned."""
+    """Return the planned speed of this model on this mesh; None if it cannot be planned."""
     from meshwright.models.generation import cache_split
 
     dtypes = dict.fromkeys(("weight_dtype", "kv_dtype", "compute_dtype"), model.dtype)

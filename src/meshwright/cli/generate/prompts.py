@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def one_way(ways: Mapping[str, Any]) -> Any:
-    """What is given in one of several ways, by their names; None where nothing is."""
+    """Return the value given in one of several ways, by name; None if none is."""
     said = [name for name, value in ways.items() if value]
     if len(said) > 1:
         raise MeshwrightError(f"{said[0]} and {said[1]} both give prompts; leave one out")
@@ -21,7 +21,7 @@ def one_way(ways: Mapping[str, Any]) -> Any:
 
 
 def read_prompts(said: Sequence[str] | Path) -> Sequence[Prompt]:
-    """The prompts that are typed, or those of a file: one a line, or of a .jsonl objects with one."""
+    """Return typed prompts, or those of a file: one a line, or one in each object of a .jsonl."""
     if not isinstance(said, Path):
         if not all(said):
             raise MeshwrightError("a prompt is empty; give at least one character to go on from")
@@ -44,7 +44,7 @@ def read_prompts(said: Sequence[str] | Path) -> Sequence[Prompt]:
 
 
 def converse(model: LoadedModel, options: GenerateOptions) -> int:
-    """Answer what is typed on the terminal, each time in view of all that was said, until Ctrl-D."""
+    """Answer messages typed on the terminal, with the whole conversation as context, until Ctrl-D."""
     messages: list[dict[str, str]] = []
     while True:
         try:

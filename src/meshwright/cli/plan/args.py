@@ -19,54 +19,54 @@ Top = Annotated[str, option("N")]
 
 @dataclass(frozen=True)
 class SearchArgs:
-    """What to plan, and what to show."""
+    """What to search and print."""
 
     mesh: Mesh = None
     """Compare this mesh with the best, and write it with -o, as fsdp=16,tp=4."""
     compare: Annotated[tuple[str, ...], option("MESH…")] = ()
     """Compare these meshes with each other instead of searching."""
     sweep: Annotated[str | None, option("KEY=VALUES")] = None
-    """The best for each of several values: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
+    """Find the best plan for each of several values: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
     include_planned: Annotated[bool, option()] = False
-    """Rank what can be planned and train does not run today too. Default: what runs, where anything does."""
+    """Include plans that train cannot run yet. Default: only plans that run, if there are any."""
     tokens: Annotated[str | None, option("N")] = None
-    """Say what training on so many tokens takes, as 15T: days and chip hours."""
+    """Print the days and chip hours of training on this many tokens, as 15T."""
     price: Annotated[str | None, option("AMOUNT")] = None
-    """With --tokens, what a chip costs an hour, as 4.2, for the cost of the training."""
+    """With --tokens: the price of a chip hour, as 4.2, to print the cost of the training."""
     top: Top = "5"
     """How many meshes to print. Default: 5."""
 
 
 @dataclass(frozen=True)
 class FixedArgs:
-    """What the planner is not to choose. Default: it chooses, or takes the value in brackets."""
+    """Fixed choices. Default: the planner chooses, or uses the value in brackets."""
 
     num_microbatches: Annotated[str | None, option("N")] = None
-    """Parts of a device's batch that run one after the other."""
+    """Microbatches of a device's batch, run one after the other."""
     zero_stage: Annotated[Literal[1, 2, 3] | None, option("1|2|3")] = None
-    """What fsdp shards: 1 optimizer state, 2 gradients too, 3 parameters too."""
+    """fsdp shards 1 optimizer state, 2 also gradients, 3 also parameters."""
     attention: Annotated[Attention | None, option("flash|cudnn|scores")] = None
     """flash: a fused kernel. cudnn: NVIDIA's. scores: through memory (flash; on simulated CPU devices scores)."""
     optimizer: Annotated[Optimizer | None, option("NAME")] = None
     """adamw, adamw-8bit, lion, adafactor, sgd or muon (adamw)."""
     param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """What parameters, gradients and moments are kept in (f32)."""
+    """Format of parameters, gradients and moments (f32)."""
     reference_mesh: Mesh = None
     """The mesh of the frozen model of --objective dpo, as fsdp=2,tp=4 (that of the policy)."""
 
 
 @dataclass(frozen=True)
 class OutputArgs:
-    """Where the plan goes."""
+    """Output."""
 
     output: Output = None
     """Write the plan, as YAML or .json, for verify and train."""
     plot: Annotated[Path | None, option("FILE")] = None
     """Draw the candidates, or the sweep, to this file (.svg, .png or .pdf)."""
     explain: Annotated[bool, option()] = False
-    """Say why in full: terms of step and memory, collectives, rules of thumb, what is near, faster ways not run yet."""
+    """Also print terms of step and memory, collectives, rules of thumb, nearby plans, and faster plans not run yet."""
     ops: Annotated[bool, option()] = False
-    """Print every op of the best mesh's step in the notation too: sizes, flops, collectives, what binds it."""
+    """Also print every op of the best mesh's step in the notation: sizes, flops, collectives, what bounds it."""
     json: Json = False
     """Print data instead of tables: {"candidates": [record, …], "why", "nearby", …}."""
 
@@ -85,7 +85,7 @@ class Args:
 
 @dataclass(frozen=True)
 class ServedArgs:
-    """What is served, and on what."""
+    """The work and the hardware."""
 
     serve: Annotated[Literal["decode", "prefill"], option("decode|prefill")] = "decode"
     """Tokens that a server writes (decode), or prompts that it reads (prefill)."""
@@ -97,7 +97,7 @@ class ServedArgs:
         str | None,
         option(
             "TIME",
-            help="What a step may take, as 30ms: of decode a token, of prefill a batch of prompts. Default: no limit; "
+            help="Longest step, as 30ms: a token of decode, or a batch of prompts of prefill. Default: no limit; "
             "the shortest step is best.",
         ),
     ] = None
@@ -106,13 +106,13 @@ class ServedArgs:
     output_len: Annotated[str | None, option("N")] = None
     """Tokens of an answer. Default: 256; prefill has none."""
     chunk: Annotated[str | None, option("N")] = None
-    """Of --serve prefill, the tokens of each prompt that a step reads, as `serve` does. Default: whole prompts."""
+    """With --serve prefill: tokens of each prompt in a step, as `serve` does. Default: whole prompts."""
     num_layers: Annotated[str | None, option("N")] = None
-    """Cut the model to N layers, to look at a part of it. Default: all."""
+    """Use only N layers of the model. Default: all."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name."""
     memory_headroom: Headroom = None
-    """The share added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
+    """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +120,16 @@ class FormatArgs:
     """Formats. Default: bf16, on simulated CPU devices f32."""
 
     dtype: Annotated[str | None, option("DTYPE")] = None
-    """What products are computed in: int8 or fp8 where the chip has a peak for it."""
+    """Format of matmuls: also int8 or fp8 on chips that have it."""
     weight_dtype: Annotated[str | None, option("DTYPE")] = None
-    """What weights are kept in: int8, fp8, int4, …"""
+    """Format of weights: int8, fp8, int4, …"""
     kv_dtype: Annotated[str | None, option("DTYPE")] = None
-    """What keys and values are kept in."""
+    """Format of cached keys and values."""
 
 
 @dataclass(frozen=True)
 class ServingOutputArgs:
-    """What to show, and where the plan goes."""
+    """Output."""
 
     mesh: Mesh = None
     """Look at this mesh alone: tp=4, or dp,fsdp,tp,sp as 1,1,4,1. Default: all."""
@@ -138,7 +138,7 @@ class ServingOutputArgs:
     output: Output = None
     """Write the best plan, as YAML or .json."""
     explain: Annotated[bool, option()] = False
-    """Print the frontier of latency and throughput, the terms of step and memory, and the collectives too."""
+    """Also print the frontier of latency and throughput, the terms of step and memory, and the collectives."""
     json: Json = False
     """Print data instead of tables: {"candidates": [plan, …], "frontier", …}."""
 
@@ -165,13 +165,13 @@ class ImageArgs:
     batch: Annotated[str | None, option("N")] = None
     """Images of the global batch. Needed."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """What products are computed in. Default: bf16, on simulated CPU devices f32."""
+    """Format of matmuls. Default: bf16, on simulated CPU devices f32."""
     mesh: Mesh = None
     """Look at this mesh alone, as dp=-1,fsdp=2. Default: all of dp and fsdp."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name."""
     memory_headroom: Headroom = None
-    """The share added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
+    """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
     top: Top = "8"
     """How many meshes to print. Default: 8."""
     json: Json = False

@@ -1,4 +1,4 @@
-"""Plans beside each other as one table, a column a plan."""
+"""A table of several plans, one column each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = tuple[str, ...]
 
 
 def comparison(plans: Sequence[Plan]) -> Lines:
-    """The plans side by side: step, MFU, each term of the step, of the memory, and what is exposed over each axis."""
+    """Return the table: step, MFU, terms of step and memory, and exposed time over each axis."""
     records, shares = [plan.predicted for plan in plans], [computed_mfu(plan) for plan in plans]
     rows = [
         _row("step", records, lambda record: show_seconds(record.step_seconds or 0.0)),
@@ -48,7 +48,7 @@ def _terms(
 
 
 def _memory(record: Record) -> str:
-    """The peak, marked where it does not fit."""
+    """Return the peak memory, marked if it does not fit."""
     return show_bytes(record.memory_bytes["peak"]) + ("" if record.fits else ", does not fit")
 
 

@@ -1,8 +1,8 @@
-"""`meshwright plan`: the best mesh and way to run a model on chips, why, and what comes near it.
+"""`meshwright plan`: the best mesh and strategy to run a model on chips, the reasons, and alternatives.
 
-Each kind of plan has its arguments (`args`) and a file: of training the ranking (`screen`), meshes beside each other
-(`compare`), sweeps (`sweep`), ops (`ops`), a plan that is kept in a file or a run (`kept`); image models (`images`);
-serving (`serving`).
+Each kind of plan has its arguments (`args`) and a module: ranking for training (`screen`), comparison of meshes
+(`compare`), sweeps (`sweep`), ops (`ops`), plans in a file or a run (`kept`), image models (`images`), serving
+(`serving`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Training:
         return plan_sweep(sweep, self.workload, self.system, self._best, plot=plot, as_json=as_json)
 
     def _compare(self, texts: tuple[str, ...]) -> int:
-        """Meshes beside each other."""
+        """Compare meshes."""
         from meshwright.cli.plan.compare import compare_data, print_compared
 
         meshes = read_compared(texts, self.system.num_devices)
@@ -118,7 +118,7 @@ class _Training:
         return _code(plans)
 
     def _rank(self) -> int:
-        """The best plans, and the mesh that is asked for beside them."""
+        """Rank the best plans, with the asked mesh beside them."""
         from meshwright.cli.plan.screen import Shown, plan_data, print_plan
 
         search_args, output = self.args.search, self.args.output

@@ -1,4 +1,4 @@
-"""`meshwright plan --compare`: meshes beside each other, term by term."""
+"""`meshwright plan --compare`: compare meshes term by term."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = 25
 
 
 def print_compared(plans: Sequence[Plan], trained: int) -> None:
-    """Print the fastest that fits, then all meshes beside each other, then how each runs and why it loses.
+    """Print the fastest mesh that fits, a table of all, and for each its strategy and why it loses.
 
     trained: see `Shown`.
     """
@@ -47,6 +47,6 @@ def compare_data(plans: Sequence[Plan]) -> None:
 
 
 def order(plan: Plan) -> tuple[bool, float, int]:
-    """Those that fit first, then by step time; those that do not by what they want."""
+    """Sort key: plans that fit by step time, then the others by memory."""
     fits, peak = bool(plan.predicted.fits), plan.predicted.memory_bytes["peak"]
     return not fits, (plan.predicted.step_seconds or 0.0) if fits else 0.0, peak

@@ -19,7 +19,7 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 
 
 def plan_images(args: ImageArgs) -> int:
-    """Print the ranking of an image model's meshes, or the price of one; 1 where it does not fit, else 0."""
+    """Print the ranking of an image model's meshes, or the price of one. Return 1 if it does not fit, else 0."""
     workload, system = read_images(args.model, {name: getattr(args, name) for name in IMAGE_OPTIONS})
     mesh = None if args.mesh is None else read_mesh(args.mesh, system.num_devices)
     as_json = args.json

@@ -14,7 +14,7 @@ from meshwright.planner import Plan, read_count, read_price, training_run
 
 
 def print_kept(args: Args, plan: Plan) -> int:
-    """Print the plan of the file or the run that `args.model` names; 1 where it does not fit, else 0."""
+    """Print the plan of the file or run `args.model`. Return 1 if it does not fit, else 0."""
     where, as_json = f"of {args.model}, which is planned already", args.output.json
     if as_json:
         check_all_read(args, f"{where}, beside --json")

@@ -17,7 +17,7 @@ from meshwright.units import show_bytes, show_flops
 
 
 def ops_data(plan: Plan) -> list[dict[str, Any]]:
-    """The table of ops as plain data, flops and bytes those of one device and one run."""
+    """Return the table of ops as data; flops and bytes are of one device and one run."""
     return [_row_data(row) for row in _rows(plan)]
 
 
@@ -49,7 +49,7 @@ def _row_data(row: OpRow) -> dict[str, Any]:
 
 
 def _operands(product: LocalProduct) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The shapes of a product's operands, as many as there are in front."""
+    """Return the shapes of a matmul's operands."""
     many = (product.repeats,) if product.repeats > 1 else ()
     return (*many, product.rows, product.inner), (*many, product.inner, product.columns)
 
@@ -107,7 +107,7 @@ def _lines(row: OpRow) -> Iterator[str]:
 
 
 def _merged(moves: tuple[Collective, ...]) -> list[str]:
-    """Collectives that are alike but for what they move as one line: the sums of the update."""
+    """Merge collectives that differ only in their array: the sums of the update."""
     found: dict[str, int] = {}
     for move in moves:
         text = f"{move.kind} over {'*'.join(move.axes)} of {'{}'}, {show_bytes(move.bytes)}"
@@ -133,7 +133,7 @@ def _collective(move: Collective) -> str:
 
 
 def _network(row: OpRow, move: Collective) -> str:
-    """The flops for each byte of the longest collective of an op, and what the links want."""
+    """Return the flops per byte of an op's longest collective, and the links' threshold."""
     longest = max(row.single_collectives, key=lambda each: each.seconds or 0.0)
     if row.network is None or move != longest:
         return ""
@@ -146,5 +146,5 @@ def _note(title: str, text: str) -> str:
 
 
 def _whole(value: float) -> float:
-    """A number without its fraction where that is 0."""
+    """Format a number without fraction if it is whole."""
     return int(value) if value == int(value) else value

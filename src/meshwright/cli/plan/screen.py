@@ -1,4 +1,4 @@
-"""The screen of `meshwright plan`: the answer, why and the runners-up in about 20 lines; with --explain all of it."""
+"""The screen of `meshwright plan`: the answer, the reasons and runners-up in about 20 lines; all with --explain."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ from meshwright.units import show_bytes, show_count, show_percent, show_rate, sh
 
 @dataclass(frozen=True)
 class Shown:
-    """What a screen of training plans shows.
+    """Input of a screen of training plans.
 
-    asked: the plan of a mesh that was named. beyond: the best that can be planned and does not run, where it is better.
-    run: what training on a number of tokens takes. trained: the tokens of the sequences that the model was trained on,
-    0 where that is not known.
+    asked: plan of a named mesh. beyond: the best plan that cannot run yet, if it is better. run: time and cost of
+    training on a number of tokens. trained: the model's trained sequence length, 0 if unknown.
     """
 
     ranking: Ranking
@@ -49,7 +48,7 @@ class Shown:
 
 
 def plan_data(shown: Shown, *, with_ops: bool) -> None:
-    """Print all of it as JSON."""
+    """Return everything as JSON data."""
     ranking, asked = shown.ranking, shown.asked
     best = ranking.plans[0]
     data: dict[str, Any] = {
@@ -124,7 +123,7 @@ def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_op
 
 
 def print_head(plan: Plan) -> None:
-    """Print what is planned, and in one line the mesh with its speed, its memory and what binds it."""
+    """Print the subject of the plan, and in one line the mesh, speed, memory and bound."""
     record = plan.predicted
     rate = show_rate(record.tokens_per_second or 0.0, "tok/s")
     memory = f"{show_bytes(record.memory_bytes['peak'])} of {show_bytes(plan.system.usable_bytes)}"
@@ -136,7 +135,7 @@ def print_head(plan: Plan) -> None:
 
 
 def _headline(plan: Plan) -> str:
-    """What a plan is about."""
+    """Return a plan's headline."""
     workload, system = plan.workload, plan.system
     tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
     devices = f"{show_count(system.num_devices, 'device')} of {show_bytes(system.usable_bytes)}"
@@ -146,12 +145,12 @@ def _headline(plan: Plan) -> str:
 
 
 def plan_speed(plan: Plan) -> str:
-    """Step time and the MFU of what is computed, in a few words."""
+    """Return step time and MFU as text."""
     return speed(replace(plan.predicted, mfu=computed_mfu(plan)))
 
 
 def _print_answer(shown: Shown, *, is_explained: bool) -> None:
-    """The best plan, how it runs, and why it is what it is."""
+    """Print the best plan, its strategy and the reasons."""
     best = shown.ranking.plans[0]
     print_head(best)
     print_why(best, is_explained=is_explained)
@@ -172,7 +171,7 @@ def print_why(plan: Plan, *, is_explained: bool) -> None:
 
 
 def _beyond(beyond: Plan, best: Plan) -> str:
-    """The best that can be planned beside the best that runs, and why it does not run."""
+    """Print the best plan that cannot run yet, and why it cannot."""
     now, then = best.predicted.step_seconds or 0.0, beyond.predicted.step_seconds or 0.0
     gain = f"{show_percent(1 - then / now)} faster" if best.predicted.fits else "fits"
     return f"{beyond.mesh} {run_as(beyond)}, {plan_speed(beyond)}, {gain}, but {beyond.planned_only}"
@@ -201,7 +200,7 @@ def _fixes(plan: Plan) -> tuple[Fix, ...]:
 
 
 def _print_candidates(ranking: Ranking) -> None:
-    """The best plan and the runners-up, each beside the first."""
+    """Print the best plan and runners-up, each compared with the first."""
     plans = ranking.plans
     best, has_mfu = plans[0], computed_mfu(plans[0]) is not None
     columns = ("", "mesh", "run as", "step", *(("MFU",) if has_mfu else ()), "memory", "compared with the first")
@@ -229,7 +228,7 @@ def _print_candidates(ranking: Ranking) -> None:
 
 
 def run_as(plan: Plan) -> str:
-    """How a plan is run, as short as a table wants it: `none m16 v2 z2`."""
+    """Return a plan's strategy in short: `none m16 v2 z2`."""
     strategy = plan.strategy
     words = [plan.workload.remat]
     words += [f"m{strategy.num_microbatches}"] if strategy.num_microbatches > 1 else []
@@ -240,7 +239,7 @@ def run_as(plan: Plan) -> str:
 
 
 def _print_asked(asked: Plan, best: Plan, *, is_explained: bool) -> None:
-    """The mesh that was asked for beside the best."""
+    """Print the asked mesh beside the best."""
     print()
     if (asked.mesh, asked.workload, asked.strategy) == (best.mesh, best.workload, best.strategy):
         print(f"asked for: {asked.mesh}, which is the best")
@@ -255,7 +254,7 @@ def _print_asked(asked: Plan, best: Plan, *, is_explained: bool) -> None:
 
 
 def print_terms(best: Plan) -> None:
-    """What the step and the memory of a plan are made of."""
+    """Print the terms of a plan's step and memory."""
     record = best.predicted
     print(terms("step", {name: show_seconds(time) for name, time in record.breakdown_seconds.items() if time}))
     parts = {name: show_bytes(size) for name, size in record.memory_bytes.items() if name != "peak" and size}
@@ -270,7 +269,7 @@ def _print_section(title: str, lines: Iterable[str]) -> None:
 
 
 def notes_of(plan: Plan, trained: int) -> list[str]:
-    """What a reader should know beside the numbers."""
+    """Return notes on the numbers."""
     notes, model = list(plan.predicted.notes), plan.workload.model
     if isinstance(model, ModelConfig) and model.positions != "learned" and 0 < trained < plan.workload.seq_len:
         notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions go on beyond")
@@ -278,7 +277,7 @@ def notes_of(plan: Plan, trained: int) -> list[str]:
 
 
 def _next(shown: Shown, output: Path | None, *, is_explained: bool) -> str:
-    """The command to go on with."""
+    """Return the next command."""
     chosen = shown.asked or shown.ranking.plans[0]
     if output is not None:
         if not chosen.planned_only:

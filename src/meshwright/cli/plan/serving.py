@@ -36,9 +36,9 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 
 
 def plan_serving(args: ServeArgs) -> int:
-    """Print how to serve a model on some chips, and write the best plan where a file is named.
+    """Print how to serve a model on chips, and write the best plan to the named file, if any.
 
-    Returns 1 where it does not fit, or is later than --latency; else 0.
+    Return 1 if it does not fit or is slower than --latency, else 0.
     """
     options = given_options(args.served, args.formats)
     phase = options.pop("serve")
@@ -103,7 +103,7 @@ def _data(ranking: ServingRanking, system: System) -> dict[str, object]:
 
 
 def _print_answer(ranking: ServingRanking, system: System) -> None:
-    """What is served, the answer, and why."""
+    """Print the subject, the answer and the reasons."""
     best, serving = ranking.candidates[0], ranking.candidates[0].serving
     asked = f" · {show_seconds(serving.latency_seconds)} asked for" if serving.latency_seconds else ""
     answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
@@ -174,7 +174,7 @@ def _print_frontier(ranking: ServingRanking, top: int) -> None:
 
 
 def thinned(points: tuple[ServingPoint, ...], count: int) -> list[ServingPoint]:
-    """At most so many of the points, evenly, the first and the last among them."""
+    """Return at most `count` points, evenly spaced, with the first and last."""
     if len(points) <= max(count, 2):
         return list(points)
     steps = max(count, 2) - 1

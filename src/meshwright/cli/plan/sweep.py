@@ -91,21 +91,21 @@ def _plot(points: Sequence[Point], path: Path, workload: Workload, system: Syste
 
 
 def _headline(workload: Workload, *, sweep: str = "") -> str:
-    """What is the same for all: neither what a sweep changes, nor what the planner chooses for each."""
+    """Return what all points share: neither swept nor chosen by the planner."""
     batch = "batch" if sweep == "batch" else f"{workload.batch:,}"
     seq_len = "seq_len" if sweep == "seq_len" else f"{workload.seq_len:,}"
     return f"{workload.model.name} · {workload.task} · {batch} × {seq_len} tokens · {workload.compute_dtype}"
 
 
 def _limits(workload: Workload, system: System) -> Limits:
-    """What a device can do with the workload's products."""
+    """Return the limits of a device for the workload's matmuls."""
     from meshwright.viz import Limits
 
     return Limits(system.peak(workload.compute_dtype), system.usable_bytes)
 
 
 def _row(point: Point, first: Point) -> tuple[str, ...]:
-    """A point's line; scaling is the rate a device has beside that of the first point that fits."""
+    """Return a point's row. Scaling: rate of a device relative to the first point that fits."""
     if point.plan is None:
         return (f"{point.value:,}", point.system, "-", "", "", "", "", "", "")
     record = point.plan.predicted

@@ -30,7 +30,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """What each device holds of an array, whatever its rank; or of the parameters and the batch of a plan."""
+    """Show what each device holds of an array of any rank, or of a plan's parameters and batch."""
 
     array: Annotated[Positional[str], positional("ARRAY|PLAN|RUN")]
     """An array in the notation: its dims, and the mesh axes that split each. Or a plan.yaml, or a run directory."""
@@ -51,7 +51,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Show the picture, and write it where that is asked for."""
+    """Show the picture, and write it if asked."""
     svg, as_json = args.svg, args.json
     if svg is not None:
         check_output(svg)

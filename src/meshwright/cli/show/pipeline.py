@@ -1,4 +1,4 @@
-"""`meshwright show pipeline`: a schedule in time, what each stage does in each slot and where it waits."""
+"""`meshwright show pipeline`: a schedule over time, with the work and idle slots of each stage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """A pipeline in time: which microbatch each stage works on in each slot, and where it waits."""
+    """Show a pipeline over time: each stage's microbatches and idle slots."""
 
     stages: Annotated[int, option("N")]
     """The degree of pp. Needed."""
@@ -33,7 +33,7 @@ class Args:
     virtual_stages: Annotated[int, option("N")] = 1
     """Chunks of layers in each stage; several make the schedule interleaved. Default: 1."""
     layers: Annotated[int | None, option("N")] = None
-    """The layers of the model: says which of them each stage has."""
+    """Layers of the model, to label the stages with theirs."""
     svg: Annotated[Path | None, option("FILE", "-o")] = None
     """Write the picture to this file, as SVG."""
     json: Json = False
@@ -41,7 +41,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Show the picture, and write it where that is asked for."""
+    """Show the picture, and write it if asked."""
     if args.svg is not None:
         check_output(args.svg)
     schedule = Schedule(

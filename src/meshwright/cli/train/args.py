@@ -29,21 +29,21 @@ class RunArgs:
     mesh: Mesh = None
     """fsdp=-1,tp=4, or dp,fsdp,tp,sp as 1,-1,4,1. One degree may be -1. Default: the planner chooses."""
     steps: Annotated[str | None, option("N")] = None
-    """The end of the whole run, steps before a --resume included. Default: 200; a run that goes on has its own."""
+    """Last step of the run, counted from its start, also with --resume. Default: 200; a resumed run keeps its own."""
     output: Annotated[Path | None, option("DIRECTORY", "-o")] = None
     """The run directory. Default: runs/MODEL."""
     resume: Annotated[bool, option()] = False
-    """Go on from the last whole checkpoint of the run given as MODEL; with -o, of the run there, or begin it."""
+    """Continue from the last complete checkpoint of the run MODEL; with -o, of the run there, or start one."""
     change: Annotated[bool, option()] = False
-    """With --resume: go on with the settings given here where they are others than the run's."""
+    """With --resume: replace settings of the run by those given here."""
     allow: Annotated[str | None, option("KINDS")] = None
-    """With --resume: go on though the checkpoint's data, dtype, optimizer or tokenizer (kind,kind) are others."""
+    """With --resume: accept a checkpoint with another data, dtype, optimizer or tokenizer (kind,kind)."""
     anyway: Annotated[bool, option()] = False
-    """Train though the plan does not fit the memory, or text is bytes and the vocabulary is larger than these 256."""
+    """Train even if the plan does not fit, or text is bytes and the vocabulary is larger than 256."""
     config: Annotated[Path | None, option("FILE")] = None
-    """A YAML file of these options by their names, `model` too, or a plan's; what is typed counts before it."""
+    """A YAML file of options, also `model`, or a plan's file. Typed options override it."""
     dry_run: Annotated[bool, option()] = False
-    """Compile the step, say what memory it takes and how long the run would be, and stop; nothing is written."""
+    """Compile the step, print its memory and the run's time, and stop. Nothing is written."""
     compile_cache: CompileCache = None
     """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
     json: Json = False
@@ -69,11 +69,11 @@ class Args:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is said of the plan."""
+        """Options of the plan."""
         return given_options(self.workload, self.strategy) | {"mesh": self.run.mesh}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is said of the run beside its plan."""
+        """Options of the run that are not in its plan."""
         own = given_options(self.start, self.data, self.preference, self.optimizer, self.saving, self.watching)
         return own | {"adapter": self.workload.adapter}

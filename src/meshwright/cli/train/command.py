@@ -30,9 +30,9 @@ EXAMPLES = (
 
 
 def run(args: Args) -> int:
-    """Train, and print what was measured beside what was planned.
+    """Train, and print measured beside planned figures.
 
-    The exit code: 0 done or stopped by SIGTERM, 1 does not fit or could not go on, 130 interrupted.
+    Returns: 0 if done or stopped by SIGTERM, 1 if it does not fit or could not continue, 130 if interrupted.
     """
     config, directory = _resumed(args) if args.run.resume else _begun(args)
     from meshwright.training import PlanDoesNotFitError, RunStoppedError, check_start
@@ -65,7 +65,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
 
 
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
-    """The config of a run as it goes on, what is another than before is said; of a new one where -o holds none."""
+    """Return the config of a resumed run, printing changed settings; that of a new run if -o has none."""
     with waiting("loading JAX"):
         from meshwright.training import allowed_differences, resumed_run, run_to_resume
 

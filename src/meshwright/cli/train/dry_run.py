@@ -1,4 +1,4 @@
-"""`meshwright train --dry-run`: the step of a run compiled, and what the run would take."""
+"""`meshwright train --dry-run`: compile a run's step and print the run's memory and time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
-    """Compile the step of a run for its hardware, which need not be there, and print what the run would take.
+    """Compile a run's step for its hardware, which need not exist here, and print the run's memory and time.
 
-    Returns whether the compiled step fits the memory.
+    Return whether the compiled step fits.
     """
     from meshwright.verification import verify_plan
 
@@ -63,7 +63,10 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
 
 
 def _notes(plan: Plan, compiled: int, model: str) -> list[str]:
-    """What a reader should know beside the figures. compiled: the bytes of memory that the compiled step takes."""
+    """Return notes on the figures.
+
+    compiled: bytes of memory of the compiled step.
+    """
     notes = notes_of(plan, 0 if kept_plan(model) else trained_seq_len(model))
     more = compiled / plan.predicted.memory_bytes["peak"] - 1
     if more > (plan.memory_headroom or 0.0):

@@ -130,7 +130,7 @@ def _how_to_go_on(directory: Path) -> str:
 def _print_outcome(
     config: RunConfig, directory: Path, planned: Record, outcome: Outcome, screen: TrainScreen, *, as_json: bool
 ) -> None:
-    """Print what was measured beside the plan, and what to do next."""
+    """Print measured beside planned figures, and the next command."""
     if as_json:
         print(json.dumps(outcome.record.to_json() | {"steps": outcome.taken, "loss": screen.ends}, indent=2))
     elif screen.taken:
@@ -144,7 +144,7 @@ def _print_outcome(
 
 
 def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
-    """The collectives of the run's profile beside planned and compiled ones, if it was to have one."""
+    """Print the profile's collectives beside planned and compiled ones, if one was made."""
     from meshwright.training.watch import find_profile
 
     if config.watching.profile is None or (profile := find_profile(directory, config)[0]) is None:

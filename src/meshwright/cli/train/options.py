@@ -1,4 +1,4 @@
-"""The options of `meshwright train` beside those of its plan; `training.settings` has their fields."""
+"""Options of `meshwright train` that are not in its plan; `training.settings` has their fields."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from meshwright.step import OnBadStep, RateSchedule
 
 @dataclass(frozen=True)
 class StartArgs:
-    """What a new run begins with."""
+    """Start of a new run."""
 
     weights: Annotated[Path | None, option("DIRECTORY")] = None
-    """Begin with the weights and the tokenizer of this Hugging Face directory. Default: MODEL, where it is one."""
+    """Start from the weights and tokenizer of this Hugging Face directory. Default: MODEL, if it is one."""
     from_scratch: Annotated[bool, option()] = False
-    """Of a directory with weights take the config.json and the tokenizer. Default: its weights begin the run."""
+    """Use only config.json and tokenizer of a directory with weights. Default: start from its weights."""
     seed: Annotated[int | None, option("N")] = None
-    """Decides the first parameters and the order of the data. Default: 0."""
+    """Seed of the initial parameters and the order of the data. Default: 0."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class DataArgs:
     rows: Annotated[Literal["windows", "packed", "padded"] | None, option("windows|packed|padded")] = None
     """Windows of one long text, several documents a row, or one and padding. Default: windows of text, else packed."""
     held_out: Annotated[float | None, option("SHARE")] = None
-    """The share of documents or windows that is left out of training, for evaluation. Default: 0."""
+    """Fraction of documents or windows kept for evaluation and not trained on. Default: 0."""
     bad_data: Annotated[Rule | None, option("error|skip")] = None
     """Stop at a record that cannot be used and name it, or leave it out and count it. Default: error."""
 
@@ -66,24 +66,24 @@ class PreferenceArgs:
 
 @dataclass(frozen=True)
 class OptimizerArgs:
-    """The optimizer; --optimizer, beside how a step is run, says which."""
+    """Options of the optimizer; --optimizer chooses it."""
 
     learning_rate: Annotated[float | None, option("RATE")] = None
     """The peak learning rate. Default: 0.003; from trained weights 0.00002, LoRA 0.0002, dpo 0.000001."""
     lr_schedule: Annotated[RateSchedule | None, option("NAME")] = None
     """The schedule after the warm-up: cosine, linear, wsd (constant, then a decay), constant. Default: cosine."""
     warmup_steps: Annotated[int | None, option("N")] = None
-    """Steps in which the rate rises to its peak. Default: a tenth of all, at most 2000."""
+    """Steps until the rate reaches its peak. Default: a tenth of all, at most 2000."""
     first_rate: Annotated[float | None, option("SHARE")] = None
-    """The rate of the first step, as a share of the peak. Default: 1 / the warm-up's steps."""
+    """Rate of the first step, as a fraction of the peak. Default: 1 / the warm-up's steps."""
     decay_steps: Annotated[int | None, option("N")] = None
     """The step at which the schedule ends. Default: --steps."""
     decay_share: Annotated[float | None, option("SHARE")] = None
-    """The share of the steps after the warm-up in which wsd decays. Default: 0.2."""
+    """Fraction of the steps after the warm-up in which wsd decays. Default: 0.2."""
     final_rate: Annotated[float | None, option("SHARE")] = None
-    """The rate at the end of the schedule, as a share of the peak. Default: 0.1."""
+    """Rate at the end of the schedule, as a fraction of the peak. Default: 0.1."""
     rate: Annotated[tuple[str, ...], option("PATTERN=FACTOR…")] = ()
-    """Multiply the rate of some parameters, as embedding=0.1 or layers.*=0.5; of two for one the later counts."""
+    """Multiply the rate of some parameters, as embedding=0.1 or layers.*=0.5. The last match counts."""
     weight_decay: Annotated[float | None, option("SHARE")] = None
     """Decoupled weight decay, times the learning rate. Default: 0.1."""
     no_decay: Annotated[tuple[str, ...], option("PATTERN…")] = ()
@@ -115,23 +115,23 @@ class SavingArgs:
     keep: Annotated[int | None, option("N")] = None
     """How many of the last checkpoints are kept. Default: 2."""
     keep_every: Annotated[int | None, option("N")] = None
-    """Of every N steps keep the first checkpoint too, for good. Default: none."""
+    """Also keep the first checkpoint of every N steps, permanently. Default: none."""
     grace_seconds: Annotated[float | None, option("SECONDS")] = None
-    """How long SIGTERM leaves to end the step and save it; then the command ends without. Default: 30."""
+    """Time after SIGTERM to finish the step and save it; then the command ends without. Default: 30."""
 
 
 @dataclass(frozen=True)
 class WatchArgs:
-    """What is seen of a run, beside its screen, metrics.jsonl and the events of TensorBoard."""
+    """Evaluation and profiles, besides the screen, metrics.jsonl and TensorBoard events."""
 
     eval_every: Annotated[int | None, option("N")] = None
     """Steps between evaluations on --held-out, --eval-data, --eval-tasks; also after the last. Default: 0, none."""
     eval_batches: Annotated[int | None, option("N")] = None
-    """The most batches of an evaluation. Default: all that are held out."""
+    """Most batches of an evaluation. Default: all that are held out."""
     eval_data: Annotated[tuple[str, ...], option("PATH…")] = ()
-    """Evaluate on these, of the same kinds as --data. Default: what --held-out leaves out of training."""
+    """Evaluate on these; kinds as for --data. Default: what --held-out keeps."""
     eval_tasks: Annotated[tuple[str, ...], option("FILE…")] = ()
-    """Answer these multiple-choice questions at each evaluation, files as `eval --task` takes. Default: none."""
+    """Multiple-choice tasks of each evaluation, files as for `eval --task`. Default: none."""
     profile: Annotated[str | None, option("FIRST:LAST")] = None
     """Trace these steps, as 10:15, for Perfetto and xprof, and print the collectives that ran. Default: none."""
     wandb: Annotated[str | None, option("PROJECT")] = None

@@ -35,9 +35,9 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 class TrainScreen:
-    """What a run shows while it trains. Used as a context; `step` and `note` are for `run_steps`.
+    """A run's screen while it trains, as a context manager; `step` and `note` are for `run_steps`.
 
-    On a terminal a bar, in a pipe a line now and then; both keep the lines of every tenth of the run.
+    On a terminal it is a bar, in a pipe occasional lines; both keep the lines of each tenth of the run.
     """
 
     def __init__(self, steps: int, planned: Record, *, is_quiet: bool) -> None:
@@ -80,7 +80,7 @@ class TrainScreen:
                 self._line(f"{where} … {time.monotonic() - self._began:.0f} s")
 
     def note(self, line: str) -> None:
-        """A line for the user, above the bar; not part of what is printed."""
+        """Print a line above the bar, on stderr."""
         with suppress(OSError):  # Nobody reads any more.
             if self._has_bar:
                 self._bar.console.print(Text(line))
@@ -140,7 +140,7 @@ class TrainScreen:
         self._line(f"{lines[-1]}, evaluated in {show_seconds(row['eval_seconds'])}")
 
     def _fit(self, fixed: list[str], width: int, more: Sequence[str] = ()) -> list[str]:
-        """Words about the last step, the most important first, as many as a width has place for; then more."""
+        """Return facts about the last step, most important first, as many as fit the width; then more."""
         row, words = self._row, list(fixed)
         words_of_step = [
             f"loss {row['loss']:.3f}",
@@ -157,7 +157,7 @@ class TrainScreen:
         return words
 
     def bar(self, task: Task) -> Text:
-        """The line of the bar: the step, the bar, time left and words about the last step; before it what is done."""
+        """Return the bar's line: step, bar, time left and facts about the last step."""
         if not self._losses and time.monotonic() - self._read_at < READING_SECONDS:
             return Text(f"reading the weights  {show_bytes(self._read)}")
         if not self._losses:
@@ -187,7 +187,7 @@ class TrainScreen:
 
 
 def data_line(row: Mapping[str, Any], steps: int) -> str:
-    """The rows of each source, and how often a run of so many steps reads them; by the first row of metrics."""
+    """Return each source's rows and epochs in a run, from the first row of metrics."""
     if "pairs" in row:
         parts = [f"{row['pairs']:,} pairs, {_epochs(row['epochs'])}"]
     else:
@@ -213,7 +213,7 @@ def usage(row: Mapping[str, Any]) -> list[str]:
 
 
 class _Line(ProgressColumn):
-    """The bar and the words beside it, which the screen fits to its width."""
+    """The bar and its facts, fitted to the screen's width."""
 
     def __init__(self, screen: TrainScreen) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class _Line(ProgressColumn):
 
 
 def _of_pairs(row: dict[str, Any], prefix: str = "") -> list[str]:
-    """What pairs add to the words about a step; prefix: of the names of an evaluation."""
+    """Return the facts of pairs; prefix: of the names of an evaluation."""
     if f"{prefix}reward_margin" not in row:
         return []
     margin, accuracy = row[f"{prefix}reward_margin"], row[f"{prefix}reward_accuracy"]
