@@ -1,4 +1,4 @@
-"""Inspect any JAX function or HLO text: what its compiled program does, and what is wrong with it."""
+"""Inspect any JAX function or HLO text: what its compiled program does, and its mistakes."""
 
 from meshwright.inspection.finding import Finding
 from meshwright.inspection.functions import inspect, inspect_text

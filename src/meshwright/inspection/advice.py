@@ -1,4 +1,4 @@
-"""What to write instead, for errors of JAX about shardings: the case, the reason, and a line of code that works."""
+"""Advice for JAX's sharding errors: the case, the reason, and a line of code that works."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GONE = {
 
 
 def advice(error: str) -> str:
-    """What to write instead of what JAX refused; '' for an error that says so itself."""
+    """Return advice for an error of JAX; '' if the error itself has it."""
     for pattern, answer in _ANSWERS:
         if found := re.search(pattern, error):
             return answer(found)

@@ -1,4 +1,4 @@
-"""What checks need to know of a program: the module read once, and the cost of its parts."""
+"""Input of checks: the parsed module and the cost of its parts."""
 
 from __future__ import annotations
 
@@ -87,27 +87,23 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramContext:
-    """A compiled program on a mesh, and what is known of its intent.
-
-    mesh: every axis and its degree, outermost first. system: for times; None where it is not known. program: with
-    memory, messages and the partitioner's modules; None for a bare HLO text. schedule: the simulated step, where the
-    program's schedule is final. rules: regular expressions over argument paths, each with its intended spec; the first
-    match counts. expected: the intended collectives; None where nothing is expected. state: the names of the arguments
-    of which a step returns new values; None to tell them by what it computes.
-    """
+    """A compiled program on a mesh, and its intent as far as known."""
 
     module: Module
-    mesh: Mapping[str, int]
-    system: System | None = None
+    mesh: Mapping[str, int]  # Degree of every axis, outermost first.
+    system: System | None = None  # For times; None if unknown.
+    # With memory, messages and the partitioner's modules; None for HLO text alone.
     program: CompiledProgram | None = None
-    schedule: Schedule | None = None
+    schedule: Schedule | None = None  # Simulated step, if the program's schedule is final.
+    # Intended spec by regular expression over argument paths; the first match counts.
     rules: Rules = field(default_factory=dict)
-    expected: tuple[Collective, ...] | None = None
+    expected: tuple[Collective, ...] | None = None  # Intended collectives; None if there is no intent.
+    # Arguments that a step returns new values of; None: those that the program computes updates of.
     state: tuple[str, ...] | None = None
 
     @cached_property
     def shardings(self) -> tuple[ShardingPair, ...]:
-        """Each value's sharding, as requested and as it is; empty where nothing was partitioned."""
+        """Each value's sharding, requested and actual; empty if nothing was partitioned."""
         return read_shardings(self.program, self.mesh) if self.program else ()
 
     @cached_property
@@ -133,12 +129,12 @@ class ProgramContext:
                 raise MeshwrightError(f"state names {name!r}; the program's arguments are {', '.join(trees)}")
 
     def updates(self, result: Result) -> Mapping[int, Share]:
-        """The numbers of the arguments that a result is an update of, and what it keeps of each."""
+        """Numbers of arguments that a result updates, and the fraction it keeps of each."""
         return self._with_names.of(result.instruction)
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
-        """The numbers of the arguments that JAX differentiates by, or that stand in what it differentiates."""
+        """Numbers of arguments that JAX differentiates by, or that the differentiated function reads."""
         return self._with_names.differentiated
 
     @cached_property
@@ -195,10 +191,9 @@ class ProgramContext:
 
     @cached_property
     def batch_axes(self) -> frozenset[str]:
-        """The axes that shard the first dim of data: of integer arrays (tokens), else of what looks like a batch.
+        """Mesh axes that shard the first dim of data: of integer arrays (tokens), else of what looks like a batch.
 
-        That is a tree whose leaves have one first dim, sharded alike, and of which none is gathered as stored weights
-        are.
+        That is a tree whose leaves have equal first dims, sharded alike, none of which is gathered like stored weights.
         """
         trees: dict[str, list[Argument]] = {}
         for argument in self.arguments:
@@ -226,7 +221,7 @@ class ProgramContext:
 
     @cached_property
     def aliases(self) -> tuple[frozenset[int], frozenset[int]]:
-        """The numbers of the results that are in an argument's buffer, and of those arguments."""
+        """Numbers of results that alias an argument's buffer, and of these arguments."""
         found = _ALIAS.findall(self.module.attributes.get("input_output_alias", ""))
         return frozenset(int(result or 0) for result, _ in found), frozenset(int(argument) for _, argument in found)
 

@@ -10,7 +10,7 @@ from meshwright.hlo import Shape, Spec
 
 
 class FindingKind(StrEnum):
-    """What is wrong."""
+    """The kind of a mistake."""
 
     REPLICATED_PARAMETER = "replicated parameter"
     REPLICATED_STATES = "replicated optimizer state"
@@ -32,12 +32,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One mistake that a compiled program shows; each check has a subclass with its figures.
-
-    bytes: its cost per device and step, communicated or stored. cost_seconds: its cost per step; None where the
-    hardware is not known. source: file:line (scopes), '' where the compiler kept none. elsewhere: other places where
-    the program shows the same mistake. evidence: what the program shows, with figures. fix: what to change.
-    """
+    """A mistake in a compiled program; each check has a subclass with its figures."""
 
     kind: ClassVar[FindingKind]
     merged_by: ClassVar[tuple[str, ...]] = ()
@@ -46,14 +41,14 @@ class Finding:
     """Whether findings with equal `merged_by` are one mistake wherever they stand."""
 
     is_share_of_work: ClassVar[bool] = False
-    """Whether it is told by the share of the flops that it wastes, however little they take in a small program."""
+    """Whether it is reported by the fraction of flops that it wastes, however short they are in a small program."""
 
-    bytes: int
-    cost_seconds: float | None
-    source: str
-    elsewhere: tuple[str, ...] = ()
-    evidence: str = ""
-    fix: str = ""
+    bytes: int  # Cost per device and step, communicated or stored.
+    cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
+    source: str  # file:line (scopes); '' if the compiler kept none.
+    elsewhere: tuple[str, ...] = ()  # Other places with the same mistake.
+    evidence: str = ""  # What the program does, with figures.
+    fix: str = ""  # What to change.
 
     @property
     def is_wrong(self) -> bool:

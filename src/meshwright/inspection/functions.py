@@ -78,32 +78,36 @@ def inspect(
     state: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Inspection:
-    """Compile a function on some arguments, and say what the program does and what is wrong with it. Nothing is run.
+    """Compile a function on some arguments, and report what the program does and what is wrong with it. Nothing runs.
 
     The program is the one that a call would run: traced in the caller's `jax.set_mesh` or `with mesh:`, with the
     donation, weak types, layouts and memory kinds of its arguments.
 
     Args:
         function: any JAX function, jitted or not; an object with `.lower`, as of `nnx.jit`, `eqx.filter_jit` and
-            `jax.pmap`; what `.trace`, `.lower` or `.compile` returned; or, as the command takes them, `module:function`
-            of one that takes a mesh, or the path of an HLO dump. Or a plan, whose train step is inspected, as
-            `meshwright.verify` compiles it.
-        args, kwargs: arrays or `jax.ShapeDtypeStruct`s, whose shardings count, and whatever else it is called with.
-        mesh: the mesh it is for, or its axes and degrees, outermost first, as `dp=2,fsdp=4`; by default that of the
-            arguments, or the one in use. A mesh that is given is in use while the function is traced.
-        on: the hardware to compile for, as `v5p:4x4x4`, which need not be here: the function is lowered here, a child
-            process compiles, and every mesh in the function and its arguments stands for the one of the target. By
-            default the devices here.
-        types: of the axes where only their degrees are given; by default explicit, or auto where that does not lower.
-        effort: `fast` compiles for a TPU in a fraction of the time, but not the schedule that will run; where the
-            default effort moves or fuses more, bytes differ too.
-        state: the names of the arguments of which a step returns new values, so that they could be donated; by default
-            those of which the program computes an update. Gradients are none.
+            `jax.pmap`; the result of `.trace`, `.lower` or `.compile`; `module:function`, which takes a mesh, as for
+                the
+            command; or the path of an HLO dump. Or a plan, whose train step is inspected as `meshwright.verify`
+                compiles
+            it.
+        args, kwargs: arrays or `jax.ShapeDtypeStruct`s with shardings, and other arguments of the call.
+        mesh: the mesh, or its axes and degrees, outermost first, as `dp=2,fsdp=4`; by default that of the arguments, or
+            the one in use. A given mesh is in use while the function is traced.
+        on: hardware to compile for, as `v5p:4x4x4`, which need not exist here. The function is lowered here and
+            compiled
+            in a child process; the target's mesh replaces every mesh in the function and its arguments. By default this
+            machine's devices.
+        types: axis types where only degrees are given; by default explicit, or auto if that does not lower.
+        effort: `fast` compiles for a TPU in a fraction of the time, without the schedule that will run; bytes differ
+            too
+            where the default effort moves or fuses more.
+        state: names of arguments that a step returns new values of, which could be donated; by default those that the
+            program computes updates of. Gradients are not state.
         rules, expected: see `ProgramContext`.
 
     Raises:
-        MeshwrightError: where the compiler is not installed, or the function does not lower or compile; its own error
-            is the cause.
+        MeshwrightError: the compiler is not installed, or the function does not lower or compile; its error is the
+            cause.
     """
     given = {"rules": rules, "expected": expected, "state": (state,) if isinstance(state, str) else state}
     if isinstance(function, Plan):
@@ -225,7 +229,7 @@ def _inspect_in_process(
 def _ways_here(
     call: Call, mesh: MeshLike | None, types: AxisKind | None, platform: str | None = None
 ) -> list[tuple[str, Callable[[], LoweredProgram]]]:
-    """The meshes that may be in use while a call is lowered on devices that are here, the first to be tried first.
+    """Return ways to lower a call on this machine's devices, each with a mesh in use, in the order to try.
 
     platform: to lower for; by default that of the devices.
     """
@@ -247,7 +251,7 @@ def _ways_here(
 
 
 def _axis_types(call: Call, mesh: MeshLike, types: AxisKind | None) -> list[tuple[str, tuple[AxisType, ...]]]:
-    """The types of a mesh's axes, in words too: its own, else those of the arguments' meshes, else each of `_kinds`."""
+    """Return axis types to try, described: the mesh's own, else those of the arguments' meshes, else `_kinds`."""
     degrees = degrees_of(mesh)
     for one in (mesh, *meshes_in(call)):
         if isinstance(one, (Mesh, AbstractMesh)) and set(degrees) <= set(one.axis_names):
@@ -257,7 +261,7 @@ def _axis_types(call: Call, mesh: MeshLike, types: AxisKind | None) -> list[tupl
 
 
 def _kinds(types: AxisKind | None) -> tuple[AxisType, ...]:
-    """The types to try: what is asked for, else explicit as `jax.make_mesh` has it, then auto as older code wants."""
+    """Return axis types to try: the requested one, else explicit as in `jax.make_mesh`, then auto for older code."""
     named = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
     return tuple(named.values()) if types is None else (named[types],)
 
@@ -265,7 +269,7 @@ def _kinds(types: AxisKind | None) -> tuple[AxisType, ...]:
 def _inspect_compiled(
     call: Call, compiled: Compiled, mesh: MeshLike | None, on: str | None, given: Mapping[str, Any]
 ) -> Inspection:
-    """The inspection of what is compiled already. on: its hardware, for times."""
+    """Inspect a compiled program. on: its hardware, for times."""
     if call.args or call.kwargs:
         raise MeshwrightError("a Compiled has its arguments already; give none beside it")
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
@@ -325,7 +329,7 @@ def _inspect_for_target(
 
 
 def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:
-    """A program that the caller lowered; raises where it is not for the platform of a system."""
+    """Return a program that the caller lowered; an error if it is not for the system's platform."""
     platform, platforms = platform_of(system), program.lowered._lowering._platforms
     if platform not in platforms:
         raise MeshwrightError(
@@ -361,12 +365,12 @@ def _lower_under(target: AbstractMesh, call: Call, platform: str) -> LoweredProg
 
 
 def _mesh_of(call: Call, mesh: MeshLike | None) -> MeshLike | None:
-    """The mesh that is given, else that of the arguments, else the one in use."""
+    """Return the given mesh, else that of the arguments, else the one in use."""
     return mesh if mesh is not None else next(meshes_in(call), current_mesh())
 
 
 def _mesh_held(call: Call, count: int) -> MeshLike | None:
-    """The mesh of so many devices that a function holds, which nothing else tells; None where it holds none or more."""
+    """Return the only mesh of `count` devices in a function's closure; None without one or with several."""
     try:
         held = {mesh for mesh in held_meshes(call.function) if math.prod(mesh.shape.values()) == count}
     except NOT_COPIED:
@@ -375,7 +379,7 @@ def _mesh_held(call: Call, count: int) -> MeshLike | None:
 
 
 def _mesh_of_module(program: LoweredProgram) -> dict[str, int] | None:
-    """The mesh that a lowered module names, with most axes of those in the devices' order; None where it names none."""
+    """Return the mesh with most axes in a lowered module, in the devices' order; None without one."""
     module = program.lowered.compiler_ir("stablehlo")
     found = [_SDY_MESH.match(str(op)) for op in module.body.operations] if module is not None else []
     meshes = [{axis: int(degree) for axis, degree in _SDY_AXIS.findall(one[1])} for one in found if one]

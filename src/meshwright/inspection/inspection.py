@@ -26,11 +26,11 @@ from meshwright.units import show_degrees, show_flops, show_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What a compiled program is and does, per device and step.
+    """Result of an inspection, per device and step.
 
-    record: as a plan's; each collective with its source, and with its time where the hardware is known. flops_by_scope:
-    of products, by named scope. schedule: the simulated step; None for simulated devices and for the TPU compiler's
-    fast effort. program: None for a bare HLO text.
+    record: like a plan's; each collective with its source, and its time if the hardware is known. flops_by_scope: of
+    matmuls, by named scope. schedule: the simulated step; None for simulated devices and the TPU compiler's fast
+    effort. program: None for HLO text alone.
     """
 
     name: str
@@ -133,19 +133,19 @@ def read_inspection(
     expected: Sequence[Collective] | None = None,
     state: Sequence[str] | None = None,
 ) -> Inspection:
-    """Inspect a compiled program given as HLO text, with whatever else is known of it.
+    """Inspect a compiled program given as HLO text.
 
     Args:
-      name: shown to the user.
-      hlo: the optimized module.
-      mesh: every axis and its degree, outermost first.
-      hardware: recorded as it is.
-      system: for times; None where it is not known.
-      program: the compiled program of the text.
-      is_scheduled: its schedule is final, so that a simulated step is meaningful.
-      rules: see `ProgramContext`.
-      expected: see `ProgramContext`.
-      state: see `ProgramContext`.
+        name: shown to the user.
+        hlo: the optimized module.
+        mesh: every axis and its degree, outermost first.
+        hardware: recorded as it is.
+        system: for times; None if unknown.
+        program: the compiled program of the text.
+        is_scheduled: its schedule is final, so a simulated step is meaningful.
+        rules: see `ProgramContext`.
+        expected: see `ProgramContext`.
+        state: see `ProgramContext`.
     """
     module = read_optimized(program) if program else parse_hlo(hlo)
     within = within_slice(mesh, system.num_slices) if system else dict(mesh)
@@ -190,9 +190,9 @@ def _with_memory(
 
 
 def _with_times(record: Record, context: ProgramContext, system: System | None) -> Record:
-    """The record with the time of each collective, and its exposed time where there is a schedule.
+    """Return the record with times of collectives, and exposed times if there is a schedule.
 
-    Of collectives between slices the time is known where all of their axes is between slices; no wait for them is.
+    Times of collectives between slices are known if all of their axis is between slices; exposed ones never are.
     """
     timed = []
     for instruction, entries in context.communicating_instructions:

@@ -33,7 +33,7 @@ _STAGES = (Traced, Lowered, Compiled)
 
 
 def stage_of(thing: Any) -> Any:
-    """JAX's own stage inside that of a library, which holds it as an attribute (Flax, Equinox); else the thing."""
+    """Return JAX's stage inside a library's wrapper (Flax, Equinox), found as an attribute; else the object itself."""
     for name in ("traced", "lowered", "compiled"):
         inner = thing if isinstance(thing, _STAGES) else getattr(thing, name, None)
         if isinstance(inner, _STAGES):
@@ -44,8 +44,8 @@ def stage_of(thing: Any) -> Any:
 def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
     """Lower a call in the context of this thread.
 
-    Taken are functions, jitted or not, objects with `.trace` or `.lower` as `nnx.jit` and `eqx.filter_jit` make them,
-    and what those methods return.
+    Accepts functions, jitted or not, objects with `.trace` or `.lower` as made by `nnx.jit` and `eqx.filter_jit`, and
+    results of these methods.
 
     Args:
         call: the function and its arguments.
@@ -63,9 +63,9 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
 
 
 def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredProgram]]]) -> LoweredProgram:
-    """The first of several ways to lower a program that JAX takes, with a note where it is not the first.
+    """Return the first program that JAX lowers in one of several ways, with a note if it is not the first way.
 
-    ways: what each is, in words, and a function that lowers.
+    ways: a description and a function that lowers, for each.
     """
     failed: list[tuple[str, str, Exception]] = []
     for words, lower in ways:
@@ -86,10 +86,10 @@ def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredP
 
 
 def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str) -> LoweredProgram:
-    """Lower what `module:function` makes for a mesh: something lowered, or (function, args); in the child process.
+    """Lower the result of `module:function` for a mesh, something lowered or (function, args), in the child process.
 
-    types: of the mesh's axes, those that are tried one after the other. sources: a hash of what is imported; only
-    distinguishes cache entries.
+    types: of the mesh's axes, tried in order. sources: a hash of imported files, which only distinguishes cache
+    entries.
     """
     del sources
     make = load_function(function)
@@ -113,7 +113,7 @@ def source_hash() -> str:
 
 
 def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
-    """Lower what a named function makes for a mesh, under that mesh."""
+    """Lower the result of a named function under the mesh that it gets."""
     made = make(mesh)
     if isinstance(stage_of(made), (Lowered, Traced)):
         return lower_call(Call(made))
@@ -126,7 +126,7 @@ def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
 
 
 def _stage(call: Call) -> Any:
-    """What the function's own tracing or lowering makes of the call, as far as it goes by itself."""
+    """Return the last stage that the function's own tracing or lowering reaches."""
     function: Any = call.function
     args, kwargs = call.args, call.kwargs
     if isinstance(held := stage_of(function), _STAGES):
@@ -146,17 +146,17 @@ class _NoClient:
     """Stands for the client of a platform that is not here."""
 
     def make_python_callback_from_host_send_and_recv(self, *args: Any, **kwargs: Any) -> None:
-        """What a TPU's client makes of a callback, which only a run would need."""
+        """Stand in for a TPU client's callback, which only a run would need."""
 
 
 @contextmanager
 def _lowering_for(platform: str | None) -> Iterator[None]:
-    """Lower for a platform that need not be here, also where JAX 0.10 and 0.11 have no argument for it.
+    """Lower for a platform that need not exist here, also in cases that JAX 0.10 and 0.11 have no argument for.
 
-    Two methods of JAX are replaced meanwhile, for which it has no public way. Objects with `.lower` and no `.trace`
-    call `Traced.lower` themselves, and pass no `lowering_platforms` on (Equinox). `jax.debug.print` and other callbacks
-    ask for the client of the platform, which they do not use, whatever `lowering_platforms` says. Nor do
-    `pure_callback` and `io_callback` use the devices without which JAX refuses them.
+    Two methods of JAX are replaced meanwhile, since there is no public way. Objects with `.lower` and no `.trace` call
+    `Traced.lower` themselves without `lowering_platforms` (Equinox). `jax.debug.print` and other callbacks ask for the
+    platform's client, without using it, despite `lowering_platforms`. `pure_callback` and `io_callback` need no devices
+    either, without which JAX refuses them.
     """
     if platform is None:
         yield
@@ -197,7 +197,7 @@ def _lowering_for(platform: str | None) -> Iterator[None]:
 
 
 def _in_a_line(text: str) -> str:
-    """The first line of an error, with two more where it ends in a colon; the place after the last; and what to do."""
+    """Return an error's first line, two more if it ends in a colon, its last place, and advice."""
     first, *rest = text.strip().split("\n")
     place = rest[-1].rpartition(" (")[2] if rest and rest[-1].endswith(")") else ""
     if first.endswith(":"):
@@ -208,7 +208,7 @@ def _in_a_line(text: str) -> str:
 
 
 def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
-    """The sharding constraints of a jaxpr, and of those inside it, that JAX drops: unused ones, and to one device."""
+    """Return sharding constraints in a jaxpr, with inner ones, that JAX drops: unused ones, and those to one device."""
     used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "sharding_constraint" and id(eqn.outvars[0]) not in used:

@@ -1,4 +1,4 @@
-"""The meshes of a call: those in its arguments, the one in use, and a copy of it in which another stands for them."""
+"""Meshes of a call: those of its arguments, the one in use, and copies of the call with another mesh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MeshLike = Mesh | AbstractMesh | Mapping[str, int]
 
 
 class Call(NamedTuple):
-    """A function and what it is called with."""
+    """A function and its arguments."""
 
     function: Any
     args: tuple[Any, ...] = ()
@@ -39,7 +39,7 @@ def meshes_in(tree: Any) -> Iterator[Mesh | AbstractMesh]:
 
 
 def current_mesh() -> Mesh | None:
-    """The mesh of `jax.set_mesh`, else that of `with mesh:`; None where neither is in use."""
+    """Return the mesh of `jax.set_mesh`, else that of `with mesh:`; None if neither is in use."""
     with warnings.catch_warnings():  # that `with mesh:` is old, and so is the only name of its mesh
         warnings.simplefilter("ignore", DeprecationWarning)
         of_older_code = pxla.thread_resources.env.physical_mesh
@@ -57,7 +57,7 @@ def with_types(mesh: Mesh, types: Sequence[AxisType]) -> Mesh:
 
 
 def set_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
-    """`jax.set_mesh`, where there is a mesh that is not in use already."""
+    """Use a mesh with `jax.set_mesh`, unless it is None or in use already."""
     return nullcontext() if mesh is None or mesh == current_mesh() else jax.set_mesh(mesh)
 
 
@@ -106,14 +106,14 @@ def for_target(call: Call, target: AbstractMesh) -> Call:
 
 
 def held_meshes(function: Any) -> list[Mesh | AbstractMesh]:
-    """The meshes that a function holds. Raises one of `NOT_COPIED` where it holds what cannot be copied."""
+    """Return meshes in a function's closure. Raises one of `NOT_COPIED` if it contains what cannot be copied."""
     pickler = _Pickler(io.BytesIO())
     pickler.dump(function)
     return pickler.meshes
 
 
 NOT_COPIED = (TypeError, pickle.PicklingError, AttributeError, RecursionError)
-"""What cloudpickle raises for an object that it cannot copy."""
+"""Errors of cloudpickle for objects that it cannot copy."""
 
 
 def _copied(held: Any, target: AbstractMesh) -> Any:
@@ -148,7 +148,7 @@ class _Pickler(cloudpickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """What JAX 0.10.2 does not copy right: jitted functions drop two attributes, custom derivatives fail."""
+        """Copy what JAX 0.10.2 copies wrongly: jitted functions lose two attributes, custom derivatives fail."""
         if isinstance(obj, (jax.custom_vjp, jax.custom_jvp)):
             return object.__new__, (type(obj),), dict(vars(obj)), None, None, _fill
         if hasattr(obj, "_jit_info"):
@@ -165,7 +165,7 @@ class _Unpickler(pickle.Unpickler):
         self.target, self.kept = target, kept
 
     def persistent_load(self, pid: Any) -> Any:
-        """The target's mesh for one of its axes, or what was kept."""
+        """Return the target's mesh for one of its axes, or the stored object."""
         kept = self.kept[pid]
         is_for_it = isinstance(kept, (Mesh, AbstractMesh)) and set(kept.axis_names) <= set(self.target.axis_names)
         return _like(self.target, kept.axis_names, kept.axis_types) if is_for_it else kept
@@ -244,7 +244,7 @@ def _asked_memory(sharding: NamedSharding) -> str | None:
 
 
 def _asked_layout(leaf: Any) -> Layout | None:
-    """The layout that somebody asked for: not that of rows behind each other, which arrays have anyway."""
+    """Return a requested layout; None for row-major, which arrays have by default."""
     layout = getattr(getattr(leaf, "format", None), "layout", None)
     order = getattr(layout, "major_to_minor", None)
     if order is None or tuple(order) == tuple(range(len(leaf.shape))):

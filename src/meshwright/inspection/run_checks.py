@@ -47,7 +47,7 @@ CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
 
 
 _LEAST_SECONDS = 1e-6
-"""What a step pays at least for a finding, on any hardware."""
+"""Least cost of a finding, in seconds of a step, on any hardware."""
 
 _LEAST_SHARE = 1e-4
 """The fraction of a step that is the same, where the step is simulated."""

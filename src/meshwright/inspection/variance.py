@@ -15,7 +15,7 @@ from meshwright.hlo import Instruction, Module, Shape, axes_of_groups, evaluate,
 Axes = frozenset[str]
 
 Value = Axes | tuple["Value", ...]
-"""The axes along which an array may differ, or those of each element of a tuple."""
+"""Axes along which an array may differ between devices, or those of each element of a tuple."""
 
 _SAME: Axes = frozenset()
 _CALLS = ("fusion", "call", "async-start")
@@ -23,7 +23,7 @@ _MADE_EQUAL = ("all-gather", "all-reduce", "collective-broadcast")
 _SPREADS = ("reduce-scatter", "all-to-all", "ragged-all-to-all")
 _ANYTHING = ("rng", "infeed", "recv", "replica-id", "partition-id")
 _SMALL = 64
-"""Integer arrays of at most so many elements are indices, and evaluated on every device."""
+"""Integer arrays up to this size are taken as indices and evaluated on every device."""
 
 
 class Variance:
@@ -57,7 +57,7 @@ class Variance:
         return frozenset(axis for dim in spec.dims for axis in dim or ())
 
     def _run(self, name: str, arguments: tuple[Value, ...]) -> Value:
-        """Propagate argument axes through a computation; returns those of its result."""
+        """Propagate the arguments' axes through a computation; return those of its result."""
         if (name, arguments) in self._returned:
             return self._returned[name, arguments]
         computation = self.module.computations[name]

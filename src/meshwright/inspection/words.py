@@ -25,14 +25,14 @@ from meshwright.units import show_bytes, show_degrees, show_flops, show_percent,
 
 
 def evidence(finding: Finding) -> str:
-    """What the compiled program shows, with figures."""
+    """Return what the compiled program does, with figures."""
     others = len(finding.elsewhere)
     lines = f"; the same at {others} other line{'s' if others > 1 else ''}" if others else ""
     return _sentences(finding)[0] + lines
 
 
 def fix(finding: Finding) -> str:
-    """What to change."""
+    """Return what to change."""
     return _sentences(finding)[1]
 
 
