@@ -91,7 +91,7 @@ def _panels(holdings: Holdings) -> Iterator[Panel]:
 
 
 def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
-    """The parts of a drawn dim; one placeholder where there is no such dim."""
+    """Return the spans of a drawn dim; one placeholder if there is no such dim."""
     return ((0, 0),) if dim is None else holdings.cuts[dim]
 
 
@@ -122,7 +122,7 @@ def _caption(holdings: Holdings, dim: int, span: Span) -> str:
 
 
 def _notes(holdings: Holdings) -> Iterator[str]:
-    """What the first device holds, the number of shards, and what the grid does not show."""
+    """Return notes: the first device's part, the number of shards, and what the grid omits."""
     first = holdings.holders[0]
     yield f"device {first.device} holds {holdings.block_text(first.block)}"
     shards, copies = len(holdings.shards), holdings.copies

@@ -24,7 +24,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 NOT_TERMS = ("peak", "states", "host", "alias", "outputs", "code")
-"""Entries of a record's memory that are sums of others, or lie in memory that others already count."""
+"""Memory terms of a record that are sums of others, or share memory with others."""
 
 ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 """The ground of a text that a line may cross."""
@@ -32,9 +32,9 @@ ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 
 @dataclass(frozen=True)
 class Bar:
-    """A record and the label beside its bar, the first word of which names it where there is less room.
+    """A record and its bar's label, whose first word is its short name.
 
-    size: its position on the scale of a sweep.
+    size: its position on a sweep's scale.
     """
 
     label: str
@@ -51,7 +51,10 @@ class Limits:
 
 
 class RooflinePoint(NamedTuple):
-    """A step on the network roofline: flops per byte sent, flops per second, and the bandwidth of its links."""
+    """Return a step's point on the network roofline; None without communication or times.
+
+    Its bandwidth is that of the step's collectives: all bytes a device sends over all their time.
+    """
 
     intensity: float
     flops_per_second: float
@@ -66,10 +69,10 @@ def check_chart_file(path: Path) -> None:
 
 
 def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str, scale: str = "") -> None:
-    """Write the charts of some records to a file; its suffix sets the format.
+    """Write charts of some records to a file; its suffix sets the format.
 
-    Of a sweep (`scale` is its key): step time and MFU over it, each beside what is ideal; else MFU as bars. The parts
-    of the step, the memory of a device and its limit, and the network roofline.
+    For a sweep (`scale` is its key): step time and MFU over it, each beside the ideal; else MFU as bars. Then the parts
+    of the step, a device's memory and its limit, and the network roofline.
     """
     check_chart_file(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -122,7 +125,7 @@ def roofline_point(record: Record) -> RooflinePoint | None:
 
 
 def _draw_scaling(figure: SubFigure, bars: Sequence[Bar], scale: str) -> None:
-    """Step time beside what is in proportion to the first, and MFU."""
+    """Draw step time beside linear scaling from the first, and MFU."""
     from matplotlib.ticker import LogLocator
 
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
@@ -219,7 +222,7 @@ def _draw_roofline(figure: SubFigure, bars: Sequence[Bar], peak: float) -> None:
 
 
 def _draw_points(axes: Axes, points: Sequence[tuple[str, RooflinePoint]]) -> None:
-    """Points, each with its label below it, so far that no label lies on another or on a point."""
+    """Draw points with labels below them, placed so that no label overlaps another or a point."""
     places = [(point.intensity, point.flops_per_second) for _, point in points]
     axes.plot(*zip(*places, strict=True), "o", color=INK)
     figure = axes.get_figure(root=True)
@@ -258,7 +261,7 @@ def lowered(labels: Sequence[str], places: Sequence[tuple[float, float]]) -> lis
 
 
 def _annotate(axes: Axes, text: str, x: float, y: float, *, up: float, left: float = 0, ha: str = "center") -> None:
-    """A text some points above a place, and left of it."""
+    """Draw a text above a place, left of it."""
     axes.annotate(text, (x, y), (-left, up), textcoords="offset points", ha=ha)
 
 

@@ -36,10 +36,10 @@ class CollectiveRun:
 
 
 def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> CollectiveRun:
-    """Run a collective under `shard_map` on `degree` devices and return what they hold before and after.
+    """Run a collective under `shard_map` on `degree` devices; return their values before and after.
 
-    Values are split evenly over the devices; a permute sends each device's part to the next. Raises where they do not
-    divide, or there are too few devices.
+    Values are split evenly over devices; a permute sends each device's part to the next. Raises an error if they do not
+    divide, or devices are too few.
     """
     import jax
     import numpy as np

@@ -1,8 +1,8 @@
-"""One colour code for every picture, page and chart: a colour means the same wherever it is.
+"""One colour code for all pictures, pages and charts.
 
-Pale colours, one after the other: the shards of an array, wherever they lie. Fixed colours by name: the phases of a
-step, what a step waits for (reds and greys), and the terms of a device's memory (teal for what stays from step to step,
-sand for what a step makes), and what the time of a run went into. All are light enough for dark text.
+Pale colours in order: the shards of an array. Fixed colours by name: phases of a step, waits of a step (reds and
+greys), memory of a device (teal for persistent terms, sand for temporary ones), and times of a run. All are light
+enough for dark text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WRONG = "#c0392b"
 """The colour of what costs time or does not fit."""
 
 _GOLDEN = 0.618034
-"""The golden ratio's fraction: steps of it around the circle of hues never come close to each other early."""
+"""The golden ratio's fraction: steps of it around the circle of hues stay far apart for long."""
 
 NAMED = {
     "forward": "#8fb8de",

@@ -1,4 +1,4 @@
-"""Curves over steps, runs beside each other, as SVG for a page."""
+"""Curves over steps, of several runs, as SVG for a page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 from meshwright.viz.colours import RULE
 
 RUN_COLOURS = ("#3f7fc1", "#cf7a2f", "#3f9d68", "#ab5fb3", "#b39530", "#c8544f", "#4aa3ad", "#8a7fd1")
-"""Of runs, one after the other: to be told apart on white and on black."""
+"""Colours of runs in order; distinct on white and on black."""
 
 MOST_POINTS = 300
 """Points of a curve; of more steps each is the mean of some."""
@@ -23,10 +23,12 @@ Points = Sequence[tuple[float, float]]
 
 
 def curves(series: Mapping[str, tuple[str, Points]], show: Callable[[float], str], *, title: str) -> str:
-    """A chart of some series by their names, each with its colour; empty where none has a point.
+    """Return a chart of series by name, each with its colour; empty if none has a point.
 
     Args:
-        series: colour and points by name. show: a value as its axis has it. title: for who does not see the picture.
+        series: colour and points by name.
+        show: formats a value of the axis.
+        title: text for readers who cannot see the picture.
     """
     drawn = {name: (colour, thinned(points)) for name, (colour, points) in series.items() if points}
     values = [value for _, points in drawn.values() for _, value in points]
@@ -71,7 +73,7 @@ def curves(series: Mapping[str, tuple[str, Points]], show: Callable[[float], str
 
 
 def thinned(points: Points) -> Points:
-    """At most `MOST_POINTS` points: the last step and the mean value of as many after each other as needed."""
+    """Return at most `MOST_POINTS` points: means of consecutive points, each at the last one's step."""
     size = math.ceil(len(points) / MOST_POINTS)
     if size <= 1:
         return points

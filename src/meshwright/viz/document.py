@@ -1,7 +1,7 @@
-"""A self-contained HTML document made of sections: it loads nothing and runs no script.
+"""A self-contained HTML document of sections: it loads nothing and runs no script.
 
-What is wider than the window scrolls within its section.
-Every text is escaped. A content security policy in the head forbids the page to load anything.
+Content wider than the window scrolls within its section. All text is escaped. A content security policy in the head
+forbids loading.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshwright.viz import svg
 from meshwright.viz.scene import Scene
 
 WIDTH = 132
-"""Characters of a drawing: what the page is wide."""
+"""Width of drawings in characters: that of the page."""
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #666; --line: #e8e8e8; --page: #fff; --wrong: #c0392b;
@@ -89,9 +89,9 @@ def html_table(
     text: Sequence[int] = (0,),
     differs: Sequence[bool] = (),
 ) -> str:
-    """A table without its empty columns, which scrolls where it is too wide. Empty without rows.
+    """Return a table without its empty columns, scrolling if too wide; empty without rows.
 
-    text: the columns that hold no numbers. differs: of each row, whether it is marked.
+    text: columns without numbers. differs: whether a row is marked, for each.
     """
     if not rows:
         return ""

@@ -1,4 +1,4 @@
-"""What each device holds of an array: its mesh coordinates and its slice of every dim. No JAX."""
+"""Parts of an array on each device: mesh coordinates and the slice of every dim. No JAX."""
 
 from __future__ import annotations
 
@@ -33,21 +33,17 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
-    """What the devices hold of one array.
+    """What devices hold of one array."""
 
-    label: the array as written. name: of its blocks, as in `A[0:4, 0:8]`. axes: for each dim the mesh axes that shard
-    it, outermost first; with degrees, empty for a sharding without a mesh. unreduced: axes over which every device has
-    a partial sum. element_bytes: may be 0.5 (int4).
-    """
-
-    label: str
-    name: str
+    label: str  # The array as written.
+    name: str  # Name of its blocks, as in `A[0:4, 0:8]`.
     dims: tuple[str, ...]
     shape: tuple[int, ...]
+    # Mesh axes that shard each dim, outermost first; empty, like the degrees, for a sharding without a mesh.
     axes: tuple[tuple[str, ...], ...]
     degrees: Mapping[str, int]
-    unreduced: tuple[str, ...]
-    element_bytes: float
+    unreduced: tuple[str, ...]  # Axes over which each device holds a partial sum.
+    element_bytes: float  # Can be 0.5 (int4).
     holders: tuple[Holder, ...]
 
     @cached_property
@@ -113,9 +109,9 @@ class Holdings:
 
 
 def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
-    """What each device holds of an array in the notation; devices are numbered along the last mesh axis first.
+    """Return what each device holds of an array in the notation; devices are numbered along the last mesh axis first.
 
-    Raises where the sharding is not legal, or the mesh is too large to draw.
+    Raises an error if the sharding is not legal, or the mesh is too large to draw.
     """
     check(array, sizes)
     num_devices = math.prod(sizes.degrees.values())

@@ -1,4 +1,4 @@
-"""Live arrays, and all else with a shape, a dtype and a sharding: what each device holds; trees of them as tables."""
+"""Live arrays and anything with shape, dtype and sharding: what each device holds. Trees of them as tables."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Axes = tuple[tuple[str, ...], ...]
 
 
 def live_holdings(array: Any, *, name: str = "array") -> Holdings:
-    """What each device holds of a live array or a `jax.ShapeDtypeStruct`, with any kind of sharding.
+    """Return what each device holds of a live array or a `jax.ShapeDtypeStruct`, with any kind of sharding.
 
-    Devices have JAX's ids. On an abstract mesh they are numbered along its last axis first. Raises for a traced value
-    and for one without a sharding.
+    Devices have JAX's ids. On an abstract mesh they are numbered along its last axis first. Raises an error for a
+    traced value and one without sharding.
     """
     check_concrete(array, name)
     sharding = getattr(array, "sharding", None)
@@ -155,7 +155,7 @@ class Row:
 
 
 def tree_rows(tree: Any) -> tuple[Row, ...]:
-    """A row for every array of a tree, with JAX's order and paths. Raises where there is none."""
+    """Return a row for each array of a tree, in JAX's order, with its path. Raises an error if there is none."""
     leaves, _ = tree_flatten_with_path(tree)
     if isinstance(tree, Sharding):
         raise MeshwrightError(
@@ -176,7 +176,7 @@ def plan_rows(plan: Plan) -> tuple[Row, ...]:
 
 
 def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:
-    """The rows as a table, with totals in its title; of: what the arrays are of."""
+    """Return the rows as a table with totals in its title; of: owner of the arrays."""
     total, local = (sum(getattr(row, name) for row in rows) for name in ("total_bytes", "bytes_per_device"))
     counts = show_count(len(rows), "array"), show_bytes(total), f"{show_bytes(local)} a device"
     title = "   ".join((*([of] if of else []), *counts))
@@ -217,7 +217,7 @@ def _unplaced(path: str, leaf: Any) -> Row:
 
 
 def _texts(row: Row) -> tuple[str, ...]:
-    """The cells of a row; a spec without a mesh is shown beside the type, which cannot express it."""
+    """Return a row's cells; a spec without a mesh stands beside the type, which cannot express it."""
     kind = row.type if row.spec.startswith("P(") else f"{row.type} {row.spec}"
     if not row.copies:
         return kind, "-", "-", "-"

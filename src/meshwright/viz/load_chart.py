@@ -1,4 +1,4 @@
-"""The chart of loads on a server: latency against throughput, beside what a plan predicts."""
+"""The chart of a server's loads: latency against throughput, with the plan's prediction."""
 
 from __future__ import annotations
 

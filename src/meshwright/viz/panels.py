@@ -14,7 +14,7 @@ Frame = Literal["ruled", "table", "linked"]
 """How cells are arranged: a grid with rules, columns as wide as needed, or chips joined by links."""
 
 ELLIPSIS = "…"
-"""Label and text of what is left out."""
+"""Label and text in place of omitted parts."""
 
 MAX_PANELS = 8
 """Most panels drawn of one array or torus."""
@@ -24,7 +24,7 @@ _GALLERY = 130  # characters: a wider row of tiles is hard to take in
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: text, fill, what a pointer over it shows, and whether it is marked."""
+    """A cell: its text, fill, tooltip, and whether it is marked."""
 
     text: str
     fill: str | None = None
@@ -34,20 +34,17 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Rows of cells of equal length, with labels for rows and columns, or none.
-
-    notes: text beside it. wraps: in a linked panel, whether links join the last row to the first, and the last column
-    to the first. cell_width, cell_height: minimum size of a cell, in characters and lines.
-    """
+    """Rows of cells of equal length, with labels of rows and columns, or none."""
 
     cells: tuple[tuple[Cell, ...], ...]
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     caption: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Text beside it.
     frame: Frame = "ruled"
+    # In a linked panel: whether links join the last row to the first, and the last column to the first.
     wraps: tuple[bool, bool] = (False, False)
-    cell_width: int = 0
+    cell_width: int = 0  # Least size of a cell, in characters and lines.
     cell_height: int = 1
 
     @property
@@ -80,7 +77,7 @@ class Sketch:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The most that is drawn: characters across, rows and columns of a grid, those of a tile, lines of a wide table."""
+    """Limits of drawings: characters across, rows and columns of a grid and of a tile, lines of a wide table."""
 
     width: int
     grid: tuple[int, int]
@@ -105,7 +102,7 @@ def scene_of(sketch: Sketch, limits: Limits) -> Scene:
 
 
 def _panel(panel: Panel, limits: Limits, *, is_tile: bool) -> Scene:
-    """A panel: caption above, notes beside it, or below in a tile and where there is no space."""
+    """Draw a panel: caption above; notes beside it, or below in a tile and where space is short."""
     if panel.frame == "table":
         drawn = _table(panel, limits)
     elif is_tile and panel.cell_width:  # All tiles are of one size already.
@@ -148,7 +145,7 @@ def _grid(panel: Panel) -> Scene:
 
 
 def _links(left: float, top: float, panel: Panel, num_rows: int, num_columns: int) -> list[Line]:
-    """A line through each row and column of chips; dashed at both ends where it closes into a ring."""
+    """Draw a line through each row and column of chips, dashed at both ends of a closed ring."""
     down, across = panel.wraps
     wide, high = (num_columns - 1) * panel.pitch, 2 * (num_rows - 1)
     middle, end, bottom = panel.column_width / 2, left + wide + panel.column_width, top + high + 1
@@ -165,7 +162,7 @@ def _links(left: float, top: float, panel: Panel, num_rows: int, num_columns: in
 
 
 def _table(panel: Panel, limits: Limits) -> Scene:
-    """Columns as wide as needed; those that do not fit go on below, the middle of a very long table left out."""
+    """Draw columns at their own widths. Those that do not fit continue below; the middle of a long table is omitted."""
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)
     # A label with none beside it may go on over the next column.
@@ -192,7 +189,7 @@ def _table(panel: Panel, limits: Limits) -> Scene:
 
 
 def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: Sequence[int]) -> Scene:
-    """Some columns of a table beside the labels of its rows."""
+    """Draw some columns of a table, with the labels of its rows."""
     left, top = panel.label_width, any(panel.columns)
     items: list[Box | Line | Label] = [Label(0, top + row, label) for row, label in enumerate(panel.rows)]
     x = left
@@ -210,7 +207,7 @@ def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: 
 
 
 def _elide_grid(panel: Panel, max_rows: int, max_columns: int, width: int) -> Panel:
-    """The panel with at most so many rows and columns, within a width; those in the middle are replaced by `…`."""
+    """Return the panel with at most so many rows and columns, within a width; `…` replaces those in the middle."""
     ends = 1 if panel.frame == "ruled" else 2 + 2 * panel.wraps[1]
     max_columns = min(max_columns, max(3, (width - panel.label_width - ends) // panel.pitch))
     cells = [_elide(row, max_columns, Cell(ELLIPSIS)) for row in panel.cells]

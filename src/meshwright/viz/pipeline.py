@@ -1,4 +1,4 @@
-"""A pipeline schedule: what each stage does in each slot, forward or backward, and where it is idle."""
+"""A pipeline schedule: each stage's forward or backward work in each slot, and its idle slots."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
 
 
 def pipeline_data(schedule: Schedule, num_layers: int | None = None) -> dict[str, Any]:
-    """The schedule as plain data: every unit of work, and where each stage has which layers.
+    """Return the schedule as data: each unit of work, and the layers of each stage.
 
-    bubble: idle time beside that of work. idle_share: of all time.
+    bubble: idle time relative to work. idle_share: relative to all time.
     """
     _check_size(schedule)
     data: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The page of runs: curves beside each other, predicted | compiled | measured, memory, devices, goodput, data."""
+"""The page of runs: their curves, predicted | compiled | measured, memory, devices, goodput, data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from meshwright.viz.sections import Piece, draw_bars, memory_section
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its directory has it."""
+    """A run, read from its directory."""
 
     name: str
     directory: Path
@@ -48,10 +48,11 @@ class Run:
 
 
 def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = None) -> str:
-    """One self-contained HTML page about runs, the curves of all in the same charts; it loads nothing.
+    """Return one self-contained HTML page about runs, with the curves of all in the same charts.
 
     Args:
-        runs: a run directory or several. output: the file to write the page to as well.
+        runs: a run directory or several.
+        output: also write the page to this file.
 
     Raises:
         MeshwrightError: a directory that is no run, or has no step yet; a file that cannot be written.
@@ -238,7 +239,7 @@ def _share(seconds: Mapping[str, float], account: str) -> str:
 
 
 def _of_run(run: Run, *, is_alone: bool) -> list[Section]:
-    """What there is to say of one run."""
+    """Return the sections of one run."""
     of = "" if is_alone else f"{run.name}: "
     usable = run.plan.system.usable_bytes if run.plan.system.chip.kind != "cpu" else None
     records = {"predicted": run.plan.predicted}
@@ -306,7 +307,7 @@ def _mesh(run: Run) -> str:
 
 
 def _devices(run: Run) -> str:
-    """What each device did in the profiled steps, and how unevenly."""
+    """Return each device's times in the profiled steps, and the imbalance."""
     if run.profile is None or not run.profile.devices:
         return ""
     drawn = {}
@@ -328,7 +329,7 @@ def _devices(run: Run) -> str:
 
 
 def _tasks(rows: Sequence[Row]) -> str:
-    """What each task was answered with at its last evaluation."""
+    """Return each task's answers at its last evaluation."""
     last = {name: (row["step"] + 1, figures) for row in rows for name, figures in row.get("eval_tasks", {}).items()}
     cells = [
         (
@@ -344,7 +345,7 @@ def _tasks(rows: Sequence[Row]) -> str:
 
 
 def _data(rows: Sequence[Row]) -> str:
-    """Tokens and documents by source, and what was left out."""
+    """Return tokens and documents by source, and omitted ones."""
     tokens: Counter[str] = Counter()
     documents: Counter[str] = Counter()
     for row in rows:

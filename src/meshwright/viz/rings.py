@@ -25,18 +25,13 @@ RING_KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "a
 
 @dataclass(frozen=True)
 class Frame:
-    """What the devices hold after a hop.
+    """What devices hold after a hop."""
 
-    phase: the collective of the last hop. slots: by device; a slot is a part of the array, or in an all-to-all the
-    device it comes from. to_pass_on: what a device holds only to pass on. arrived: the slot of each device that the
-    last hop filled or added to. sent: numbers that each device sent in the last hop.
-    """
-
-    phase: Kind
-    slots: Slots
-    to_pass_on: tuple[tuple[Values, ...], ...]
-    arrived: tuple[int | None, ...]
-    sent: int
+    phase: Kind  # Collective of the last hop.
+    slots: Slots  # By device. A slot is a part of the array; in an all-to-all, the sending device.
+    to_pass_on: tuple[tuple[Values, ...], ...]  # What a device holds only to pass it on.
+    arrived: tuple[int | None, ...]  # Slot of each device that the last hop filled or added to.
+    sent: int  # Numbers that each device sent in the last hop.
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> 
 
 
 def ring_sketch(ring: Ring) -> Sketch:
-    """A ring collective as a table of devices and slots after each hop; what has just arrived is marked."""
+    """Return a ring collective as a table of devices and slots after each hop; new values are marked."""
     degree = len(ring.frames[0].slots)
     around = " → ".join(map(str, [*range(degree), 0])) if degree <= 8 else f"0 → 1 → … → {degree - 1} → 0"
     panels = tuple(_panel(ring, hop) for hop in range(len(ring.frames)))

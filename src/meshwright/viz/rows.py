@@ -1,4 +1,4 @@
-"""What stands alike on the screen and on the page of an inspection: rows of collectives and buffers, places, costs."""
+"""Shared by the screen and the page of an inspection: rows of collectives and buffers, places, costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_PATH = 40
 
 
 def answer(found: Inspection) -> str:
-    """The findings in a line, and the step where it was simulated."""
+    """Return the findings in a line, with the simulated step if there is one."""
     count = len(found.findings)
     cost = found.findings[0].cost_seconds if found.findings else None
     says = "no finding" if not count else f"{count} finding{'s' if count > 1 else ''}"
@@ -32,7 +32,7 @@ def answer(found: Inspection) -> str:
 
 
 def alike(moves: Iterable[Collective]) -> list[Collective]:
-    """Collectives, the largest first, with those of one kind, axes, phase, note and place in the source added up."""
+    """Return collectives, largest first; those with equal kind, axes, phase, note and source are added up."""
     groups: dict[tuple[object, ...], list[Collective]] = {}
     for move in moves:
         groups.setdefault((move.kind, move.axes, move.phase, move.note, move.lowerings, move.source), []).append(move)
@@ -50,7 +50,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
-    """The largest buffers: shape, bytes of all alike, how many those are, what they are, and from where."""
+    """Return the largest buffers: shape, bytes of equal ones together, their number, their kind and source."""
     same: dict[tuple[str, str, str], list[Buffer]] = {}
     for buffer in buffers:
         name = buffer.scope.replace("\\'", "'")  # the compiler escapes quotes in the path of an argument
@@ -68,14 +68,14 @@ def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
 
 
 def costs(finding: Finding) -> str:
-    """What a finding costs, in a few words; empty where it is not known."""
+    """Return a finding's cost in a few words; empty if unknown."""
     found = [show_seconds(finding.cost_seconds) + " a step"] if finding.cost_seconds else []
     found += [show_bytes(finding.bytes)] if finding.bytes else []
     return f"costs {', '.join(found)}" if found else ""
 
 
 def file_name(source: str) -> str:
-    """file:line (scopes) without the folders of the file."""
+    """Return file:line (scopes) with a short path: relative to the working directory, else its last parts."""
     path, space, scope = source.partition(" ")
     return f"{Path(path).name}{space}{scope}"
 

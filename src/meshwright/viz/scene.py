@@ -1,7 +1,7 @@
 """A picture as data: boxes, lines and labels in one coordinate system, a character wide and a line high.
 
-Builders make scenes (`panels` of cells in rows and columns, `sections` of a page); `terminal` and `svg` write them, and
-a page of HTML has them as SVG.
+Builders make scenes (`panels` of cells, `sections` of a page); `terminal` and `svg` write them. HTML pages contain them
+as SVG.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Scene:
-    """What to draw, in order, within a width and a height."""
+    """Shapes to draw, in order, within a width and a height."""
 
     width: float
     height: float
@@ -98,7 +98,7 @@ def stack(scenes: Iterable[Scene], *, gap: float = 0) -> Scene:
 
 
 def flow(scenes: Sequence[Scene], width: float) -> Scene:
-    """Scenes side by side in columns of equal width, in as many rows as needed."""
+    """Place scenes in columns of equal width, in as many rows as needed."""
     gap = 3
     column = max(scene.width for scene in scenes) + gap
     across = max(1, int((width + gap) // column))

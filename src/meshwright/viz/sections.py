@@ -30,7 +30,7 @@ _NARROW = 0.06
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a bar: its size, the name that has a colour, and what a pointer over it shows."""
+    """A part of a bar: its size, the name of its colour, and its tooltip."""
 
     size: float
     name: str
@@ -38,9 +38,9 @@ class Piece:
 
 
 def memory_section(records: Mapping[str, Record], usable_bytes: float | None) -> Section:
-    """The memory of a device as each record has it, a bar each, beside what a program can have there.
+    """Return a device's memory in each record, a bar each, beside the memory that a program can use.
 
-    A record of a run has only its peak.
+    A run's record has only its peak.
     """
     bars = {}
     for origin, record in records.items():
@@ -65,7 +65,7 @@ def buffers_section(buffers: Sequence[Buffer]) -> Section:
 
 
 def collectives_section(record: Record) -> Section:
-    """What the collectives of each kind and set of mesh axes send, as bars by phase, and all of them as a table."""
+    """Return bytes of collectives by kind and mesh axes, as bars by phase, and a table of all."""
     degrees = dict(record.mesh)
     bars: dict[str, list[Piece]] = {}
     for move in sorted(record.collectives, key=lambda move: (move.axes, move.kind, PHASES.index(move.phase))):

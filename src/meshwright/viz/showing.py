@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDTH = 100
-"""The columns of a picture where there is no terminal that has a width."""
+"""Width of pictures without a terminal."""
 
 _DOCUMENT = Limits(width=240, grid=(64, 64), tile=64, lines=1024)
 _MARGIN = 2  # columns at the left of a text
@@ -71,7 +71,7 @@ class Picture:
         return self.svg
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """For rich: the terminal's width, its colours if it has them, and ASCII where it shows no more."""
+        """Render for rich: at the terminal's width, in its colours if any, in ASCII if it shows no more."""
         from rich.text import Text
 
         width = options.max_width if console.is_terminal else WIDTH
@@ -140,7 +140,7 @@ def show(
 
 
 def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
-    """What `show` draws as plain data: what devices hold; all shardings and the torus where they are asked for."""
+    """Return `show`'s picture as data: what devices hold; all shardings and the torus if asked."""
     data = holdings_of(array, sizes).to_json()
     if every:
         data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]
@@ -161,7 +161,7 @@ def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Pictur
 
 
 def show_pipeline(schedule: Schedule, *, num_layers: int | None = None) -> Picture:
-    """A pipeline schedule: which microbatch each stage works on in each slot, and where it is idle.
+    """Draw a pipeline schedule: each stage's microbatch in each slot, and idle slots.
 
     num_layers: of the model, to label stages with their layers.
     """
@@ -185,7 +185,7 @@ def read_text(
 
 
 def _from_spec(text: str, dims: list[str]) -> str:
-    """JAX's `P('x', None)` as `A[I_x, J]`, its dims in the order of their sizes; any other text as it is."""
+    """Return JAX's `P('x', None)` as `A[I_x, J]`, with dims in the order of their sizes; other texts unchanged."""
     if (match := re.fullmatch(r"(?:P|PartitionSpec)\((.*)\)", text.strip())) is None:
         return text
     try:

@@ -54,7 +54,7 @@ def _item(item: Box | Line | Label) -> str:
 
 
 def _box(box: Box) -> str:
-    """A box, with its text in dark ink on whatever it is filled with, and what a pointer over it shows."""
+    """Draw a box: its fill, its text in dark ink, and its tooltip."""
     x, y, width, height = box.x * _CHARACTER, box.y * _LINE, box.width * _CHARACTER, box.height * _LINE
     drawn = [f"<title>{escape(box.hint)}</title>"] if box.hint else []
     background = box.fill or ("#ffffff" if box.edge in ("ruled", "outlined") else None)

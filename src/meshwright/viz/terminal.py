@@ -58,7 +58,7 @@ def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Piece, ...]]
 
 
 def _rules(scene: Scene) -> dict[tuple[int, int], str]:
-    """The characters of lines and of the rules around boxes, joined where they meet."""
+    """Return the characters of lines and boxes, joined where they meet."""
     ways: defaultdict[tuple[int, int], int] = defaultdict(int)
     dashed: dict[tuple[int, int], str] = {}
     for item in scene.items:

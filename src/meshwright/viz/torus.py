@@ -121,7 +121,7 @@ def torus_sketch(system: System, degrees: Mapping[str, int], holdings: Holdings 
 
 
 def _notes(layout: MeshPlacement, shown: list[str]) -> Iterator[str]:
-    """What the labels mean, what each mesh axis runs over, which physical axes wrap, and what lay_mesh has to say."""
+    """Return notes: labels, mesh axes, physical axes that wrap, and remarks of lay_mesh."""
     system = layout.system
     if shown:
         cores = ", one for each device of the chip" if system.devices_per_chip > 1 else ""

@@ -79,7 +79,7 @@ def lowering_text(lowering: Lowering) -> str:
 
 
 def collective_note(move: Collective) -> str:
-    """What there is to remark on a collective: how it was lowered, then its note."""
+    """Return remarks on a collective: how it was lowered, then its note."""
     return "; ".join(filter(None, (*map(lowering_text, move.lowerings), move.note)))
 
 
@@ -89,9 +89,9 @@ def reason(row: Row) -> str:
 
 
 def row_tables(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[list[str]], list[bool]]]:
-    """The rows as tables, what a run measured too in one of its own, for most rows have nothing measured.
+    """Return the rows as tables; measured rows are one of their own, since most have no measurement.
 
-    Of each table the names of the columns, the rows as text, and which rows differ.
+    For each table: column names, rows as text, and which rows differ.
     """
     ran = [row for row in rows if row.measured is not None]
     for part in filter(None, ([row for row in rows if row.measured is None], ran)):
