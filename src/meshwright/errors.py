@@ -1,4 +1,4 @@
-"""The errors people see: what is wrong, the value, and what would be right."""
+"""Errors for users: what is wrong, the value, and what would be right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ class MeshwrightError(ValueError):
 
 
 class DoesNotFitError(MeshwrightError):
-    """A program that a device's memory does not hold. hlo: as far as the compiler came; '' where it made no buffers."""
+    """A program that does not fit a device's memory.
+
+    hlo: as far as the compiler got; '' if it allocated no buffers.
+    """
 
     def __init__(self, message: str, hlo: str = "") -> None:
         super().__init__(message)
@@ -18,7 +21,7 @@ class DoesNotFitError(MeshwrightError):
 
 
 class TemporaryError(MeshwrightError):
-    """What may be otherwise later: the same command, started again, can succeed. Commands end with 1, not with 2."""
+    """An error that may go away: the same command can succeed later. Commands exit with 1, not 2."""
 
 
 class NotationError(MeshwrightError):
@@ -48,7 +51,7 @@ def near_names(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str
 
 
 def did_you_mean(near: Iterable[str]) -> str:
-    """The first three of some near names as a question, with a blank after it; nothing where there are none.
+    """Return up to three near names as a question with a trailing space; empty without names.
 
     >>> did_you_mean(["v4", "v3"])
     'did you mean v4 or v3? '

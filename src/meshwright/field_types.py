@@ -27,7 +27,7 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check_fields(thing: object) -> None:
-    """Raise where a field of a dataclass is not of its type: True is no number, a whole number is, NaN is none."""
+    """Raise an error if a dataclass field is not of its type: True is no number, an int is, NaN is not."""
     for name, hint, is_of in _checks(type(thing)):
         if not is_of(value := getattr(thing, name)):
             raise MeshwrightError(_wrong(name, value, hint))
@@ -42,16 +42,16 @@ def not_a_choice(name: str, value: object, choices: Iterable[object]) -> str:
 
 
 def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types.MappingProxyType({})) -> T:
-    """A dataclass from the plain data that `dataclasses.asdict` made of it, by way of a file that people can edit.
+    """Read a dataclass from plain data of `dataclasses.asdict`, from a file that people can edit.
 
     Args:
         kind: the dataclass.
-        data: its fields by name, those of dataclasses in it too.
-        path: where the data stands in its file, as `workload.model`, for messages.
+        data: its fields by name, including those of nested dataclasses.
+        path: the data's place in its file, as `workload.model`, for messages.
         readers: see `Readers`.
 
     Raises:
-        MeshwrightError: where a field is missing, unknown or not of its type; the line names it.
+        MeshwrightError: a field that is missing, unknown or not of its type; the message names it.
     """
     if not isinstance(data, Mapping):
         raise MeshwrightError(f"{path or 'it'} is {data!r}; it is an object, fields by name")
@@ -97,7 +97,7 @@ def _read(hint: Any, value: Any, path: str, readers: Readers) -> Any:
 
 
 def _dataclass_of(options: tuple[Any, ...], data: Any) -> Any:
-    """Of several dataclasses the first that has all the fields of some data, else the first."""
+    """Return the first dataclass that has all fields of the data, else the first."""
     found = [option for option in options if is_dataclass(option)]
     names = set(data) if isinstance(data, Mapping) else set()
     return next((one for one in found if names == {field.name for field in fields(one)}), found[0])
@@ -117,7 +117,7 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 
 def _choices(option: Any) -> tuple[Any, ...]:
-    """What a `Literal` or an enum allows, and nothing of other types."""
+    """Return the values that a `Literal` or an enum allows; empty for other types."""
     if get_origin(option) is Literal:
         return get_args(option)
     return tuple(one.value for one in option) if isinstance(option, type) and issubclass(option, Enum) else ()
@@ -147,7 +147,10 @@ def _checks(kind: type) -> tuple[tuple[str, Any, Check], ...]:
 
 @cache
 def _check(hint: Any) -> Check:
-    """Whether a value is of a type. What is no plain type, choice, dataclass or collection of these always is."""
+    """Whether a value is of a type.
+
+    Unsupported annotations are not checked: all but plain types, choices, dataclasses and collections of these.
+    """
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         checks = [_check(option) for option in options]

@@ -1,6 +1,6 @@
-"""Writing files: whole or not at all, only over regular files, and every failure one line.
+"""Write files completely or not at all, over regular files only; each failure is one line.
 
-A character device or a pipe (`/dev/null`, `/dev/stdout`, a FIFO that is being read) is written to as it is.
+Character devices and pipes (`/dev/null`, `/dev/stdout`, a FIFO with a reader) are written to directly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OPEN_DESCRIPTOR = re.compile(r"/dev/std(?:out|err)|/(?:dev|proc/self)/fd/\d+")
 
 
 def as_path(path: object) -> Path:
-    """The path that a caller gave. Raises where it is none."""
+    """Return the path that a caller gave; an error if it is none."""
     if not isinstance(path, str | os.PathLike):
         raise MeshwrightError(f"path is {path!r}; it is the path of a file, as text or a pathlib.Path")
     return Path(path)
@@ -110,7 +110,7 @@ def check_new_directory(path: str | Path) -> None:
 
 
 def write_file(path: str | Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: beside its place and then renamed, through symbolic links."""
+    """Write a file completely or not at all: to a temporary file that is renamed, following symbolic links."""
     path = Path(path)
     check_output(path)
     data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
@@ -139,7 +139,7 @@ def write_file(path: str | Path, content: str | bytes) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file, made where there is none; a line that does not fit on the disk is taken back."""
+    """Append a line to a file, created if missing. A line that does not fit on the disk is removed again."""
     append_bytes(path, line.encode() + b"\n")
 
 
@@ -156,12 +156,12 @@ def append_bytes(path: Path, data: bytes) -> None:
 
 
 def user_cache() -> Path:
-    """Where meshwright keeps what it can make anew: meshwright in $XDG_CACHE_HOME, or in ~/.cache."""
+    """Return the directory of meshwright's cache: in $XDG_CACHE_HOME, or in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
 
 
 def _mode(path: Path) -> int | None:
-    """The kind and permissions of what is at a path, through links; None where nothing is."""
+    """Return the mode (type and permissions) of a path, following links; None if nothing is there."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _is_written_directly(path: Path, mode: int | None) -> bool:
-    """Whether a path is a stream that stays what it is: a device, a pipe, or a descriptor open already."""
+    """Whether a path is a stream to write to directly: a device, a pipe, or an open descriptor."""
     if _OPEN_DESCRIPTOR.fullmatch(str(path)):
         return True
     return mode is not None and (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode))

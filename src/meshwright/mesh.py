@@ -39,9 +39,9 @@ class MeshShape:
                 raise MeshwrightError(f"mesh axis {axis}={degree!r}; a degree is a whole number from 1")
 
     def __call__(self, devices: Sequence[Any] | None = None, *, types: Literal["explicit", "auto"] = "explicit") -> Any:
-        """The `jax.sharding.Mesh` of this shape over `devices` (all there are), axes in the order of `layout`.
+        """Return the `jax.sharding.Mesh` of this shape over `devices` (default: all), axes in the order of `layout`.
 
-        types: of every axis; programs written for Flax's `logical_axis_rules` want `auto`.
+        types: of every axis; programs with Flax's `logical_axis_rules` need `auto`.
         """
         from meshwright.runtime.carry import mesh_of
 
@@ -49,7 +49,7 @@ class MeshShape:
 
     @property
     def degrees(self) -> dict[str, int]:
-        """Every axis and its degree, those of degree 1 too."""
+        """Every axis and its degree, including degree 1."""
         return dict(vars(self))
 
     @property
@@ -69,7 +69,7 @@ class MeshShape:
         return degrees[axes] if isinstance(axes, str) else math.prod(degrees[axis] for axis in axes)
 
     def __str__(self) -> str:
-        """The axes larger than 1, as people type them: `fsdp=2,tp=4`; `dp=1` where there is none."""
+        """Return axes above 1 as typed: `fsdp=2,tp=4`; `dp=1` if there is none."""
         return ",".join(f"{axis}={degree}" for axis, degree in self.degrees.items() if degree > 1) or "dp=1"
 
 
@@ -83,11 +83,11 @@ OTHERS_AXES: Mapping[str, str] = {
     "cp": "sp", "context": "sp", "context_usp_ulysses": "sp with --sp-method ulysses", "sequence": "sp", "seq": "sp",
     "expert": "ep", "stage": "pp", "pipeline": "pp", "pipe": "pp",
 }  # fmt: skip
-"""The axes of MaxText, torchtitan, Megatron and EasyLM by the names that do the same here.
+"""Axes of MaxText, torchtitan, Megatron and EasyLM, by the axis here that does the same.
 
-Of MaxText by the `logical_axis_rules` in its src/maxtext/configs/base.yml (commit 000b810): fsdp_transpose splits the
-batch as fsdp does, and weights along mlp; tensor_sequence what tensor does, and `activation_norm_length`;
-autoregressive heads, mlp and vocabulary of weights, and heads of the cache.
+MaxText's are from `logical_axis_rules` in its src/maxtext/configs/base.yml (commit 000b810). fsdp_transpose splits the
+batch like fsdp, and weights along mlp; tensor_sequence splits the same as tensor, and `activation_norm_length`;
+autoregressive splits heads, mlp and vocabulary of weights, and heads of the cache.
 """
 
 LAYOUT = ("pp", "dp", "fsdp", "ep", "sp", "tp")
@@ -163,7 +163,7 @@ def _named(text: str) -> dict[str, int]:
 
 
 def our_axis(name: str) -> str:
-    """What does here what another framework's axis, or its option for the degree of one, does; else an empty text.
+    """Return the axis here for another framework's axis, or for its option for an axis' degree; empty if there is none.
 
     >>> our_axis("tensor_model_parallel_size")
     'tp'

@@ -1,6 +1,6 @@
-"""What a notebook shows of a plan, a record or an inspection: a title, an answer and small tables, as HTML.
+"""Notebook output of a plan, a record or an inspection: a title, an answer and small tables, as HTML.
 
-Self-contained and escaped, without scripts and in the notebook's own font and colours.
+It is self-contained and escaped, without scripts, in the notebook's own font and colours.
 """
 
 from __future__ import annotations

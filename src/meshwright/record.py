@@ -21,7 +21,7 @@ PHASES: tuple[Phase, ...] = ("reference", "forward", "recompute", "backward", "u
 
 
 class LoweredAs(StrEnum):
-    """What a compiler made of a collective."""
+    """Form in which a compiler lowered a collective."""
 
     SLICED_ALL_REDUCE = "sliced all-reduce"
     """A reduce-scatter: every device slices its shard out of an all-reduced array."""
@@ -35,16 +35,12 @@ class LoweredAs(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Lowering:
-    """How a compiler lowered a collective otherwise than the program asked for; `hlo` finds it and can undo it.
+    """How a compiler lowered a collective differently from what the program asked for; `hlo` finds it and can undo it."""
 
-    form: None where only the dtype changed. scatter_axes, reduce_axes: of a partly sliced all-reduce. promoted_from:
-    the 16-bit dtype of data that XLA:CPU communicates in float32, or ''.
-    """
-
-    form: LoweredAs | None = None
-    scatter_axes: tuple[str, ...] = ()
+    form: LoweredAs | None = None  # None if only the dtype changed.
+    scatter_axes: tuple[str, ...] = ()  # Of a partly sliced all-reduce.
     reduce_axes: tuple[str, ...] = ()
-    promoted_from: str = ""
+    promoted_from: str = ""  # 16-bit dtype of data that XLA:CPU sends as float32, or ''.
 
     def to_json(self) -> dict[str, Any]:
         """This lowering as plain data, without empty fields."""
@@ -55,23 +51,22 @@ class Lowering:
 class Collective:
     """One collective of a step, or several of the same kind, axes and phase added up.
 
-    `bytes` is the array as one device sees it, summed over the `count` times it runs in a step: the gathered result of
-    an all-gather, the unreduced operand of a reduce-scatter, the operand of the others. What a link carries of it
-    follows from the kind and the degree (`wire_bytes`). `seconds` and `exposed_seconds` are per step; None where
-    nothing says them. lowerings: how the compiler lowered it otherwise, each way once.
+    See `wire_bytes` for the bytes on links.
     """
 
     kind: Kind
     axes: tuple[str, ...]
     phase: Phase
+    # The array as one device sees it, summed over the `count` runs in a step: the gathered result of an all-gather,
+    # the unreduced operand of a reduce-scatter, the operand of the others.
     bytes: int
     count: int = 1
-    seconds: float | None = None
-    exposed_seconds: float | None = None
+    seconds: float | None = None  # Per step; None if unknown.
+    exposed_seconds: float | None = None  # Per step; None if unknown.
     array: str = ""
     source: str = ""
     note: str = ""
-    lowerings: tuple[Lowering, ...] = ()
+    lowerings: tuple[Lowering, ...] = ()  # Each way in which the compiler lowered it differently, once.
 
     def to_json(self) -> dict[str, Any]:
         """This collective as plain data, without empty texts and lowerings."""
@@ -115,7 +110,7 @@ class Record:
 
     @property
     def own_collectives(self) -> tuple[Collective, ...]:
-        """Those over the axes of this record's mesh: a frozen reference's are over the axes of another."""
+        """Collectives over this record's mesh. Those of a frozen reference are over axes of another."""
         return tuple(move for move in self.collectives if move.phase != "reference")
 
     @property
@@ -139,7 +134,7 @@ class Record:
         )
 
     def tables(self) -> tuple[Table, ...]:
-        """What the step and the memory are made of, and the collectives, as rows of text."""
+        """Tables of the step, the memory and the collectives, as rows of text."""
         step = [(name, show_seconds(seconds)) for name, seconds in self.breakdown_seconds.items() if seconds]
         memory = [(name, show_bytes(size)) for name, size in self.memory_bytes.items() if size and name != "peak"]
         largest = sorted(merge(self.collectives), key=lambda move: -move.bytes)[:MOST_SHOWN]
@@ -169,17 +164,17 @@ def record_from_json(data: Any, path: str = "") -> Record:
 
 
 def wire_bytes(kind: Kind, size: float, degree: int) -> float:
-    """The bytes that one device sends in a ring collective over `degree` devices of an array of `size` bytes.
+    """Return the bytes that one device sends in a ring collective over `degree` devices, for an array of `size` bytes.
 
-    all-gather and reduce-scatter V (n-1)/n, all-reduce twice that, all-to-all V (n-1)/n of the local array, a permute
-    the whole of it; V as in `Collective.bytes`.
+    All-gather and reduce-scatter V (n-1)/n, all-reduce twice that, all-to-all V (n-1)/n of the local array, a permute
+    all of it; V as in `Collective.bytes`.
     """
     share = (degree - 1) / degree
     return {"all-reduce": 2 * share, "collective-permute": 1.0}.get(kind, share) * size
 
 
 def merge(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-    """The collectives with those of the same kind, axes and phase added up, in the order of phases and kinds."""
+    """Return collectives with those of equal kind, axes and phase added up, ordered by phase and kind."""
     sums: dict[tuple[str, tuple[str, ...], str], Collective] = {}
     for item in collectives:
         key = (item.kind, item.axes, item.phase)

@@ -14,13 +14,14 @@ from types import FrameType
 def handled_signals(
     numbers: Iterable[int], handle: Callable[[int, FrameType | None], object], *, once: bool = False
 ) -> Iterator[None]:
-    """Have some signals call a function; after the context they do what they did before it.
+    """Handle some signals with a function; afterwards they do what they did before.
 
-    In another thread than the main one nothing is changed: Python lets handlers be set in that alone.
+    Only in the main thread, since Python allows handlers only there; in others nothing changes.
 
     Args:
-        numbers: the signals. handle: called with the signal and the frame that it came in.
-        once: whether a signal that comes again already does what it did before.
+        numbers: the signals.
+        handle: called with the signal and the interrupted frame.
+        once: whether a repeated signal already has its former effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,12 +43,12 @@ def handled_signals(
 
 
 def not_ignored(numbers: Iterable[int]) -> list[int]:
-    """Those of some signals that are not ignored: what is ignored should stay so, as nohup wants it."""
+    """Return signals that are not ignored; ignored ones should stay so, for nohup."""
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def has_default(number: int) -> bool:
-    """Whether a signal does what Python has it do: nobody in this process has set a handler."""
+    """Whether a signal has Python's default handler."""
     return signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
@@ -57,7 +58,7 @@ def find_terminals() -> list[int]:
 
 
 def drop_terminals(descriptors: Iterable[int]) -> None:
-    """Send what is printed to a terminal nowhere: it was closed (SIGHUP), and every write to it fails."""
+    """Discard output to terminals that were closed (SIGHUP), where every write fails."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in descriptors:

@@ -51,7 +51,7 @@ def show_percent(share: float) -> str:
 
 
 def show_estimate(share: float, error: float | None) -> str:
-    """A share and its standard error, None where it has none: `58.2% ± 1.4%`."""
+    """Return a percentage and its standard error, if any: `58.2% ± 1.4%`."""
     return show_percent(share) + ("" if error is None else f" ± {show_percent(error)}")
 
 

@@ -49,19 +49,21 @@ def load(
     on_bytes: Callable[[int], None] = lambda n: None,
     on_note: Note = warnings.warn,
 ) -> LoadedModel:
-    """Load a model with its weights onto a mesh; each device reads only the slices that it holds.
+    """Load a model with its weights onto a mesh; each device reads only its own slices.
 
     Args:
-        directory: a Hugging Face directory (config.json, safetensors, tokenizer.json), or one that `meshwright train`
-            made, of which the last whole checkpoint is taken.
-        on: the hardware, as "cpu:8"; by default that of a run.
-        mesh: as "1,4,2,1" or "fsdp=4,tp=2"; by default that of a run, or all devices along fsdp.
-        dtype: of parameters and products; by default that of the weights, and of a run those that it has.
-        adapter: a directory of PEFT's with low-rank adapters, which are added to the weights. A run has its own.
-        on_bytes: called with the bytes of each slice that was read. on_note: called with what a user should read.
+        directory: a Hugging Face directory (config.json, safetensors, tokenizer.json), or a run of `meshwright train`,
+            from
+            which the last complete checkpoint is read.
+        on: the hardware, as "cpu:8"; by default the run's.
+        mesh: as "1,4,2,1" or "fsdp=4,tp=2"; by default the run's, or fsdp over all devices.
+        dtype: of parameters and matmuls; by default that of the weights, or the run's.
+        adapter: a directory with PEFT's low-rank adapters, which are merged into the weights. A run has its own.
+        on_bytes: called with the bytes of each slice read.
+        on_note: called with notes for the user.
 
     Raises:
-        MeshwrightError: no such directory, weights that are not those of its config.json, devices that are not there.
+        MeshwrightError: the directory does not exist, weights do not match config.json, or devices are missing.
     """
     return find_model(directory, on=on, mesh=mesh, dtype=dtype, adapter=adapter).load(
         on_bytes=on_bytes, on_note=on_note
