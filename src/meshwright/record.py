@@ -35,7 +35,7 @@ class LoweredAs(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Lowering:
-    """How a compiler lowered a collective differently from what the program asked for; `hlo` finds it and can undo it."""
+    """How a compiler lowered a collective differently from the program; `hlo` finds it and can undo it."""
 
     form: LoweredAs | None = None  # None if only the dtype changed.
     scatter_axes: tuple[str, ...] = ()  # Of a partly sliced all-reduce.

@@ -55,8 +55,7 @@ class LoadedModel:
         dtype: of matmuls.
         stored_dtype: of the weights that were loaded.
         source: its config.json and the tokenizer's files beside it, by name. Empty for a run, whose config.json is made
-            on
-            saving.
+            on saving.
         seq_len: of the sequences that it was trained on.
         sp_method: used in training.
     """
@@ -78,8 +77,7 @@ class LoadedModel:
 
         Args:
             lengths: tokens of each row before padding, by default all. They matter if rotary frequencies depend on a
-                text's
-                length (longrope, dynamic); padding changes no other logits.
+                text's length (longrope, dynamic); padding changes no other logits.
 
         Raises:
             MeshwrightError: tokens that are no such array or not below the vocabulary's size; lengths that do not

@@ -67,8 +67,7 @@ def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, st
     Args:
         seq_len: tokens of a window before the last one that it predicts.
         stride: tokens between starts of windows. Each window predicts what earlier ones did not, so a smaller stride
-            gives
-            tokens more context.
+            gives tokens more context.
     """
     if not 1 <= stride <= seq_len:
         raise MeshwrightError(f"stride is {stride}; it is from 1 to the {seq_len} tokens of a window")

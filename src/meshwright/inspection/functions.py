@@ -86,21 +86,17 @@ def inspect(
     Args:
         function: any JAX function, jitted or not; an object with `.lower`, as of `nnx.jit`, `eqx.filter_jit` and
             `jax.pmap`; the result of `.trace`, `.lower` or `.compile`; `module:function`, which takes a mesh, as for
-                the
-            command; or the path of an HLO dump. Or a plan, whose train step is inspected as `meshwright.verify`
-                compiles
-            it.
+            the command; or the path of an HLO dump. Or a plan, whose train step is inspected as `meshwright.verify`
+            compiles it.
         args, kwargs: arrays or `jax.ShapeDtypeStruct`s with shardings, and other arguments of the call.
         mesh: the mesh, or its axes and degrees, outermost first, as `dp=2,fsdp=4`; by default that of the arguments, or
             the one in use. A given mesh is in use while the function is traced.
         on: hardware to compile for, as `v5p:4x4x4`, which need not exist here. The function is lowered here and
-            compiled
-            in a child process; the target's mesh replaces every mesh in the function and its arguments. By default this
-            machine's devices.
+            compiled in a child process; the target's mesh replaces every mesh in the function and its arguments. By
+            default this machine's devices.
         types: axis types where only degrees are given; by default explicit, or auto if that does not lower.
         effort: `fast` compiles for a TPU in a fraction of the time, without the schedule that will run; bytes differ
-            too
-            where the default effort moves or fuses more.
+            too where the default effort moves or fuses more.
         state: names of arguments that a step returns new values of, which could be donated; by default those that the
             program computes updates of. Gradients are not state.
         rules, expected: see `ProgramContext`.

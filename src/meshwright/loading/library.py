@@ -53,8 +53,7 @@ def load(
 
     Args:
         directory: a Hugging Face directory (config.json, safetensors, tokenizer.json), or a run of `meshwright train`,
-            from
-            which the last complete checkpoint is read.
+            from which the last complete checkpoint is read.
         on: the hardware, as "cpu:8"; by default the run's.
         mesh: as "1,4,2,1" or "fsdp=4,tp=2"; by default the run's, or fsdp over all devices.
         dtype: of parameters and matmuls; by default that of the weights, or the run's.

@@ -32,8 +32,7 @@ class Place:
         num_inputs: dims summed by its matmul; 0 for a vector.
         first_layer: number of the stack's first layer.
         before, width: outputs of other parameters before it in a tensor, and outputs in all; of one head each if
-            parameters
-            alternate by head.
+            parameters alternate by head.
     """
 
     parameter: Parameter
