@@ -42,7 +42,8 @@ class ActiveRequest:
         """Make its sequences: one for each completion, or one for a prompt that is only scored.
 
         Args:
-            orders: of arrival, of which each sequence takes the next. words: of a mask.
+            orders: numbers of arrival; each sequence takes the next one.
+            words: of a mask.
         """
         request, self.request_id = self.request, request_id
         self.ends = frozenset(request.stop_tokens)
@@ -59,10 +60,10 @@ class ActiveRequest:
             self.growing[number] = GrowingText(stream)
 
     def grow(self, sequence: TokenSequence, tokens: Sequence[int], before: int) -> tuple[list[int], str]:
-        """Add new tokens to a sequence's text, up to the one that ends it. Returns those that stay, and what they add.
+        """Add new tokens to a sequence's text, up to the one that ends it. Return the tokens kept, and their text.
 
         Args:
-            before: the tokens that were generated before these.
+            before: number of tokens generated before these.
         """
         request, growing, kept, text = self.request, self.growing[sequence.number], list[int](), ""
         for number, token in enumerate(tokens, start=before + 1):
@@ -115,6 +116,6 @@ class ActiveRequest:
 
 
 def token_logprob(token: int, arrays: Sequence[np.ndarray], count: int) -> TokenLogprob:
-    """Of one token, from its own log probability, and the values and tokens of the likeliest."""
+    """Return a token's log probabilities from its own one, and the likeliest tokens with theirs."""
     own, values, tokens = arrays
     return TokenLogprob(token, float(own), tuple(zip(tokens[:count].tolist(), values[:count].tolist(), strict=True)))

@@ -30,7 +30,7 @@ MOST_SOURCE = 1 << 16
 NUM_KEPT = 64
 """The compiled constraints, and the reasons against others, that are kept for more requests with them."""
 PROCESSES = max(2, min(4, os.cpu_count() or 2))
-"""The processes that try constraints at once: one for others while those of one owner are tried."""
+"""Processes that try constraints at once. Those of one owner leave one process to others."""
 START_SECONDS = 60.0
 """How long the process that tries constraints may take to start and to read the vocabulary."""
 
@@ -49,7 +49,7 @@ class Matcher:
 
     @property
     def may_stop(self) -> bool:
-        """Whether the text matches as it is."""
+        """Whether the text matches without further tokens."""
         return self._of.is_accepting()
 
     @property
@@ -58,14 +58,14 @@ class Matcher:
         return self._of.is_stopped() and not self._of.is_error()
 
     def mask(self, out: NDArray[np.uint32], *, stops: bool = True) -> bool:
-        """Write the tokens that may come next; False where there is none, so that the text ends as it is.
+        """Write the mask of allowed next tokens. Returns False if there is none, so the text ends.
 
         Args:
-            out: words [ceil(vocab / 32)] of the model's vocabulary: bit i of word w is token 32 w + i.
-            stops: whether stop tokens are among them once the text matches.
+            out: words [ceil(vocab / 32)] over the model's vocabulary: bit i of word w is token 32 w + i.
+            stops: whether stop tokens are allowed once the text matches.
 
         Raises:
-            MeshwrightError: a text at which the grammar is too complex to go on, or that no token continues.
+            MeshwrightError: the grammar is too complex at this text, or no token continues it.
         """
         words = out[: self._num_words]
         self._of.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -106,14 +106,15 @@ class Matcher:
 
 
 class ConstraintCompiler:
-    """Compiles constraints for the texts of one tokenizer; safe to use from several threads.
+    """Compiles constraints for one tokenizer; safe to use from several threads.
 
-    A constraint is first compiled in a process of its own, which may crash, or take too long: then it is refused. There
-    are a few such processes, and the constraints of one owner leave one of them to others.
+    A constraint is first compiled in a separate process, which may crash or take too long; then the constraint is
+    refused. There are a few such processes, and constraints of one owner leave one of them to others.
 
     Args:
-        tokenizer: None for a model without one, no text of which can be constrained.
-        seconds: the most that compiling a constraint may take. processes: that compile at once.
+        tokenizer: None for a model without one, whose texts cannot be constrained.
+        seconds: the most time to compile a constraint.
+        processes: number of processes.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, seconds: float = 2.0, processes: int = PROCESSES) -> None:
@@ -133,13 +134,14 @@ class ConstraintCompiler:
         return read_vocabulary(self._tokenizer.to_json(), list(self._tokenizer.stop_tokens))
 
     def matcher(self, constraint: Constraint, stop_tokens: tuple[int, ...] = (), owner: str = "") -> Matcher:
-        """A matcher for a text that begins.
+        """Return a matcher for a new text.
 
         Args:
-            stop_tokens: those that end the text beside the tokenizer's. owner: in whose queue the constraint waits.
+            stop_tokens: tokens that end the text, besides the tokenizer's.
+            owner: in whose queue the constraint waits.
 
         Raises:
-            MeshwrightError: a constraint that is wrong, not supported, or too complex.
+            MeshwrightError: a constraint that is invalid, unsupported, or too complex.
         """
         if self._tokenizer is None:
             raise MeshwrightError("this model has no tokenizer, so that no sequence of it can be constrained")
@@ -269,10 +271,10 @@ class _Process:
             raise RuntimeError("the process that tries constraints does not start") from None
 
     def exchange(self, line: object, seconds: float) -> str | None:
-        """Send a line and read the answer: the reason against a grammar, None where it compiles.
+        """Send a line and return the answer: the reason against a grammar, None if it compiles.
 
         Raises:
-            TimeoutError, EOFError: no answer, after which the process has ended.
+            TimeoutError, EOFError: no answer; the process has ended.
         """
         process = self._process
         assert process is not None

@@ -76,7 +76,7 @@ def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
 
 
 def why_not_draft(draft: ModelConfig, served: ModelConfig, num_drafts: int) -> str:
-    """Why a model cannot draft so many tokens a step for another; empty if it can."""
+    """Return why a model cannot draft this many tokens a step for another; empty if it can."""
     if not num_drafts:
         return "num_drafts is 0; use 1 to 16"
     if draft.vocab != served.vocab:

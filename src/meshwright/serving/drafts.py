@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 
 class NgramDrafts:
-    """The n-grams of one text, by where each was last.
+    """Last positions of the n-grams of one text.
 
     Args:
-        longest: the tokens of the longest n-gram that is looked up; shorter ones are where it is not found.
-        shortest: the tokens of the shortest; a single token says little of what follows.
+        longest: tokens of the longest n-gram looked up; shorter ones are tried if it is not found.
+        shortest: tokens of the shortest; a single token predicts little.
     """
 
     def __init__(self, tokens: Iterable[int], *, longest: int = 4, shortest: int = 1) -> None:
@@ -33,9 +33,9 @@ class NgramDrafts:
             self._tokens.append(token)
 
     def draft(self, most: int) -> list[int]:
-        """Up to `most` tokens that followed the latest earlier occurrence of the text's longest known last n-gram.
+        """Return up to `most` tokens that followed the latest earlier occurrence of the text's last known n-gram.
 
-        Where that occurrence is near the end of the text, the draft repeats what is between both.
+        If that occurrence is near the end, the draft repeats the tokens between both.
         """
         length = len(self._tokens)
         for size in self._sizes:

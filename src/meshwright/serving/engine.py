@@ -161,7 +161,7 @@ class Engine:
             self._wakeup.notify()
 
     def stats(self) -> Stats:
-        """The engine now, and what it has done so far."""
+        """Return the engine's state and totals."""
         scheduler = self.scheduler
         return Stats(
             queued=len(scheduler.waiting) + len(self._inbox),
@@ -178,7 +178,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no request."""
+        """Whether the engine has no request."""
         return not (self._active or self._inbox or self._rounds or self._is_receiving)
 
     def _run(self) -> None:
@@ -353,7 +353,7 @@ class Engine:
         return replace(step, slices=left, copies=self.scheduler.pop_copies())
 
     def means(self) -> tuple[StepMeans, StepMeans] | None:
-        """What is measured of steps and what is planned; see `measured_and_planned`."""
+        """Return measured and planned figures of steps; see `measured_and_planned`."""
         layout = ServingLayout(self.model.mesh_shape, self.context.cache_split or "heads")
         return measured_and_planned(self.decode_stats, self.model, self.settings, self.layout, layout)
 

@@ -1,4 +1,4 @@
-"""Unexpected exceptions: those of a request end that request, those of a device program end the engine."""
+"""Unexpected exceptions: one in a request ends the request, one in a device program ends the engine."""
 
 from __future__ import annotations
 

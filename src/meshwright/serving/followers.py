@@ -30,7 +30,7 @@ from meshwright.serving.scheduler import PageCopy
 from meshwright.signals import handled_signals
 
 ADDRESS_BYTES = 512
-"""Of the address and the secret that process 0 sends to the others, by a collective of JAX's."""
+"""Size of the address and secret that process 0 sends to the others by one of JAX's collectives."""
 
 SECONDS_TO_CONNECT = 60.0
 """How long process 0 waits for the others, which have all loaded the model by then."""
@@ -39,7 +39,7 @@ ARRAYS = ("numbers", "mask", "targets")
 """The fields of a `Work` that are arrays."""
 
 STOP = b"stop\n"
-"""What a process that is to end sends to process 0, which then lets the server drain."""
+"""Message of an ending process to process 0, which then drains the server."""
 
 
 class Leader:

@@ -23,7 +23,7 @@ LIMITS = LLParserLimits(
 the states of a grammar's lexer, of 1 to 2 kB each, at most 100 MB."""
 
 WHITESPACE = r"[ \t\r\n]{1,32}"
-"""Where JSON has whitespace: bounded, as a model that is unsure would go on with it."""
+"""Whitespace in JSON; bounded, since an unsure model would generate it endlessly."""
 
 MOST_BYTES = 2 << 30
 """The memory of the process that tries grammars."""
@@ -35,7 +35,7 @@ NUM_TRIED = 4
 """The tokens of a text that a grammar is tried with."""
 NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
 MOST_REASON = 300
-"""The characters of a reason that are told: llguidance quotes the grammar, however long."""
+"""Most characters of a reason in errors: llguidance quotes the whole grammar."""
 
 
 class _ByteTokens:
@@ -67,10 +67,10 @@ def read_vocabulary(tokenizer_json: str | None, stop_tokens: list[int]) -> LLTok
 
 
 def compile_grammar(vocabulary: LLTokenizer, kind: str, source: str) -> LLMatcher:
-    """The matcher of a text's begin, for a `Constraint`'s kind and source.
+    """Return the matcher of a new text, for a `Constraint`'s kind and source.
 
     Raises:
-        MeshwrightError: a source that is no such grammar, uses what llguidance does not know, or exceeds `LIMITS`.
+        MeshwrightError: a source that is no such grammar, uses what llguidance does not support, or exceeds `LIMITS`.
     """
     try:
         matcher = LLMatcher(vocabulary, _grammar(kind, source), log_level=0, limits=LIMITS)

@@ -1,4 +1,4 @@
-"""What an engine has on a mesh: rows, pages and shapes of steps, from the model, memory and settings."""
+"""Layout of an engine on a mesh: rows, pages and shapes of steps, from the model, memory and settings."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from meshwright.step.serve import layers_by_window, pages_read
 from meshwright.units import show_bytes
 
 ROWS = 64
-"""Texts at once where nobody says."""
+"""Default texts at once."""
 
 CONTEXT = 4096
-"""Tokens of a text at most where nobody says, and the model allows for more."""
+"""Default most tokens of a text, if the model allows more."""
 
 WIDTHS = 2
-"""Programs are compiled for so many widths of page tables, each a quarter of the next."""
+"""Widths of page tables that programs are compiled for, each a quarter of the next."""
 
 HALVINGS = 3
-"""Decoding is compiled for all rows, for half of them, and so on, so many times."""
+"""Batch sizes that decoding is compiled for: all rows, half of them, and so on."""
 
 LEAST_WIDTH = 64
 """Tokens: narrower page tables save less time than a program takes to compile."""
@@ -42,7 +42,7 @@ LEAST_CHUNK = 16
 """Tokens: shorter chunks of prompts take hardly less time."""
 
 SHARE_OF_FREE = 0.85
-"""Of the memory that is free beside the parameters, the share that the pages get; the rest is for activations."""
+"""Fraction of memory free beside parameters that pages get; the rest is for activations."""
 
 SIMULATED_BYTES = 1 << 31
 """The most that the pages of simulated devices get, all together."""
@@ -113,7 +113,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
 
 
 def _split(asked: CacheSplit | None, parts: int, model: LoadedModel) -> CacheSplit:
-    """What of the cache is split beside its heads: the rows, where nobody says and something can be split."""
+    """Return the split of the cache besides heads: rows, by default and if something can be split."""
     if parts == 1:
         if asked in ("batch", "sequence"):
             raise MeshwrightError(
@@ -137,9 +137,10 @@ def _context(model: LoadedModel, settings: EngineSettings) -> int:
 
 
 def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ...]:
-    """The shapes that prompts are read in: rows of each shard by tokens, from one long prompt to many short ones.
+    """Return shapes of prompt chunks: rows of each shard by tokens, from one long prompt to many short ones.
 
-    Of each length there is one for as many rows as `tokens` allow, for a quarter and a sixteenth of them, and for one.
+    For each length, one shape with as many rows as `tokens` allow, one with a quarter, one with a sixteenth, and one
+    row.
     """
     each = max(1, tokens // shards)
     longest = min(each, 1 << (context - 1).bit_length())

@@ -25,10 +25,10 @@ from meshwright.step.serve import page_parts, table_entries
 
 
 def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
-    """The step of an engine where every row takes the likeliest token; serving as `dataclasses.asdict` has it.
+    """Lower an engine's step with greedy rows; serving: as of `dataclasses.asdict`.
 
-    Of decode each row has one token, of a chunked prefill a chunk of its prompt. Page tables and pages are those of
-    texts as long as they get.
+    In decode, each row has one token; in chunked prefill, a chunk of its prompt. Page tables and pages are those of the
+    longest texts.
     """
     read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
     layout = ServingLayout(shape, cache)

@@ -1,4 +1,4 @@
-"""What a step does, as arrays of numbers for its program; see `programs.Columns`."""
+"""A step's input as arrays of numbers for its program; see `programs.Columns`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def numbers_of(step: Step, shape: Shape, tables: Sequence[tuple[np.ndarray, np.n
 
 
 def targets_of(step: Step, shape: Shape) -> np.ndarray:
-    """The token after each of a step's tokens [rows, s], 0 where there is none."""
+    """Return the token after each of a step's tokens [rows, s], 0 after the last."""
     targets = np.zeros((shape.rows, shape.length), np.int32)
     for part in step.slices:
         after = part.sequence.tokens[part.start + 1 : part.start + 1 + len(part.tokens)]

@@ -1,8 +1,8 @@
-"""A file of prompts answered by an engine, a JSON line for each; killed and called again it goes on where it was.
+"""Answer a file of prompts with an engine, a JSON line for each. A second call after a kill continues.
 
-Answers are written as they finish, each with the number of its line: in the order of the prompts a long text would hold
-back all that are done after it, and leave rows of the engine idle. Which lines are done is read from the answers
-themselves, so that a line is written once; a file beside them says what they were made from.
+Answers are written when they finish, each with its line's number: in the order of prompts, a long text would hold back
+later ones and leave rows idle. Finished lines are read from the answers, so each is written once. A file beside them
+records what they were made from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from meshwright.serving.engine import Engine
 from meshwright.serving.request import Output, Request
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-"""What of sampling a line may say for itself, beside max_tokens."""
+"""Sampling options that a line may set, besides max_tokens."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ class PromptFile:
     """Prompts, one a line (JSON lines) or row (Parquet, Arrow).
 
     Args:
-        request: how each is answered, where its line says nothing else; its prompt is replaced.
-        context: the most tokens of a text with its prompt. as_chat: whether a text is a user's message.
-        weights: where the model's weights came from, so that answers of others are not gone on with.
+        request: default options of each line; its prompt is replaced.
+        context: most tokens of a prompt and its answer.
+        as_chat: whether a text is a user's message.
+        weights: origin of the model's weights, so that another model's answers are not continued.
     """
 
     path: Path
@@ -116,16 +117,16 @@ def answer_file(
     on_start: Callable[[], None] = lambda: None,
     on_answer: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
-    """Answer every prompt of a file that has no answer yet, each as a line `{"line", "texts"}` of a file.
+    """Answer each unanswered prompt of a file with a line `{"line", "texts"}` in another.
 
     Args:
-        rule: what is done with a line that cannot be used; every line is looked at before the first is answered.
-        on_start: called before the first request, to start the engine; not where all is done already.
-        on_answer: called after each line that was written.
+        rule: what to do with an unusable line; all lines are checked before the first answer.
+        on_start: called before the first request, to start the engine; not called if all are answered.
+        on_answer: called after each line written.
 
     Raises:
-        MeshwrightError: a bad line under the rule `error`; answers of other prompts or other options, or that another
-            process writes; a file that cannot be read or written.
+        MeshwrightError: a bad line under the rule `error`; answers of other prompts or options, or that another process
+            is writing; a file that cannot be read or written.
     """
     bad = BadData(rule)
     lines = [0, 0]
@@ -183,7 +184,7 @@ def _text(engine: Engine, outputs: list[Output]) -> dict[str, Any]:
 
 
 def _origin(prompts: PromptFile) -> dict[str, Any]:
-    """What decides the answers: prompts and options. The mesh does not."""
+    """Return what determines answers: prompts and options, not the mesh."""
     with prompts.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     own = asdict(replace(prompts.request, prompt=()))
@@ -194,7 +195,7 @@ def _origin(prompts: PromptFile) -> dict[str, Any]:
 
 @contextmanager
 def _locked(answers: Path, origin: dict[str, Any]) -> Iterator[None]:
-    """Hold the file beside the answers, which says what they are made from; written before the first of them."""
+    """Lock the file that records what answers are made from; it is written before the first answer."""
     check_output(answers)
     beside = answers.with_name(answers.name + ".origin.json")
     if not beside.exists():
@@ -220,7 +221,7 @@ def _locked(answers: Path, origin: dict[str, Any]) -> Iterator[None]:
 
 
 def _done_lines(answers: Path, last: int) -> bytearray:
-    """For each line of the prompts 1 where it has an answer; half a line at the end of the answers is cut off."""
+    """Return for each prompt's line whether it has an answer. A partial last answer is removed."""
     done = bytearray(last + 1)
     if not answers.exists():
         return done

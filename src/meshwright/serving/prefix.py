@@ -27,7 +27,7 @@ class Hit(NamedTuple):
 
 
 class _Node:
-    """A page of tokens that follows those of its ancestors; the root of a tree has none."""
+    """A page of tokens after those of its ancestors; the root of a tree has no tokens."""
 
     __slots__ = ("children", "key", "keys", "pages", "parent", "salt")
 
@@ -97,10 +97,10 @@ class PrefixCache:
         return self._longest(tokens, min(limit, len(tokens)), salt)[2] * self._page_size
 
     def insert(self, tokens: Sequence[int], pages: Sequence[Sequence[int | None]], salt: Hashable = None) -> None:
-        """Add the whole pages of a text that were computed; pages that are cached already stay, and gaps are filled.
+        """Add a text's computed whole pages. Cached pages stay, and gaps are filled.
 
         Args:
-            tokens: of which those after the last whole page are left out.
+            tokens: those after the last whole page are ignored.
             pages: for each group an entry for each page of tokens; None for a page that its window has left.
 
         Raises:
@@ -174,9 +174,9 @@ class PrefixCache:
         return path
 
     def _longest(self, tokens: Sequence[int], limit: int, salt: Hashable) -> tuple[list[_Node], list[list[int]], int]:
-        """The path of a text, the runs that end after each of its pages, and how many of these pages are enough.
+        """Return a text's path in the tree, the runs that end after each of its pages, and how many pages suffice.
 
-        A run is for each group the first page of those without gaps that end there.
+        A run is, for each group, the first of the consecutive pages that end there.
         """
         path = self._path(tokens, limit, salt)
         runs = [[0] * len(self._pools)]

@@ -1,7 +1,7 @@
-"""The device programs of the engine: some tokens of some rows through the paged cache, and the token after the last.
+"""The engine's device programs: process some tokens of some rows with the paged cache, and choose the next token.
 
-All rows are decoded by one program, a token each, or with drafts behind it. Prompts are read by others of the same
-form, in chunks. What a step does is one array of numbers, `Columns`, so that one transfer brings it to the devices.
+One program decodes all rows, a token each, or with drafts after it. Others of the same form process chunks of prompts.
+A step's input is one array of numbers, `Columns`, so a single transfer sends it to the devices.
 """
 
 from __future__ import annotations
@@ -37,15 +37,12 @@ FROM_LAST = -1
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a step: rows of so many tokens each, and the table entries of each window.
-
-    num_chosen: the tokens that are chosen of each row at most: 1, or with drafts as many as tokens.
-    """
+    """Shape of a step: rows, tokens of each, and entries of each window's page table."""
 
     rows: int
     length: int
     entries: tuple[int, ...]
-    num_chosen: int = 1
+    num_chosen: int = 1  # Most tokens chosen for each row: 1, or with drafts as many as tokens.
 
     @property
     def columns(self) -> Columns:
@@ -54,12 +51,12 @@ class Shape:
 
 
 class Columns:
-    """Slices of a step's array of numbers [rows, width]; tables are behind the tokens, each behind its first page.
+    """Slices of a step's array of numbers [rows, width]; tables follow the tokens, each after its first page.
 
-    row: the number of a row in the engine, its number of rows where there is none. start: the position of its first
-    token. count: its tokens. is_chosen: whether a token is chosen after the last. prefill_length: the tokens at the
-    sequence's prefill, on which the rotary frequencies of some models depend. drawn: the tokens chosen of it before.
-    num_logprobs: the log probabilities wanted of a token, its own and those of the likeliest; 0 for none.
+    row: the row's number in the engine; the number of rows if unused. start: position of its first token. count: its
+    tokens. is_chosen: whether a token is chosen after the last. prefill_length: tokens at the sequence's prefill, which
+    some models' rotary frequencies depend on. drawn: tokens chosen for it before. num_logprobs: log probabilities to
+    return for a token, its own and the likeliest ones; 0 for none.
     """
 
     row, start, count, is_chosen, prefill_length, drawn, num_logprobs = range(7)
@@ -74,15 +71,12 @@ class Columns:
 
 
 class RowState(NamedTuple):
-    """What the devices keep of each row for choosing: [rows, ...] each.
+    """State of each row for sampling, on the devices."""
 
-    samplers: temperature, top-k, top-p, min-p and the penalties [rows, 7], seed: [rows]. bias: [rows, vocab].
-    """
-
-    samplers: Array
-    seed: Array
+    samplers: Array  # [rows, 7]: temperature, top-k, top-p, min-p and the penalties.
+    seed: Array  # [rows]
     written: Written
-    bias: Array
+    bias: Array  # [rows, vocab]
 
 
 class Logprobs(NamedTuple):
@@ -121,11 +115,10 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
 
 @lru_cache(maxsize=256)
 def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
-    """The step where each row has its own way to choose.
+    """Return the step in which each row has its own sampling options.
 
-    (params, pages, last, numbers, drafts, what is kept of rows, mask) -> pages, last, made, written, `Logprobs` of the
-    tokens made. mask: bits of the tokens that each row of the step may take [shape.rows, num_chosen, words]. pages and
-    what is written are donated.
+    (params, pages, last, numbers, drafts, row state, mask) -> pages, last, made, written, `Logprobs` of made tokens.
+    mask: allowed tokens as bits, [shape.rows, num_chosen, words]. pages and written are donated.
     """
     layout = decode_layout(model, mesh, split)
 
@@ -177,7 +170,10 @@ def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shap
 
 @lru_cache(maxsize=8)
 def row_program() -> Any:
-    """Sets what is kept of one row: (state, row, own) -> state, which is donated. own: as a state, without its rows."""
+    """Return a program that sets one row's state: (state, row, own) -> state, which is donated.
+
+    own: a state without the dim of rows.
+    """
 
     def put(state: RowState, row: Array, own: RowState) -> RowState:
         return jax.tree.map(lambda array, value: array.at[row].set(value), state, own)
@@ -187,9 +183,9 @@ def row_program() -> Any:
 
 @lru_cache(maxsize=8)
 def copy_program(axes: tuple[str, ...]) -> Any:
-    """Copies pages of each shard: (pages, sources [shards, n], targets [shards, n]) -> pages, which are donated.
+    """Return a program that copies pages of each shard: (pages, sources [shards, n], targets [shards, n]) -> pages.
 
-    axes: those whose devices have pages of their own. A target that is no page copies nothing.
+    pages are donated. axes: those whose devices have pages of their own. A target that is no page copies nothing.
     """
 
     def copy(pages: Pages, sources: Array, targets: Array) -> Pages:
@@ -329,7 +325,7 @@ def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tu
 
 
 def samplers_at(limits: Array, seed: Array, row: Array) -> Samplers:
-    """The samplers of some rows, from those of all; see `RowState`."""
+    """Return the samplers of some rows from those of all; see `RowState`."""
     own = [limits.at[row, at].get(mode="clip") for at in range(limits.shape[1])]
     return Samplers(
         temperature=own[0],
@@ -344,9 +340,9 @@ def samplers_at(limits: Array, seed: Array, row: Array) -> Samplers:
 
 
 def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
-    """The tokens made [rows, n], -1 for none, and the newest token of every row of the engine.
+    """Return the tokens made [rows, n], -1 for none, and the newest token of each row of the engine.
 
-    Behind a draft that was not chosen there is nothing: what was chosen in its place ends the step.
+    Nothing follows a rejected draft token: the token chosen instead ends the step.
     """
     num_chosen = chosen.shape[1]
     if num_chosen == 1:
@@ -361,9 +357,9 @@ def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
 
 
 def _logprobs(scores: Array, tokens: Array, num_wanted: Array) -> Logprobs:
-    """The log probabilities of tokens [rows, n] by logits [rows, n, vocab], and of the likeliest.
+    """Return log probabilities of tokens [rows, n] from logits [rows, n, vocab], and those of the likeliest.
 
-    num_wanted: see `Columns.num_logprobs`, of each row. What no row wants is zeros.
+    num_wanted: `Columns.num_logprobs` of each row. Unwanted values are zeros.
     """
     shape = (*tokens.shape, min(MOST_LOGPROBS, scores.shape[-1]))
 

@@ -57,7 +57,7 @@ LIMITS = (
 
 
 class RowChange(NamedTuple):
-    """How tokens of a row are chosen from now on: its text so far, and what is added to the logits of some tokens."""
+    """New sampling options of a row, with its text so far and its logit bias."""
 
     row: int
     sampling: Sampling
@@ -85,7 +85,7 @@ class Work:
 
 
 class Result(NamedTuple):
-    """What a step leaves on the devices: tokens made [rows, n], -1 for none; log probabilities; hidden states."""
+    """Results of a step on the devices: tokens made [rows, n], -1 for none; log probabilities; hidden states."""
 
     made: Array | None
     logprobs: Logprobs | None
@@ -93,7 +93,7 @@ class Result(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """The arrays on the devices that programs take: those of the model, of its draft model, and what rows have."""
+    """Device arrays of programs: of the model, its draft model, and the rows' state."""
 
     params: Any
     pages: tuple[Pages, ...]
@@ -198,10 +198,10 @@ class Runner:
 
     @cached_property
     def programs(self) -> tuple[tuple[str, Shape], ...]:
-        """Every kind and shape of step that generates text, those with the widest page tables first.
+        """Return kinds and shapes of all steps that generate text, widest page tables first.
 
-        Chunks of prompts are read by the sampling program, where greedy rows have a temperature of 0: beside a chunk
-        the choice of a token takes no time, and a second program of each shape takes as long to compile as the first.
+        The sampling program processes chunks of prompts too, with temperature 0 for greedy rows: beside a chunk,
+        choosing a token takes no time, and a second program of each shape would take as long to compile as the first.
         """
         layout, found = self._layout, list[tuple[str, Shape]]()
         for width in reversed(layout.widths):
@@ -270,10 +270,10 @@ class Runner:
         return replace(step, width=self._layout.widths[-1])
 
     def is_compiled(self, step: Step) -> bool:
-        """Whether a scoring step can run. Its program is compiled from the first call on, in a thread.
+        """Whether a scoring step can run. Its program is compiled in a thread, from the first call on.
 
         Raises:
-            Exception: what the compiler has raised.
+            Exception: raised by the compiler.
         """
         key = ("scoring", self.shape_of(step))
         if key in self._compiled:
@@ -383,7 +383,7 @@ class Runner:
         return self._free_masks[size]
 
     def row_state(self, change: RowChange) -> RowState:
-        """What the devices keep of a row, on the host."""
+        """Return a row's state, on the host."""
         vocab = self._config.vocab
         seen, made, bias = np.zeros(vocab, bool), np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
         seen[list(change.prompt)] = True

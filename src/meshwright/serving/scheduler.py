@@ -77,7 +77,7 @@ class Step:
 
 @dataclass
 class Totals:
-    """What happened so far."""
+    """Totals since the start."""
 
     preempted: int = 0
     prompt_tokens: int = 0
@@ -112,7 +112,7 @@ class Scheduler:
         self._copies = list[PageCopy]()
         self._on_admitted, self._on_error, self._can_score = on_admitted, on_error, can_score
         self._was_scored = False
-        """Whether the last chunk was scored: where there are both, they take turns."""
+        """Whether the last chunk was scored: chunks of both kinds alternate."""
         self._shares = RowShares()
         self._is_settled = False
         """Whether no waiting sequence has a claim on a row that another one has."""
@@ -158,7 +158,7 @@ class Scheduler:
         sequence.computed += len(tokens) - 1 if sequence.row is not None else 0
 
     def tables(self, step: Step) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each window the first page of each slice of a step, and the entries of its table."""
+        """Return, for each window, the first page of each slice of a step, and its table's entries."""
         found = []
         rows = np.array([part.row for part in step.slices])
         starts = np.array([part.start for part in step.slices])
@@ -396,7 +396,7 @@ class Scheduler:
         return known / len(sequence.tokens) + len(self._free_rows[shard]) / self.layout.rows
 
     def _prefix_salt(self, sequence: TokenSequence) -> Hashable:
-        """A key beside the tokens: the request's own, and one of models whose frequencies depend on a text's length."""
+        """Return the request's cache salt, joined with the length where a model's frequencies depend on it."""
         of_length = None
         if self.layout.switch is not None:
             of_length = sequence.prefill_length > self.layout.switch
@@ -405,7 +405,7 @@ class Scheduler:
         return sequence.request.cache_salt, of_length
 
     def _has_free_pages(self, shard: int, tokens: int) -> bool:
-        """Whether pages for so many more tokens are free, after evictions from the prefix cache."""
+        """Whether pages for this many more tokens are free, after evictions from the prefix cache."""
         size = self.layout.page_size
         for window, pool in enumerate(self.pools[shard]):
             kept = self.layout.windows[window]
