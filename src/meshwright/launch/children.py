@@ -1,14 +1,4 @@
-"""The processes of one attempt.
-
-The first has this process's output, so its progress bar appears as usual. Lines of the others go to `say` with the
-process number; before the rendezvous they are held back, because a wrong command would make all of them print the same.
-All are in process groups of their own: signals of a terminal reach this process, which passes them on.
-
-Args:
-    commands: words of each process, the program first.
-    environments: additional environment of each.
-    say: called, in threads, with each line of the other processes.
-"""
+"""The processes of one attempt of a job: start, read their output, send signals, and end them by process id."""
 
 from __future__ import annotations
 
@@ -51,15 +41,14 @@ class Exit:
 class Children:
     """The processes of one attempt.
 
-    The first has this process's output, so that its bar is drawn as it would be alone. Of the others each line is
-    passed to `say` with the number of the process; before all have met it is held back, as what is wrong with their
-    command all would say. All are in process groups of their own: signals of a terminal come to this process, which
-    passes them on.
+    The first has this process's output, so its progress bar appears as usual. Lines of the others go to `say` with the
+    process number; before the rendezvous they are held back, because a wrong command would make all of them print the same.
+    All are in process groups of their own: signals of a terminal reach this process, which passes them on.
 
     Args:
-        commands: the words of each process, the program first.
-        environments: what each has beside this process's own environment.
-        say: called, in threads, with each line of the processes beside the first.
+        commands: words of each process, the program first.
+        environments: additional environment of each.
+        say: called, in threads, with each line of the other processes.
     """
 
     def __init__(

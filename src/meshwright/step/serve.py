@@ -33,7 +33,7 @@ class ServeStep(Step):
 
 
 def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep:
-    """Return the step of `batch` sequences on one device, each token with its own experts and heads: the ideal work."""
+    """Return the step of `batch` sequences, all at their longest, on the device with most work."""
     mesh, one, dispatch = layout.mesh, *_one_sequence(serving, layout)
     own = math.ceil(batch / layout.num_groups)
     split = mesh.degree(cache_axes(serving.model)) if layout.cache == "batch" else 1
@@ -80,7 +80,7 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
 
 
 def model_step(serving: Serving, batch: int) -> Step:
-    """The step of `batch` sequences on one device, each token with its own experts and heads: what the model needs."""
+    """Return the step of `batch` sequences on one device, each token with its own experts and heads: the ideal work."""
     found, length = program(serving.model), serving.step_length
     sizes: dict[str, float] = {"B": batch, "S": length, "keys": keys_of_query(serving)}
     if dispatch := _dispatch(found):

@@ -51,10 +51,7 @@ class Limits:
 
 
 class RooflinePoint(NamedTuple):
-    """Return a step's point on the network roofline; None without communication or times.
-
-    Its bandwidth is that of the step's collectives: all bytes a device sends over all their time.
-    """
+    """A step on the network roofline: flops per byte sent, flops per second, and the bandwidth of its links."""
 
     intensity: float
     flops_per_second: float
@@ -110,9 +107,9 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def roofline_point(record: Record) -> RooflinePoint | None:
-    """A step on the network roofline; None where it communicates nothing or has no time.
+    """Return a step's point on the network roofline; None without communication or times.
 
-    The bandwidth is that of the step's own collectives: all bytes a device sends over all the time they take.
+    Its bandwidth is that of the step's collectives: all bytes a device sends over all their time.
     """
     degrees = dict(record.mesh)
     sent = seconds = 0.0

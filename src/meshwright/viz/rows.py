@@ -75,13 +75,13 @@ def costs(finding: Finding) -> str:
 
 
 def file_name(source: str) -> str:
-    """Return file:line (scopes) with a short path: relative to the working directory, else its last parts."""
+    """Return file:line (scopes) without the file's directories."""
     path, space, scope = source.partition(" ")
     return f"{Path(path).name}{space}{scope}"
 
 
 def short_path(source: str) -> str:
-    """file:line (scopes) with the path as short as it says where: relative to here, else its last parts."""
+    """Return file:line (scopes) with a short path: relative to the working directory, else its last parts."""
     path, space, scope = source.partition(" ")
     path = path.removeprefix(f"{Path.cwd()}{os.sep}")
     if len(path) > _LONGEST_PATH:
