@@ -42,8 +42,8 @@ class Children:
     """The processes of one attempt.
 
     The first has this process's output, so its progress bar appears as usual. Lines of the others go to `say` with the
-    process number; before the rendezvous they are held back, because a wrong command would make all of them print the same.
-    All are in process groups of their own: signals of a terminal reach this process, which passes them on.
+    process number; before the rendezvous they are held back, because a wrong command would make all of them print the
+    same. All are in process groups of their own: signals of a terminal reach this process, which passes them on.
 
     Args:
         commands: words of each process, the program first.
