@@ -14,30 +14,27 @@ from meshwright.hlo.dataflow import INLINE, VIEWS
 from meshwright.hlo.module import Instruction, Module
 
 _FORWARDS = frozenset(VIEWS | {"convert", "reduce-precision", "all-gather", "all-reduce", "dynamic-slice"})
-"""Ops whose result is their operand in another form: cast, gathered, averaged over devices, or a part of it."""
+"""Ops whose result is their operand in another form: cast, gathered, averaged over devices, or sliced."""
 
 _PLACES = frozenset(
     {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"}
     | {"xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape", "xla.sdy.FuncResultSharding"}
 )
-"""Custom calls that say where their operands lie, and return them."""
+"""Custom calls that annotate the memory of their operands and return them."""
 
 _LEAST_SHARE = 0.5
-"""The fraction of a parameter that an update keeps at least. Weight decay in a gradient takes up far less of it."""
+"""Least fraction of a parameter in its update. In a gradient, weight decay contributes far less."""
 
 _Place = tuple[int, int | None]
-"""A parameter's number, and the index in it where it is a tuple."""
+"""A parameter's number, and the index in it if it is a tuple."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a value keeps of an argument. factor: of the sum that it is; None where it is not known.
+    """The share of an argument in a value."""
 
-    is_changed: anything was computed with it.
-    """
-
-    factor: float | None = 1.0
-    is_changed: bool = False
+    factor: float | None = 1.0  # Factor in a sum; None if unknown.
+    is_changed: bool = False  # Whether anything was computed with it.
 
     def scaled(self, factor: float | None) -> Share:
         """The share of a multiple of this value."""
@@ -73,7 +70,7 @@ class Updates:
         return frozenset(number for number, one in parameters.items() if self._is_in_forward(one))
 
     def _is_update(self, number: int, share: Share) -> bool:
-        """Whether a share is that of an update. Moments may decay by any factor, also one that the program computes."""
+        """Whether a share is an update's. Moments may decay by any factor, even a computed one."""
         if number in self.differentiated:
             return share.factor is not None and share.factor >= _LEAST_SHARE
         return share.factor is None or share.factor > 0
@@ -92,7 +89,7 @@ class Updates:
         return False
 
     def _inside(self, held: Instruction, user: Instruction) -> list[Instruction]:
-        """A value within what a user calls with it: an inline computation, a branch, the body of a loop."""
+        """Return a value inside the computation that a user calls with it: an inlined one, a branch, a loop's body."""
         module, places = self.module, [i for i, name in enumerate(user.operands) if name == held.name]
         if user.opcode in INLINE:
             parameters = module.computations[user.called("calls", "to_apply")[0]].parameters
@@ -105,7 +102,7 @@ class Updates:
         return [take for take in taken if take.index in places]
 
     def _shares(self, value: Instruction, index: int | None) -> _Shares:
-        """What a value, or an element of it, keeps of each parameter of its computation."""
+        """Return the share of each parameter of its computation in a value, or in an element of it."""
         key = value.computation, value.name, index
         if key not in self._found:
             self._found[key] = {}  # of a value that depends on itself nothing more is to be found
@@ -135,7 +132,7 @@ class Updates:
         return {} if index is not None else self._arithmetic(value)
 
     def _arithmetic(self, value: Instruction) -> _Shares:
-        """What elementwise ops keep of their operands."""
+        """Return the shares of operands in an elementwise op's result."""
         module, opcode = self.module, value.opcode
         if opcode in _FORWARDS:
             return self._shares(module.operand(value), None)
@@ -157,7 +154,7 @@ class Updates:
         return _best(self._times(left, self._factor(right), right), self._times(right, self._factor(left), left))
 
     def _times(self, value: Instruction, factor: float | None, by: Instruction) -> _Shares:
-        """What a multiple keeps; nothing where each element has a factor of its own, as in Adam's division."""
+        """Return the shares in a multiple; none if each element has its own factor, as in Adam's division."""
         while by.opcode in VIEWS or by.opcode in ("convert", "broadcast"):
             by = self.module.operand(by)
         return _scaled(self._shares(value, None), factor) if by.shape.size == 1 else {}
@@ -188,7 +185,7 @@ class Updates:
         )
 
     def _after_loop(self, loop: Instruction, index: int | None) -> _Shares:
-        """What an element of a loop's state keeps of what the loop began with."""
+        """Return the shares of a loop's initial values in an element of its final state."""
         root, before = self.module.root(loop.called("body")[0]), self.module.operand(loop)
         kept: dict[int | None, Share] = {index: Share()}
         waiting = [index]
@@ -203,7 +200,7 @@ class Updates:
         return _best(*(_through(self._shares(before, element), share) for element, share in kept.items()))
 
     def _after_branch(self, conditional: Instruction, index: int | None) -> _Shares:
-        """What any branch of a conditional keeps."""
+        """Return the shares of all branches of a conditional."""
         operands = conditional.operands[1:]
         return _best(
             *(
@@ -227,7 +224,7 @@ def _through(shares: _Shares, outer: Share) -> _Shares:
 
 
 def _best(*several: _Shares) -> _Shares:
-    """The largest share of each parameter, where several terms of a sum keep some of it."""
+    """Return the largest share of each parameter among several terms of a sum."""
     found: _Shares = {}
     for shares in several:
         for place, share in shares.items():

@@ -35,26 +35,19 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Job:
-    """A run of several processes, and how it is kept going.
+    """A run of several processes, and the rules for restarting it."""
 
-    words: of `meshwright`, for a number of processes, at first (False) and for going on with what there is (True);
-        raises MeshwrightError where the run cannot have that many.
-    directory: of the run, whose checkpoints tell whether a restart was of use; None of a server, which has none.
-    environments: of each of a number of processes, beside this one's.
-    num_processes: at the start. least: what it may go on with where processes are lost.
-    restarts: how often in a row without a new checkpoint; of a server, without a time in which it ran.
-    start_seconds: how long the processes wait for each other.
-    stuck_seconds: the longest time without a step, once one was taken.
-    """
-
+    # Words of `meshwright` for a number of processes, to start (False) or continue with fewer (True). Raises
+    # MeshwrightError if the run cannot have that many.
     words: Callable[[int, bool], Sequence[str]]
-    directory: Path | None
+    directory: Path | None  # Of the run: a restart helped if it has a new checkpoint since. None for a server.
+    # Additional environment of each process, for a number of processes.
     environments: Callable[[int], Sequence[Mapping[str, str]]]
-    num_processes: int
-    least: int
-    restarts: int
-    start_seconds: float
-    stuck_seconds: float
+    num_processes: int  # At the start.
+    least: int  # Least number of processes after losses.
+    restarts: int  # Most restarts in a row without a new checkpoint; for a server, without a time in which it ran.
+    start_seconds: float  # Most time that processes wait for each other.
+    stuck_seconds: float  # Most time without a step, after the first.
 
 
 def supervise(job: Job, say: Callable[[str], None]) -> int:

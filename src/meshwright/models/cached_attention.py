@@ -126,8 +126,11 @@ def _attend_on_device(
     scoring: Scoring,
     is_latent: bool,
 ) -> Array:
-    """Attention on one device. read: keys, values and which of them are seen, from positions and what is stored. parts:
-    the axes that split the slots, across: of these, those that split the query heads of a result."""
+    """Attention on one device.
+
+    read: returns keys, values and the mask, from positions and what is stored. parts: axes that split the slots.
+    across: of these, axes that split the query heads of a result.
+    """
     key, value, visible = read(positions, *stored)
     scored = partial(jnp.einsum, "bskgh,bkth->bskgt", preferred_element_type=jnp.float32)
     if is_latent:

@@ -23,9 +23,9 @@ from meshwright.step.blocks import layers as stacks_of
 def all_logits(
     params: Weights, tokens: np.ndarray, lengths: np.ndarray, model: ModelConfig, mesh: MeshShape, dtype: Any
 ) -> Array:
-    """The float32 logits [b, s, v] of tokens [b, s], of which a row has `lengths` [b]. Call it under `jax.set_mesh`.
+    """Return float32 logits [b, s, v] of tokens [b, s], of which row i has `lengths[i]`. Call it under `jax.set_mesh`.
 
-    Rows and tokens are padded to what the mesh divides, as padding behind a text changes none of its logits.
+    Rows and tokens are padded to sizes that the mesh divides; padding after a text changes none of its logits.
     """
     rows, length = tokens.shape
     return _logits(model, mesh, rows, length, dtype)(params, *_placed(mesh, lengths, tokens))

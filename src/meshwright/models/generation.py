@@ -128,9 +128,10 @@ def generate_tokens(
 
 
 def switching_length(model: ModelConfig) -> int | None:
-    """The position whose token makes a text so long that all its rotary frequencies are others (LongRoPE).
+    """Return the length above which all rotary frequencies of a text are others (LongRoPE); None without such a length.
 
-    What a cache holds was computed with those of shorter texts: the text is read anew, as transformers does for Phi-3.
+    A cache holds keys with the frequencies of shorter texts, so the text is prefilled again, as transformers does for
+    Phi-3.
     """
     scaling = model.rope_scaling
     return scaling.original_max_seq_len if isinstance(scaling, LongRopeScaling) else None
@@ -151,7 +152,7 @@ def placed_params(params: Mapping[str, Any], model: ModelConfig, layout: Shardin
 
 
 def _on_host(tokens: Array) -> np.ndarray:
-    """The tokens of all rows, also of those on devices of other processes."""
+    """Return the tokens of all rows, including those on other processes' devices."""
     return np.asarray(tokens if tokens.is_fully_addressable else jax.jit(lambda own: jax.reshard(own, P()))(tokens))
 
 
@@ -296,7 +297,7 @@ def _through_layers(
     """
     windows = list(layers_by_window(model))
     before = [0] * len(windows)
-    """Of each cache, the layers of the stacks before."""
+    """Return each cache's layers of earlier stacks."""
     for stack in layers(model):
         members = [stack.layer(number) for number in range(stack.period)]
         caches_of = [windows.index(_window(member)) for member in members]

@@ -94,9 +94,9 @@ def row_parallel_linear(
 def low_rank_columns(
     h: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None
 ) -> Array:
-    """The low-rank branch [b, s, *outputs] beside a column-parallel product of the residual stream h [b, s, d].
+    """Return the low-rank branch [b, s, *outputs] of a column-parallel matmul of the residual stream h [b, s, d].
 
-    Its inner value [b, s, rank] is made where the stream lies, and gathered in place of the stream.
+    Its inner value [b, s, rank] is computed from the stream's shards and gathered, instead of the stream.
     """
     assert op.low_rank
     splits = op.outputs[0][0]
@@ -109,9 +109,9 @@ def low_rank_columns(
 
 
 def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None) -> Array:
-    """The low-rank branch [b, s, d], as the residual stream lies, beside a row-parallel product of x [b, s, *inputs].
+    """Return the low-rank branch [b, s, d], sharded like the stream, of a row-parallel matmul of x [b, s, *inputs].
 
-    Its inner value [b, s, rank] is reduce-scattered, and not what is made of it.
+    Its inner value [b, s, rank] is reduce-scattered, instead of its result.
     """
     assert op.low_rank
     splits = op.inputs[0][0]

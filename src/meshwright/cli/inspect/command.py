@@ -37,7 +37,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Args:
-    """Compile what a function makes or a plan's train step, or read an HLO text: collectives, memory, flops, findings.
+    """Compile a function's result or a plan's train step, or read HLO text: collectives, memory, flops, findings.
 
     The function takes a mesh and returns jax.jit(…).lower(…), or (function, arguments).
     """
@@ -45,11 +45,11 @@ class Args:
     subject: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|DUMP|PLAN|RUN")]
     """A function that takes a mesh, a file of HLO text (.gz too), or a plan.yaml or a run, for its train step."""
     mesh: Mesh = None
-    """Every axis and its degree, outermost first, any names: dp=2,fsdp=4. Needed, unless a plan says it."""
+    """Axes and degrees, outermost first, any names: dp=2,fsdp=4. Needed, unless a plan has it."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware to compile for, as v5p:4x4x4 or h100:16; of a dump, for its times. Default: simulated devices."""
     axes: Annotated[Literal["explicit", "auto"] | None, option("explicit|auto")] = None
-    """The type of the mesh's axes. Default: explicit, then auto where the program does not lower so; it says which."""
+    """Type of the mesh's axes. Default: explicit, then auto if that does not lower, with a note."""
     effort: Annotated[
         Literal["fast", "default"],
         option(
@@ -61,13 +61,13 @@ class Args:
     state: Annotated[tuple[str, ...], option("NAME…")] = ()
     """The arguments that are a step's state, which it returns with new values. Default: those that it updates."""
     html: Annotated[Path | None, option("FILE", "-o")] = None
-    """Write one page with all of it, and the timeline of the step where it was simulated."""
+    """Write one page with everything, and the step's timeline if it was simulated."""
     trace: Annotated[Path | None, option("FILE")] = None
     """Write the simulated step as a trace for ui.perfetto.dev (.gz packs it); of a TPU or GPUs alone."""
     memory: bool = False
     """Print the largest buffers at the peak of memory too: shape, bytes, and the line that makes each."""
     check: bool = False
-    """Exit with 1 where there is a finding, as a test does."""
+    """Exit with 1 if there is a finding, for use as a test."""
     json: Json = False
     """Print {"name", "record", "flops_by_scope", "findings"} instead of the tables."""
 

@@ -42,18 +42,18 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class CompareArgs:
-    """What to compare, and how."""
+    """Comparison."""
 
     mesh: Mesh = None
     """fsdp=-1,tp=4, or dp,fsdp,tp,sp as 1,-1,4,1. One degree may be -1. Default: the planner chooses."""
     run: Annotated[Path | None, option("DIRECTORY")] = None
-    """Compare with what a run of the same step measured too."""
+    """Also compare with measurements of a run of the same step."""
     effort: Annotated[Literal["fast", "default"], option("fast|default")] = "fast"
     """The TPU compiler's: fast gives counts and bytes, default the schedule that will run. TPUs only. Default: fast."""
     tolerance: Annotated[float | None, option("SHARE")] = None
-    """End with code 1 where a difference is a larger share than this of what was predicted, as 0.1."""
+    """Exit with 1 if a difference exceeds this fraction of the prediction, as 0.1."""
     html: Annotated[Path | None, option("FILE", "-o")] = None
-    """Write one page with all of it, and the timeline of the step."""
+    """Write one page with everything, and the step's timeline."""
     json: Json = False
     """Print {"predicted", "compiled", "measured", "rows", "differences"} instead of the table."""
 

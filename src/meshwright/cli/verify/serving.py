@@ -22,16 +22,16 @@ from meshwright.step import CacheSplit
 
 @dataclass(frozen=True)
 class ServedCompareArgs:
-    """What to compare, and how."""
+    """Comparison."""
 
     mesh: Mesh = None
     """tp=8,sp=2, or dp,fsdp,tp,sp as 1,1,8,2. One degree may be -1. Default: the planner chooses."""
     cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
-    """What of the cache is split beside its heads: nothing, its rows or its tokens. Default: the planner chooses."""
+    """Split of the cache besides heads: none, rows or tokens. Default: the planner chooses."""
     effort: Annotated[Literal["fast", "default"], option("fast|default")] = "fast"
     """The TPU compiler's: fast gives counts and bytes, default the schedule that will run. TPUs only. Default: fast."""
     tolerance: Annotated[float | None, option("SHARE")] = None
-    """End with code 1 where a difference is a larger share than this of what was predicted, as 0.1."""
+    """Exit with 1 if a difference exceeds this fraction of the prediction, as 0.1."""
     json: Json = False
     """Print {"predicted", "compiled", "rows", "differences"} instead of the table."""
 

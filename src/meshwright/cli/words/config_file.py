@@ -1,4 +1,4 @@
-"""A run's configuration as a YAML file: the names of options with their values, for what is not typed."""
+"""YAML configuration of a run: option names with values, for options that were not typed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 
 
 class Entry(NamedTuple):
-    """An option in a file: its name with underscores, its values as they would be typed, and where it stands."""
+    """An option in a file: its name with underscores, its values as text, and its place."""
 
     name: str
     values: tuple[str, ...]
@@ -19,13 +19,13 @@ class Entry(NamedTuple):
 
 
 def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
-    """The options of a file, null and false ones left out. A plan's file says the model alone, which it is.
+    """Return the options of a file without null and false ones. A plan's file is only the model.
 
-    known: the names that there are, `model` among them. A list stands for several values, a mapping for several of the
-    form NAME=VALUE, with commas between where the option is one text, true for an option that takes none.
+    known: the option names, with `model`. A list is several values; a mapping is several of the form NAME=VALUE, joined
+    by commas if the option takes one text; true is an option without value.
 
     Raises:
-        MeshwrightError: where the file cannot be read, or a name is not known; the line says the nearest one.
+        MeshwrightError: the file cannot be read, or a name is unknown; the message suggests the nearest one.
     """
     import yaml
 
@@ -57,7 +57,7 @@ def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
 
 
 def _values(node: Any, where: str, name: str) -> tuple[str, ...] | None:
-    """What stands behind an option, as text: numbers as they are written, so that `4M` stays so; None for nothing."""
+    """Return an option's values as text: numbers as written, so `4M` stays so; None for none."""
     import yaml
 
     if isinstance(node, yaml.ScalarNode):

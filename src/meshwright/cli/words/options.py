@@ -17,7 +17,7 @@ from meshwright.field_types import not_a_choice
 from meshwright.units import parse_count, parse_number
 
 SUFFIXES = {"--svg": (".svg",), "--html": (".html", ".htm")}
-"""How the names of files end that hold one kind of data, where they have an ending."""
+"""File name endings of data with only one kind of file."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _POSITIONAL = get_args(Positional[str])[1]
@@ -35,7 +35,7 @@ class Option:
     is_needed: bool = False
 
     def read(self, value: str) -> int | float | str | Path:
-        """A value of the field. Raises where it is not of the option's type, or not one of its choices."""
+        """Return a value of the field's type; an error if it is not one, or none of its choices."""
         if self.choices:
             if value not in self.choices:
                 raise MeshwrightError(not_a_choice(self.name, value, self.choices))

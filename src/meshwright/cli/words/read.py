@@ -28,7 +28,7 @@ NEW_NAMES = {
     "--no-overlaps-tp": "no --collective-matmul",
     "--compute-dtype": "--dtype",
 }
-"""Options of before, and what says it today."""
+"""Renamed options."""
 
 CONFIG = "config"
 """The field of the option that names a file of options."""
@@ -179,7 +179,7 @@ def _of_file(path: Path, args: type, said: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def _filled(args: type, found: Mapping[str, Any]) -> Any:
-    """A dataclass with the values of some fields, those of its groups too."""
+    """Return a dataclass with values of some fields, including those of its groups."""
     values: dict[str, Any] = {}
     for field in fields(args):
         if is_dataclass(group := field.default_factory):

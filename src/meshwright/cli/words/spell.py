@@ -11,13 +11,13 @@ from meshwright.cli.words.options import declared_words
 
 
 def spelled(command: str, args: Any, *, without: Collection[str] = (), **more: Any) -> str:
-    """The line of a command with the arguments that are not their defaults, quoted for a shell.
+    """Return a command's line with all arguments that are not defaults, quoted for a shell.
 
     Args:
-        command: its name, which may be another than that of `args`.
+        command: its name, which can differ from that of `args`.
         args: a command's dataclass.
-        without: fields that are left out.
-        more: values of fields, instead of those in `args`.
+        without: fields to leave out.
+        more: values of fields that replace those in `args`.
     """
     values = {name: value for name, value in _said(args).items() if name not in without} | more
     options, arguments = declared_words(type(args))
@@ -36,7 +36,7 @@ def spelled(command: str, args: Any, *, without: Collection[str] = (), **more: A
 
 
 def _said(args: Any) -> dict[str, Any]:
-    """The fields that are not their defaults, those of groups too."""
+    """Return fields that are not defaults, including those of groups."""
     found: dict[str, Any] = {}
     for field in fields(args):
         value = getattr(args, field.name)

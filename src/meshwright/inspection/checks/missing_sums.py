@@ -1,4 +1,4 @@
-"""Results that are said to be the same on all devices along an axis, and are not."""
+"""Results declared equal on all devices along an axis that are not equal."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class MissingSum(Finding):
 
     @property
     def is_wrong(self) -> bool:
-        """Each device goes on with a value of its own."""
+        """Always: each device continues with a value of its own."""
         return True
 
 
 def missing_sums(context: ProgramContext) -> Iterator[Finding]:
-    """Results made in `shard_map` that differ along axes over which nothing sums or gathers them.
+    """Return results of `shard_map` that differ along axes over which nothing sums or gathers them.
 
-    Only manual code can do that: what the partitioner makes is equal wherever its sharding says so. Axes along which
-    the program sends point to point are left out: rings may gather or sum as well.
+    Only manual code can do that: the partitioner's results are equal wherever their sharding says so. Axes with
+    point-to-point sends are skipped, since rings may gather or sum too.
     """
     if context.program is None:
         return

@@ -29,7 +29,7 @@ class ReplicatedBatch(Finding):
 
 
 def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
-    """Data of train steps along axes that split parameters and no data; where work repeats, that is told instead."""
+    """Return data of train steps that axes which split parameters do not split, unless repeated work is reported."""
     if not context.is_train_step:
         return
     data = [one for one in context.arguments if one.spec is not None and _is_data(context, one)]

@@ -1,4 +1,4 @@
-"""Optimizer states that are whole beside parameters that are split."""
+"""Optimizer states that are replicated while parameters are split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All-reduces of whole arrays of which each device then keeps a shard: a reduce-scatter would do."""
+"""All-reduces of arrays of which each device keeps a shard: a reduce-scatter would suffice."""
 
 from __future__ import annotations
 

@@ -10,25 +10,25 @@ from meshwright.inspection.context import Argument, ProgramContext, Result
 from meshwright.inspection.finding import Finding, FindingKind
 
 _LEAST_BYTES = 1 << 20
-"""What all of them together must hold on a device to be reported."""
+"""Least bytes on a device, of all together, to be reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotDonated(Finding):
-    """State of which a train step returns new values beside the old ones. name, shape: of the largest."""
+    """State whose new values a train step returns in new buffers."""
 
     kind = FindingKind.NOT_DONATED
 
-    name: str
+    name: str  # Of the largest.
     shape: Shape
     count: int
     trees: tuple[str, ...]
 
 
 def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
-    """Arguments of a train step whose update is a result of their shape and sharding in a buffer of its own.
+    """Return arguments of a train step whose update is a result of equal shape and sharding in another buffer.
 
-    An update is told by what computes it (`hlo.Updates`), or by the caller, who names the arguments that are state.
+    Updates are recognized by what computes them (`hlo.Updates`), or named by the caller as state.
     """
     if context.program is None or not context.is_train_step:
         return

@@ -56,7 +56,7 @@ _SHARE = 0.01
 
 
 class UnexpectedBecause(StrEnum):
-    """Why a collective cannot have been intended."""
+    """Return why a collective cannot be intended; None if it can."""
 
     NOT_EXPECTED = "not expected"
     """It is not among the expected collectives."""
@@ -87,7 +87,7 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """What findings at one place have in common if they are one mistake."""
+        """Return what findings at one place have in common if they are one mistake."""
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()

@@ -143,14 +143,14 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
 
 
 def _most_prompt_tokens(service: Service, max_tokens: int | None) -> int:
-    """The tokens of a prompt that are kept: what the answer leaves of the context, without max_tokens half of it."""
+    """Return the most tokens of a prompt: the context without the answer; without max_tokens, half the context."""
     limits = service.limits
     rest = service.context // 2 if max_tokens is None else service.context - max_tokens
     return max(1, rest if limits.prompt_tokens is None else min(rest, limits.prompt_tokens))
 
 
 async def _end_of_chat(service: Service, messages: list[dict[str, str]], most: int) -> list[int]:
-    """The prompt of the last turns of a chat, as many as fit `most` tokens; of a turn that does not fit, its end."""
+    """Return the prompt of a chat's last turns within `most` tokens; of a turn that does not fit, its end."""
     prompt = await chat_prompt(service, messages, "context", most=None, kept=most + 1)
     if len(prompt) <= most:
         return prompt
