@@ -26,7 +26,10 @@ def kept_plan(text: str) -> Plan | None:
 
 
 def mesh_degrees(text: str) -> dict[str, int]:
-    """Return the degrees of --mesh, outermost first: X=4,Y=2, or those above 1 of a plan's file or a run."""
+    """Return the degrees of --mesh, outermost first.
+
+    It is written as X=4,Y=2, or names a plan's file or a run, whose axes of degree 1 are left out.
+    """
     plan = kept_plan(text)
     if plan is None:
         return parse_numbers(text)

@@ -149,7 +149,7 @@ def _case(inference: Inference) -> str:
 
 
 def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]:
-    """The lines of a way, one for each of its steps; the first has its times."""
+    """Yield the rows of an implementation, one for each step; the first has the times of the whole."""
     product = show_seconds(max(priced.flops_seconds, priced.memory_seconds))
     first = (product, show_seconds(priced.seconds), priced.bound or "nothing")
     collectives = iter(priced.collectives)

@@ -52,10 +52,10 @@ class ShardingPair:
 
 
 def read_shardings(program: CompiledProgram, mesh: Mapping[str, int]) -> tuple[ShardingPair, ...]:
-    """Every input, output, constrained value and product of a program, each once.
+    """Return the shardings of a program's inputs, outputs, constrained values and matmuls, each once.
 
-    mesh: every axis and its degree in device order, outermost first. Empty for a program that was not partitioned.
-    `reshard`, `with_sharding_constraint` and explicit types all become constraints.
+    mesh: every axis and its degree in device order, outermost first. The result is empty for a program that was not
+    partitioned. `reshard`, `with_sharding_constraint` and explicit types all become constraints.
     """
     if not (program.annotated and program.propagated):
         return ()

@@ -59,10 +59,10 @@ _OUT_OF_MEMORY = (
 
 
 def main(request_file: str, response_file: str, parent: str) -> int:
-    """Compile a request and write the response; the exit status is 1 after an error.
+    """Compile a request and write the response. Return 1 after an error, else 0.
 
-    parent: the id of the process that wants it, with which this one ends: it may be killed, or interrupted before it
-    knows of its child.
+    parent: process id of the requester. This worker exits when the requester does, which may be killed before it can
+    stop the worker.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -22,7 +22,7 @@ def collective_formula(kind: Kind, term: Term, placement: Placement) -> tuple[st
 
 
 def _on_level(kind: Kind, placement: Placement, crossing: Crossing) -> tuple[str, dict[str, float]]:
-    """The formula at one level of switches."""
+    """Return the formula of a collective's time, and its numbers, at one level of switches."""
     bytes_sent, shared = ("V * s", {"s": crossing.sharers}) if crossing.sharers > 1 else ("V", {})
     rate = {"W": crossing.link_bytes_per_second}
     if kind == "collective-permute":

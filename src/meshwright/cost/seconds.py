@@ -312,7 +312,7 @@ class OpTimer:
         return dtype_bytes(self.dtype) * (seen + rows * columns + inner * columns)
 
     def _product(self, rows: float, inner: float, columns: float, dtype: str, steps: int) -> float:
-        """Return the time of one product, with its rows in several steps."""
+        """Return the seconds of a matmul whose rows are split into `steps` matmuls."""
         return steps * product_seconds(rows / steps, inner, columns, system=self.system, dtype=dtype)
 
     def _cast(

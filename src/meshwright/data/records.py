@@ -214,7 +214,7 @@ def _parts_of_arrow(path: Path) -> list[int]:
 
 
 def _batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow file, a stream or one with an index; their data stay in the file until they are used."""
+    """Yield the record batches of an Arrow file, in the stream or the file format, from a memory map."""
     is_indexed = source.read(6) == b"ARROW1"
     source.seek(0)
     if not is_indexed:

@@ -109,7 +109,7 @@ def _read(fields: Fields, routing: Routing) -> Features:
 
 
 def _attention_scale(latent: LatentAttention, scaling: RopeScaling | None) -> float | None:
-    """Factor on attention scores due to yarn's `mscale_all_dim`: its magnitude once per operand."""
+    """Return the scale of attention scores; yarn's `mscale_all_dim` is a factor on queries and on keys."""
     if not isinstance(scaling, YarnRopeScaling) or scaling.mscale_all_dim is None:
         return None
     dims = latent.nope_head_dim + latent.rope_head_dim

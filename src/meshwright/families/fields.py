@@ -217,7 +217,7 @@ class Fields:
         raise self.refusal(field, f"it takes a list of layers, from 0 to {num_layers - 1}")
 
     def activation(self, field: str, default: str) -> Activation:
-        """An activation function."""
+        """Return the activation function that a field names; an error for an unknown one."""
         self._check_not_null(field)
         found = self.value(field, default)
         if not isinstance(found, str) or found not in ACTIVATIONS:

@@ -24,7 +24,7 @@ def features_of(embed: int) -> Features:
 
 
 def read_shared(fields: Fields, *, has_rope: bool = True) -> Features:
-    """The fields that all of Gemma have; has_rope: as in `llama.read`."""
+    """Return the fields common to all versions of Gemma; has_rope: as in `llama.read`."""
     fields.only("use_bidirectional_attention", False)
     features = llama.read(fields, has_rope=has_rope)
     return features | features_of(features["embed"]) | {"tied_embeddings": fields.flag("tie_word_embeddings", True)}

@@ -24,7 +24,10 @@ NAMES = names_of(
 
 
 def read_capped(fields: Fields, *, every: int, has_rope: bool = True) -> Features:
-    """Read the fields of Gemma 2 and 3; every: interval of layers with full attention, without `layer_types`."""
+    """Read the fields of Gemma 2 and 3, with soft caps of scores and logits.
+
+    every: every n-th layer attends to all keys, where config.json has no `layer_types`.
+    """
     features = gemma.read_shared(fields, has_rope=has_rope)
     queries = fields.positive("query_pre_attn_scalar", float(features["head_dim"]))
     return features | {

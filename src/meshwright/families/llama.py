@@ -67,7 +67,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def write_biases(model: ModelConfig) -> dict[str, Any]:
-    """The fields of biases."""
+    """Return the fields of config.json that say which matmuls have biases."""
     return {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
 
 

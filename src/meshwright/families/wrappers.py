@@ -30,7 +30,7 @@ _OTHER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|multi_modal
 
 
 def text_config(data: Config, *, name: str) -> Config:
-    """Return the config of the text part if data is a wrapper's; else data itself.
+    """Return the config of the text model if `data` is a multimodal wrapper's config; else `data` itself.
 
     Raises:
         MeshwrightError: a text part that is not an object.

@@ -86,7 +86,7 @@ class System:
 
     @cached_property
     def _sharers(self) -> int:
-        """The devices that share a chip's figures: its own, or all simulated ones."""
+        """Return how many devices share the chip's flops and memory: its cores, or all simulated devices."""
         return self.num_devices if self.chip.is_shared else self.devices_per_chip
 
     def peak(self, dtype: str = "bf16") -> float:

@@ -375,7 +375,7 @@ def _mesh_held(call: Call, count: int) -> MeshLike | None:
 
 
 def _mesh_of_module(program: LoweredProgram) -> dict[str, int] | None:
-    """Return the mesh with most axes in a lowered module, in the devices' order; None without one."""
+    """Return the mesh with most axes in a lowered module, with devices in order; None if there is none."""
     module = program.lowered.compiler_ir("stablehlo")
     found = [_SDY_MESH.match(str(op)) for op in module.body.operations] if module is not None else []
     meshes = [{axis: int(degree) for axis, degree in _SDY_AXIS.findall(one[1])} for one in found if one]

@@ -126,7 +126,7 @@ def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
 
 
 def _stage(call: Call) -> Any:
-    """Return the last stage that the function's own tracing or lowering reaches."""
+    """Return the latest stage of `jax.stages` that the function's own `trace` or `lower` returns."""
     function: Any = call.function
     args, kwargs = call.args, call.kwargs
     if isinstance(held := stage_of(function), _STAGES):

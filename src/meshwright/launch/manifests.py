@@ -45,11 +45,12 @@ RUNTIMES = {
 
 
 def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int) -> str:
-    """An sbatch script, which starts the command again in its machines where a process is lost.
+    """Return an sbatch script that restarts the command on the same machines if a process is lost.
 
-    Where a machine is lost Slurm itself queues the job again (--requeue). Before the time limit Slurm signals the
-    script (B:), which has scancel send SIGTERM to the processes of its step. srun must not get it: on SIGTERM, SIGHUP
-    and SIGQUIT it kills them with SIGKILL (`_srun_signal_mgr` in Slurm's src/srun/srun_job.c), and nothing is saved.
+    If a machine is lost, Slurm itself requeues the job (--requeue). Before the time limit Slurm signals the script
+    (B:), which makes scancel send SIGTERM to the processes of its step. srun itself must not receive a signal: on
+    SIGTERM, SIGHUP and SIGQUIT it kills the processes with SIGKILL (`_srun_signal_mgr` in Slurm's src/srun/srun_job.c),
+    and nothing is saved.
 
     Options: the manual pages sbatch(1), srun(1) and scancel(1) of Slurm 22.05, slurm.schedmd.com/sbatch.html.
     """

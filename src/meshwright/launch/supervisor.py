@@ -112,7 +112,7 @@ def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
 def _attempt(
     job: Job, number: int, words: Sequence[str], received: list[int], say: Callable[[str], None]
 ) -> tuple[End | None, int]:
-    """Run all processes until they have ended: why they had to, or None and the exit code of process 0."""
+    """Run all processes to their end. Return the reason to stop them, or None, and the exit code of process 0."""
     port, ends = free_ports(), queue.Queue[End]()
     host = Host(
         listen("127.0.0.1", port), number, job.start_seconds, ends.put,

@@ -1,8 +1,8 @@
 """Parse one array, `A[I_X, J_{dp,fsdp}]{U_Y}` or `B_x E`, and resolve its subscripts to mesh axes.
 
-A subscript is an axis of the mesh, or else several, the longest first: on a mesh with axes X, Y and XY, `I_XY` means
-the third and `I_{X,Y}` the first two. Without a mesh each capital letter is an axis (`I_XY`) and any other word is one
-axis (`I_dp`).
+A subscript is one axis if the mesh has an axis of that name; else it is split into axes, longest match first: on a mesh
+with axes X, Y and XY, `I_XY` means the third and `I_{X,Y}` the first two. Without a mesh each capital letter is an axis
+(`I_XY`) and any other subscript is one axis (`I_dp`).
 """
 
 from __future__ import annotations

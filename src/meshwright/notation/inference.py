@@ -88,7 +88,7 @@ def infer(expression: Expression, sizes: Sizes) -> Inference:
 
 
 def _checked(array: ShardedArray, sizes: Sizes) -> ShardedArray:
-    """A legal array without its axes of degree 1. Raises for others."""
+    """Return an array without axes of degree 1. Raises an error if the array is not legal."""
     check(array, sizes)
     axes = tuple(_nontrivial(axes, sizes) for axes in array.axes)
     return replace(array, axes=axes, unreduced=_nontrivial(array.unreduced, sizes))

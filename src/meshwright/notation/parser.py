@@ -85,9 +85,9 @@ class _Call:
 
 
 def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
-    """Read an array, or a product into `operands`; returns the array or the product's result as the first stage.
+    """Read an array, or a product whose operands are appended to `operands`.
 
-    No stage if the product has no result.
+    Return the first step of the chain: the array, or the product's stated result; empty if no result is stated.
     """
     first = read_array(reader)
     while reader.accept("times"):

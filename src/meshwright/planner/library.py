@@ -325,7 +325,7 @@ def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
 
 
 def run_as(plan: Plan, changes: Mapping[str, Any]) -> Plan:
-    """A plan with some options of how it is run changed; a way that does not run is an error."""
+    """Return a plan with some strategy options replaced. Raises an error if the result cannot run."""
     if not changes:
         return plan
     fields = {name: value for name, value in changes.items() if name != "param_dtype"}

@@ -52,13 +52,13 @@ Count = int | str
 
 
 class StrategyOptions(TypedDict, total=False):
-    """How a step is run; what is left out, the planner chooses or takes as `meshwright train` does it.
+    """Options of a strategy. Omitted ones are chosen by the planner, or are defaults of `meshwright train`.
 
-    num_microbatches: parts of a device's batch that run one after the other. zero_stage: what fsdp shards (1 optimizer
-    state, 2 gradients too, 3 parameters too). schedule, virtual_stages: of a pipeline. attention: `flash`, `cudnn` or
-    `scores`. sp_method: how queries meet the keys that sp splits. tp_stream: whether tp splits the residual stream
-    between products. collective_matmul: whether tp's collectives run chunk by chunk beside products. reference_mesh: of
-    the frozen reference of `objective="dpo"` (the policy's). The rest are fields of `Strategy`.
+    num_microbatches: microbatches of a device's batch, run one after the other. zero_stage: what fsdp shards (1
+    optimizer state, 2 also gradients, 3 also parameters). schedule, virtual_stages: of a pipeline. attention: `flash`,
+    `cudnn` or `scores`. sp_method: gathered keys, ring attention or Ulysses. tp_stream: whether tp splits the residual
+    stream between matmuls. collective_matmul: whether tp's collectives run chunk by chunk beside matmuls.
+    reference_mesh: of the frozen reference of `objective="dpo"` (the policy's). The rest are fields of `Strategy`.
     """
 
     num_microbatches: Count | None
@@ -265,9 +265,9 @@ def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None)
 
 
 def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workload, System]:
-    """The workload and the system that `WORKLOAD_OPTIONS` mean.
+    """Return the workload and the system described by `WORKLOAD_OPTIONS`.
 
-    Of a workload that is given whole only `on` and `hardware` may be said.
+    If a `Workload` object is passed, the only other options allowed are `on` and `hardware`.
     """
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)

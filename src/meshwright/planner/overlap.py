@@ -122,9 +122,9 @@ def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: S
 
 
 def least_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """A lower bound of `step_budget`: `least_weight_budget`, and activations as if there were one microbatch.
+    """Return a lower bound of `step_budget`: `least_weight_budget`, and the activations of a single microbatch.
 
-    Of several each moves its part, at no better rate.
+    Several microbatches send the same bytes in parts, at no higher bandwidth.
     """
     whole = _without(strategy, ("num_microbatches", "virtual_stages", "schedule", "zero_stage"))
     seconds = _activation_budget(workload, mesh, system, whole).per_microbatch
@@ -184,7 +184,7 @@ def _weight_budgets(
 
 
 def _ends_of(mesh: MeshShape) -> MeshShape:
-    """The part of a mesh that splits weights for good, and the fewest devices that store them in shards."""
+    """Return the axes that split weights without gathering them, with the least degree of fsdp, which gathers."""
     split = {axis: mesh.degree(axis) for axis in (*WEIGHT_AXES, "pp")}
     return MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], **split)
 

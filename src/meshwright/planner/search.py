@@ -61,8 +61,9 @@ def rank(
 ) -> Ranking:
     """Return the best `top` meshes, each with its best strategy.
 
-    remats: policies to choose from; all by default. is_runnable: only what `meshwright train` runs today. choices:
-    fixed fields of the strategy (`whole_space`). Raises an error with the reason if no mesh is legal.
+    remats: policies to choose from; all by default. is_runnable: only strategies that `meshwright train` can run.
+    choices: strategy fields that are not searched, with their values (`whole_space`). Raises an error with the reason
+    if no mesh is legal.
     """
     space = runnable_space if is_runnable else whole_space
     return rank_space(space(workload, system, remats, **choices), top=top)

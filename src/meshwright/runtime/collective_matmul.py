@@ -204,9 +204,10 @@ _matmul_reduce_scatter.defvjp(_matmul_reduce_scatter_forward, _matmul_reduce_sca
 def _gather(
     einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
 ) -> tuple[tuple[Array, ...], Array]:
-    """The products of the gathered array, first operand of each einsum, with the others; and the gathered array.
+    """Gather an array round a ring and multiply it, the first operand of each einsum, with the other operands.
 
-    After `hop` hops a forward lane holds the shard of the device `hop` positions before.
+    Return the products and the gathered array. A lane is a part of the shard that is sent in one direction: after `hop`
+    hops a forward lane holds the shard of the device `hop` positions before.
     """
     degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
     dim = einsums[0].left.index(ring.dim)

@@ -34,9 +34,10 @@ class CompiledProduct:
         return self.program.as_text() or ""
 
     def run(self, *arrays: Any) -> Array:
-        """The global result, sharded as the inference says. An unreduced result is summed after the program.
+        """Return the global result, sharded as the notation derives. Unreduced results are summed after the program.
 
-        arrays: global operands in the order of the inference. Raises for another number of arrays or another shape.
+        arrays: global operands in the order of the notation. Raises an error for another number of arrays or another
+        shape.
         """
         operands, result = self.inference.operands, self.inference.result
         _check_arrays(arrays, operands, self.inference.sizes)

@@ -19,7 +19,7 @@ from meshwright.runtime.shards import on_shards
 
 
 def stack_replicas(array: Array, dim: int) -> Array:
-    """Add a dim at `dim` with one row for each replica. Arrays that are not typed reduced are returned as they are."""
+    """Add a dim at `dim` with one row a replica; an array whose type has no `reduced` axes is returned unchanged."""
     spec = jax.typeof(array).sharding.spec
     axes = tuple(sorted(spec.reduced))
     if not axes:

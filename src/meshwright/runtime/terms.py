@@ -34,7 +34,7 @@ def spec_of_terms(array: ShardedArray) -> P:
 
 
 def shape_of_terms(array: ShardedArray, sizes: Sizes) -> Shape:
-    """The global shape of an array stored as terms."""
+    """Return the global shape of an unreduced array, stored as stacked partial sums."""
     return tuple([sizes.degrees[axis] for axis in term_axes(array)] + [sizes.dims[dim] for dim in array.dims])
 
 

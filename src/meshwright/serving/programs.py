@@ -51,12 +51,13 @@ class Shape:
 
 
 class Columns:
-    """Slices of a step's array of numbers [rows, width]; tables follow the tokens, each after its first page.
+    """Slices of a step's array of numbers [rows, width]: the columns below, the tokens, then the page tables.
 
-    row: the row's number in the engine; the number of rows if unused. start: position of its first token. count: its
-    tokens. is_chosen: whether a token is chosen after the last. prefill_length: tokens at the sequence's prefill, which
-    some models' rotary frequencies depend on. drawn: tokens chosen for it before. num_logprobs: log probabilities to
-    return for a token, its own and the likeliest ones; 0 for none.
+    There is a page table for each window, preceded by the number of its first page. row: the row's number in the
+    engine; the number of rows if unused. start: position of its first token. count: its tokens. is_chosen: whether a
+    token is sampled after the last. prefill_length: tokens at the sequence's prefill, which some models' rotary
+    frequencies depend on. drawn: tokens sampled for it so far. num_logprobs: log probabilities to return for a token,
+    its own and the likeliest ones; 0 for none.
     """
 
     row, start, count, is_chosen, prefill_length, drawn, num_logprobs = range(7)

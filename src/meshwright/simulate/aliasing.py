@@ -200,7 +200,7 @@ def _in_place_aliases(module: Module, instruction: Instruction) -> Iterator[tupl
 
 
 def _tpu_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """The TPU compiler's lists: indices of operands, followed by the parts of the result."""
+    """Yield the aliased buffers in a TPU instruction: pairs of its operands' and its result's buffers."""
     found = _TPU_ALIASES.search(instruction.attributes.get("backend_config", ""))
     if found is None:
         return

@@ -186,7 +186,10 @@ class Liveness:
 
 
 def _reuse_memory(lives: dict[Leaf, Span], result: Leaf, operand: Leaf, position: int) -> None:
-    """Let a result reuse the memory of an operand whose last use is the same instruction: start its range one later."""
+    """Let a result reuse an operand's memory if its instruction is the operand's last use.
+
+    The result's live range then starts one instruction later.
+    """
     born, dying = lives.get(result), lives.get(operand)
     if born is None or dying is None or born.num_bytes != dying.num_bytes:
         return

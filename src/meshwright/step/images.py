@@ -91,7 +91,7 @@ class Convolution:
 
     @property
     def has_norm(self) -> bool:
-        """Whether a batch norm follows."""
+        """Whether a batch norm follows the convolution."""
         return self.place != "classes"
 
 

@@ -73,7 +73,7 @@ def _used_axes(model: Model, rules: Rules) -> set[str]:
 def check_positions(model: Model, seq_len: int, use: str = "--seq-len {} or less") -> None:
     """Raise an error if a model has fewer learned positions than a sequence has tokens.
 
-    use: what to do about it, a format string with the number of positions.
+    use: the advice at the end of the error, a format string with the number of positions.
     """
     most = learned_positions(model)
     if most is not None and seq_len > most:

@@ -326,7 +326,7 @@ class _BlockWalk:
         return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
 
     def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-        """Arrays of this block from one layout to another, in the same collectives."""
+        """Yield the collectives that reshard arrays of this block alike, several arrays in one."""
         yield from _moved(name, self.region, *pairs)
 
 

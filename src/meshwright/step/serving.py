@@ -101,7 +101,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class ServingLayout:
-    """A mesh, and what of the cache the axes of `cache_axes` split."""
+    """A mesh, and the dims of the cache that the axes of `cache_axes` split."""
 
     mesh: MeshShape
     cache: CacheSplit = "heads"

@@ -34,7 +34,7 @@ def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
 
 
 def num_staged_layers(model: Model) -> int:
-    """Return how many layers the stages share: all but plain layers before MoE layers."""
+    """Return how many layers the stages share: all but the dense layers before MoE layers."""
     return model.num_layers - (model.num_dense_layers if model.experts else 0)
 
 

@@ -139,10 +139,10 @@ def num_query_chunks(seq_len: int) -> int:
 
 
 def can_halve_queries(seq_len: int) -> bool:
-    """Whether attention through scores makes none of the first half's queries for keys of the second half.
+    """Whether attention through scores can skip the scores of the first half's queries with the second half's keys.
 
-    Those are a quarter of all, and behind a causal mask, where a device has the whole sequence. Chunks of queries are
-    gone through in a loop, in which all are alike and so have every key.
+    A causal mask hides all of them, a quarter of the scores. It requires the whole sequence on a device, and no loop
+    over chunks of queries, whose iterations all have the same shape and so all the keys.
     """
     return seq_len % 2 == 0 and num_query_chunks(seq_len) == 1
 

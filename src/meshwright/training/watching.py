@@ -54,5 +54,5 @@ class EvaluationConfig:
             raise MeshwrightError(f"{idle[0]} changes nothing without eval_every; say how often to evaluate")
 
     def is_due(self, taken: int) -> bool:
-        """Whether an evaluation is due after `taken` steps, apart from the last one."""
+        """Whether a periodic evaluation is due after `taken` steps; the one at the end is separate."""
         return self.every > 0 and taken % self.every == 0

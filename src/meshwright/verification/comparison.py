@@ -113,7 +113,7 @@ def compare(
       argument_bytes: as predicted.
       measured: the record of a run.
       overhead: known contents of the program's text beyond the plan.
-      reference_mesh: of a frozen reference that the step runs, whose collectives are over the axes of this mesh.
+      reference_mesh: mesh of the step's frozen reference, over whose axes the reference's collectives run.
     """
     memory, ran = compiled.memory_bytes, measured.memory_bytes if measured else {}
     temporaries = predicted.memory_bytes["peak"] - argument_bytes

@@ -116,10 +116,10 @@ def _kernel_flops(plan: Plan) -> dict[Difference, float]:
 def _stated_flops(
     workload: Workload, mesh: MeshShape, strategy: Strategy, planned: StepFlops, system: System
 ) -> dict[Difference, float]:
-    """What attention kernels state of the planned flops of attention, less these.
+    """Return the attention flops that the compiled kernels declare, minus those planned.
 
-    Splash attention and cuDNN's state none; block-by-block attention all. Our own kernels state half of the scores, as
-    the mask is causal, and backward two kernels of seven products, where five are counted.
+    Splash attention and cuDNN's kernels declare none; block-by-block attention declares all. Our kernels declare half
+    of the scores (the mask is causal), and in backward seven matmuls of two kernels, of which a plan counts five.
     """
     kernel = strategy.attention
     if kernel == "flash" and system.chip.kind == "tpu":

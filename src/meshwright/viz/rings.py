@@ -144,7 +144,7 @@ def _sum(left: Values | None, right: Values | None) -> Values:
 
 
 def _length(slots: tuple[Values | None, ...]) -> int:
-    """The numbers in a slot."""
+    """Return how many array elements a slot holds."""
     return next(len(part) for part in slots if part is not None)
 
 

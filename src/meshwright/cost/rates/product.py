@@ -114,10 +114,10 @@ class PricedProduct:
 
 
 def price(inference: Inference, system: System, *, dtype: str = "bf16") -> PricedProduct:
-    """Every implementation of an inference priced, cheapest first, on its mesh laid over the system.
+    """Return the cost of each implementation of a sharded matmul on its mesh, laid over the system, cheapest first.
 
-    Cheapest is the shortest time with collectives hidden behind the products, then without. Raises where the mesh does
-    not fit the system, or an element of the dtype is not as large as the inference was told.
+    They are ordered by the time with hidden collectives, then by the time without. Raises an error if the mesh does not
+    fit the system, or an element of the dtype has another size than in the matmul's description.
     """
     if dtype_bytes(dtype) != inference.sizes.element_bytes:
         raise MeshwrightError(

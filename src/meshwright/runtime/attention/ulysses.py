@@ -72,6 +72,9 @@ def gathered_attention(
 
 
 def segments_in_rows(places: Array | np.ndarray, ids: Array | None) -> Segments:
-    """Segments of tokens at the same places [s] in every row; within a document they are as far apart as positions."""
+    """Return the segments of tokens, whose places [s] in a row serve as positions.
+
+    Only differences of positions matter, and within a document these equal the differences of places.
+    """
     places = jnp.asarray(places, jnp.int32)[None]
     return Segments(places) if ids is None else Segments(jnp.broadcast_to(places, ids.shape), ids)

@@ -2,10 +2,10 @@
 
 Stages are one more dim of every array, sharded over the axis and mapped over. All devices run one program in lockstep
 without diverging branches, and a layer keeps its shardings over the other axes of an explicit mesh. An idle device
-computes on zeros instead of waiting. All stages compute what precedes and follows the layers: before them a share of it
-or all of it, after them all of it, on the output that the last stage broadcasts.
+computes on zeros instead of waiting. Every stage computes the embedding, for its share of a microbatch or for all of
+it, and the whole output head, on the output that the last stage broadcasts.
 
-`gpipe` and `one_forward_one_backward` have the schedules.
+The schedules are in `gpipe` and `one_forward_one_backward`.
 """
 
 from __future__ import annotations

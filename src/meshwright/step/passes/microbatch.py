@@ -1,4 +1,4 @@
-"""Microbatch pass: a step's batch in parts that run one after the other, with the sizes that a device has of each."""
+"""Microbatch pass: split a step's batch into microbatches, with their sizes on a device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ from meshwright.step.workload import Workload
 def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Extents:
     """Return the sizes of a step's symbols, for one microbatch.
 
-    B, S: sequences and their tokens over all devices; I: rows of a batch, both together. For experts, per device: C
-    token copies sent, CT those of all devices of its tp, R rows of an expert in balance, A routing choices of its
-    tokens, sent and gathered their counts, M its MoE layers. loss: numbers summed by the loss. For Muon the matrices of
-    each kind of parameter (`passes.muon`).
+    B, S: sequences, and tokens of each, over all devices. I: B times S, the rows of a contrastive batch. loss: numbers
+    summed by the loss. For each device, with experts:
+
+    - C: copies of tokens sent to experts. CT: those of all devices of its tp group.
+    - R: rows of an expert at even load.
+    - A: routing choices of its tokens.
+    - sent, gathered: counts of tokens, as sent over ep and as gathered over tp.
+    - M: its MoE layers.
+
+    Muon adds the matrices of each kind of parameter (`passes.muon`).
     """
     parts = strategy.num_microbatches
     sizes: dict[str, float] = {"B": workload.sequences / parts, "S": workload.seq_len}

@@ -1,6 +1,6 @@
 """Rematerialize pass: ops of a layer that are recomputed for backward, given the values that a policy saves.
 
-A value is recomputed if backward reads it, or needs it for a value that it reads, and the policy has not saved it. So
+A value that the policy has not saved is recomputed if backward reads it, or if recomputing another value needs it. So
 the last product of a layer is never recomputed, nor its collective.
 """
 

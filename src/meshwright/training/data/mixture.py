@@ -15,9 +15,9 @@ PERIOD = 10_000
 
 
 class Mixture:
-    """The items of several sources, shuffled: in the shares of their weights, or, without, every item as often.
+    """Shuffled items of several sources, in proportion to their weights; without weights, each item equally often.
 
-    An item of a source comes again when all of its items have come.
+    An item is repeated only after all items of its source.
     """
 
     def __init__(self, sources: Sequence[Rows], weights: Sequence[float] | None, seed: int) -> None:

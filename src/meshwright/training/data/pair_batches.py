@@ -84,7 +84,7 @@ class PairBatches:
         return {"epoch": round((step + 1) * self._size / len(self._training), 6)}
 
     def close(self) -> None:
-        """End reading: nothing is read ahead."""
+        """Stop reading; this class prefetches nothing."""
 
     def items(self, step: int) -> dict[str, list[int]]:
         """The numbers of a step's pairs, in the order of the batch."""

@@ -161,7 +161,7 @@ def _map_to_files(parts: Iterable[tuple[np.ndarray, np.ndarray]], seq_len: int) 
 
 
 def _rows(pair: Pair, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens [1, 2, s + 1] and the loss [1, 2, s] of a pair that fits."""
+    """Return the tokens [1, 2, s + 1] and loss weights [1, 2, s] of a pair, padded to `seq_len`."""
     tokens = np.stack([_padded(row.tokens, seq_len + 1) for row in pair])
     return tokens[None], np.stack([_padded(_loss(row)[1:], seq_len) for row in pair])[None]
 

@@ -79,7 +79,7 @@ class DocumentRows:
 
     @property
     def fill(self) -> float:
-        """Share of the rows that is not padding."""
+        """Return the fraction of tokens in the rows that are not padding."""
         return float(self._index.tokens[-1]) / (self.count * self._seq_len)
 
     def read(self, row: int) -> Arrays:

@@ -197,7 +197,7 @@ def _open_files(
 
 
 def fingerprint(tokenizer: Tokenizer | None) -> str:
-    """That of a tokenizer, or of bytes."""
+    """Return the fingerprint of a tokenizer; None is the byte tokenizer."""
     return (tokenizer or byte_tokenizer()).fingerprint
 
 
