@@ -209,10 +209,10 @@ class Activations:
 
     @cached_property
     def seen(self) -> float:
-        """Elements of the keys and values saved for a device's queries: of the whole sequence if they are gathered.
+        """Elements of keys and values saved for the queries of a device.
 
-        For a ring the device's own, which come round again; after the all-to-all of Ulysses those of all tokens for
-        fewer heads.
+        Gathered: those of the whole sequence. Ring: the device's own, since backward sends the others again. Ulysses:
+        those of all tokens, for fewer heads.
         """
         return sum(self._size(op.key) + self._size(op.value) for op in self.ops.attention)
 

@@ -47,7 +47,7 @@ def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strateg
 
 
 def _of_reference(moves: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Return the collectives of a forward pass without a loss."""
+    """Return the collectives of the reference: a forward pass to the logits, without a loss."""
     forward = (move for move in moves if move.phase == "forward" and move.array not in (LOSS, IMBALANCE))
     return tuple(replace(move, phase="reference") for move in forward)
 

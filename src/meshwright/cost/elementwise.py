@@ -2,7 +2,7 @@
 
 Two ways to run them. Fused: each chain of elementwise ops is one kernel, as XLA, torch.compile and the fused kernels of
 Megatron-LM (arXiv:2104.04473, section 4.2) have it. One by one: every op of PyTorch reads its operands and writes its
-result, the norm in float32. Bytes are of narrow activations, two an element, as of float32 four.
+result, the norm in float32. Bytes are given for 2-byte activations and for float32.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 @lru_cache(maxsize=1 << 14)
 def _weights_mesh(mesh: MeshShape) -> MeshShape:
-    """The part of a mesh that splits weights for good."""
+    """Return the mesh axes that split weights in use, as tp, without those gathered before use, as fsdp."""
     return MeshShape(**{axis: mesh.degree(axis) for axis in WEIGHT_AXES})
 
 

@@ -369,5 +369,5 @@ def _input_name(op: Matmul) -> str:
 
 
 def _result_name(op: Matmul) -> str:
-    """Return the name of a product's result: Y if it is added to the stream."""
+    """Return the name of a matmul's result: Y if it is added to the residual stream, else its own."""
     return "Y" if op.columns[-1].letter == "D" else op.target

@@ -210,10 +210,10 @@ def _modules(model: ModelConfig) -> dict[str, list[str]]:
 
 
 def _matched(pattern: str, model: ModelConfig, path: Path) -> list[str]:
-    """The products of the modules whose whole names match a pattern, in every layer.
+    """Return the matmuls whose full module names match a pattern, in every layer.
 
     Raises:
-        MeshwrightError: a pattern that is none, matches nothing, or some layers alone.
+        MeshwrightError: a pattern that is invalid, matches nothing, or matches only in some layers.
     """
     known, found = adaptable(program(replace(model, lora=None))), []
     try:

@@ -36,7 +36,10 @@ def read_v2(fields: Fields) -> Features:
 
 
 def read_v3(fields: Fields) -> Features:
-    """DeepSeek-V3: sigmoids, chosen from the best groups with a bias that changes no share."""
+    """Read DeepSeek-V3: sigmoid routing within the best groups of experts.
+
+    A bias is added to scores for the choice of experts only, not to their weights.
+    """
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
     fields.only("mlp_bias", False)

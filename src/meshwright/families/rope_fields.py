@@ -221,7 +221,7 @@ def rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]
 
 
 def longest_sequence(model: ModelConfig) -> dict[str, Any]:
-    """Return the field `max_position_embeddings` if the rotary scaling determines it; else no field."""
+    """Return `max_position_embeddings` as a field if the rotary scaling determines it, else no field."""
     match model.rope_scaling:
         case None | LinearRopeScaling():
             return {}

@@ -239,7 +239,7 @@ def _abstract_leaf(leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def _asked_memory(sharding: NamedSharding) -> str | None:
-    """The memory that somebody asked for: not the one where arrays are anyway."""
+    """Return the requested memory kind; None for the device's default."""
     return None if sharding.memory_kind in (None, "device", "unpinned_host") else sharding.memory_kind
 
 

@@ -43,7 +43,7 @@ def axis_cases(operands: tuple[ShardedArray, ...], result_dims: tuple[str, ...])
 
 
 def _axis_case(axis: str, operands: tuple[ShardedArray, ...], result_dims: tuple[str, ...]) -> AxisCase:
-    """The highest case that applies to one axis."""
+    """Return the highest of the four cases that applies to one mesh axis."""
     dim_in = {operand.label: dim for operand in operands if (dim := operand.dim_of(axis))}
     kept = list(dict.fromkeys(dim for dim in dim_in.values() if dim in result_dims))
     summed = list(dict.fromkeys(dim for dim in dim_in.values() if dim not in result_dims))

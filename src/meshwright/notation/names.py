@@ -21,9 +21,9 @@ def with_distinct_labels(operands: tuple[ShardedArray, ...]) -> tuple[ShardedArr
 
 
 def natural_result(operands: tuple[ShardedArray, ...]) -> ShardedArray:
-    """The result of a product written without one: the dims that one operand alone has, with their axes.
+    """Return the result of a product written without one: the dims that are not summed, with their axes.
 
-    An axis on two of them stays on the first.
+    An axis that would split two dims stays on the first.
     """
     every = [dim for operand in operands for dim in operand.dims]
     dims = tuple(dim for dim in every if every.count(dim) == 1)

@@ -110,7 +110,11 @@ def _gather(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Commun
 
 
 def _excess_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
-    """The last axes of a dim that are not in the target: those no other dim needs, or one that another needs."""
+    """Return the trailing axes of a dim that its target does not have, in two groups.
+
+    The first is gathered, since no other dim has these axes in the target; the second moves to another dim by an
+    all-to-all.
+    """
     held = current.axes_of(dim)
     pairs = zip(held, target.axes_of(dim), strict=False)
     num_kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -213,7 +213,7 @@ def _gathered_bytes(
 
 @lru_cache(maxsize=1 << 12)
 def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
-    """The strategy with the defaults in some fields, so that those that differ in them alone are one."""
+    """Return the strategy with some fields at their defaults, a cache key for strategies that differ only in these."""
     return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
 
 

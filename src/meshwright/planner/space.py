@@ -348,7 +348,7 @@ def _with_and_without_rings(base: Strategy) -> tuple[Strategy, ...]:
 
 @lru_cache(maxsize=1 << 5)
 def _with_sequence(base: Strategy, method: SequenceMethod) -> Strategy:
-    """The strategy with a method for a split sequence, the same object each time."""
+    """Return the strategy with a sequence method; cached, so that equal results are one object."""
     return replace(base, sp_method=method)
 
 

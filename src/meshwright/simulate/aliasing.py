@@ -146,7 +146,7 @@ def _aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, L
 
 
 def _call_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """Operands and results of a loop, a call or a conditional."""
+    """Yield values that share a buffer across a loop, call or conditional: operands with parameters, and results."""
     own, operands = leaves(instruction), module.operands(instruction)
     if instruction.opcode == "while":
         yield from zip(own, leaves(operands[0]), strict=True)

@@ -202,7 +202,10 @@ def _touched_axes(groups: Groups, mesh: Mapping[str, int]) -> Axes:
 
 
 def _shift(pairs: Groups, mesh: Mapping[str, int], axes: Axes) -> int:
-    """How many devices along its flattened axes most pairs of a permute send: negative where back is shorter."""
+    """Return the signed distance of most pairs of a permute, in devices along the flattened axes.
+
+    It is negative if going backwards round the ring is shorter.
+    """
     degrees = tuple(mesh.values())
     size = math.prod(mesh[axis] for axis in axes)
     kept = [number for number, axis in enumerate(mesh) if axis in axes]

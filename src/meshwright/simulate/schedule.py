@@ -58,7 +58,7 @@ class Schedule:
         return math.fsum(event.total_seconds for event in ops if event.basis == "compiler") / whole if whole else 0.0
 
     def mfu(self, model_flops: float) -> float:
-        """Model flops of a step, over all devices, per time and peak."""
+        """Model flops utilization: a step's model flops over its time and the peak flops of all devices."""
         return model_flops / (self.step_seconds * self.peak_flops_per_second * self.num_devices)
 
     def exposed_by(self, what: Literal["axes", "phase", "scope", "kind", "source"]) -> dict[str, float]:

@@ -125,9 +125,9 @@ def kept_tokens(serving: Serving) -> int:
 
 
 def keys_of_query(serving: Serving) -> float:
-    """The keys that a query attends to: of a prompt the mean over its queries and layers, half of all without windows.
+    """Return the number of keys that a query attends to; for a prompt, the mean over its queries and layers.
 
-    Of a sliding window those inside it.
+    Without windows that mean is half the prompt's length, by causality; a layer with a window counts keys inside it.
     """
     length = serving.prompt_len
 

@@ -407,7 +407,7 @@ def _split(array: Array, at: int, axes: tuple[str, ...]) -> Array:
 
 
 def _gathered(array: Array, axes: tuple[str, ...]) -> Array:
-    """An array that some axes do not split, and no sum any more."""
+    """Return an array gathered over some axes, with its partial sums over them added."""
     return replace(array, dims=tuple(_whole(dim, axes) for dim in array.dims), unreduced=())
 
 

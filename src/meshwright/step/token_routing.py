@@ -12,9 +12,9 @@ from meshwright.step.workload import Workload
 
 
 def sent_tokens(workload: Workload, mesh: MeshShape) -> int:
-    """Return the tokens that a device sends to experts: its part of the residual stream, or without ep its tp group's.
+    """Return the tokens that a device sends to experts.
 
-    With ep each device of tp exchanges its own tokens; without, they are gathered over tp first.
+    With ep these are its own part of the residual stream; without, the tokens of its tp group, gathered over tp first.
     """
     return workload.tokens // mesh.degree(token_axes()) // (mesh.tp if mesh.ep > 1 else 1)
 

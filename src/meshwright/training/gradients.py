@@ -189,7 +189,10 @@ def _shards(params: Any, layout: ShardingContext, workload: Workload, strategy: 
 def _layout_of(
     parameter: Parameter, layout: ShardingContext, workload: Workload, strategy: Strategy
 ) -> ShardingContext:
-    """Return the layout of a parameter's input: stages may share the tokens of the layers before theirs."""
+    """Return the layout of the tokens that a parameter multiplies.
+
+    Those of dense layers before MoE layers may be split over pipeline stages too.
+    """
     is_before = layout.mesh.pp > 1 and "dense_layers" in parameter.axes
     return layout_before_stages(layout, workload.batch, strategy) if is_before else layout
 

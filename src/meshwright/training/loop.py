@@ -209,7 +209,7 @@ def _run(
 
 
 def _measured(config: RunConfig, directory: Path, on_note: Note) -> Record:
-    """The record of a run, from its directory; what of that cannot be read is a note."""
+    """Return the measured record of a run from its directory, with a note for each unreadable part."""
     record = measured(config, read_metrics(directory), find_profile(directory, config))
     for line in record.notes:
         on_note(line)

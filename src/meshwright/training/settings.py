@@ -137,10 +137,10 @@ def get_setting(config: RunConfig, name: str) -> Any:
 
 
 def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """A config with other values of some settings.
+    """Return a config with some settings replaced.
 
     Raises:
-        MeshwrightError: where a value is none that its field takes.
+        MeshwrightError: a value that is not valid for its field.
     """
     parts: dict[str, dict[str, Any]] = {}
     for name, value in values.items():

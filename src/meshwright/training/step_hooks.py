@@ -56,7 +56,10 @@ class StepHooks:
         return self.interruption.stop is not None or self.saver.is_due or is_evaluated or self.profiler.is_due(step + 1)
 
     def begin(self, row: Row, compiled: jax.stages.Compiled) -> None:
-        """Write the files of a run after its first step. row: of that step, which also gets the data counts."""
+        """Write the files of a run after its first step.
+
+        row: the metrics of this step, to which the counts of the data are added.
+        """
         begin(self.config, self.directory, self.checkpoints, self.start, row, self.on_note)
         row |= self.inputs.counts
         self.inputs.keep()

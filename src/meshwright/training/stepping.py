@@ -47,12 +47,12 @@ def take_steps(
     needs_state: Callable[[int], bool],
     runs_ahead: bool,
 ) -> Iterator[tuple[Row, State | None]]:
-    """The row of each step; with it the state after it, or None where the next one was begun already.
+    """Yield the metrics of each step with the state after it, or None if the next step has consumed it.
 
     Args:
         needs_state: whether the state after a step is needed; it always is after the last.
-        runs_ahead: whether devices are given a step before the row of the one before it is read, so that they have the
-            next one as soon as they are done. Simulated devices, which share cores, would time out on each other.
+        runs_ahead: dispatch each step before reading the metrics of the previous one, so that devices are never idle.
+            Not for simulated devices: they share cores, and collectives of overlapping steps would time out.
     """
     pending: _Pending | None = None
     ready = -float("inf")
@@ -79,7 +79,10 @@ def take_steps(
 
 
 def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
-    """The row of a step, once the devices are done with it, and when that was; ready: when they were with the last."""
+    """Wait for a step; return its metrics and the time at which the devices finished it.
+
+    ready: the time at which they finished the step before.
+    """
     metrics: dict[str, Any] = {name: value.item() for name, value in jax.device_get(pending.metrics).items()}
     now = time.perf_counter()
     row: Row = {"step": pending.step} | metrics

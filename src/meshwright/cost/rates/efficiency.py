@@ -134,7 +134,10 @@ def gpu_figures(name: str) -> GpuFigures:
 
 
 def relative(name: str) -> str:
-    """The measured GPU that stands for one in data/gpu_products.json: A100 for A100s, H100 for all after it."""
+    """Return the measured GPU of data/gpu_products.json that is used for a GPU.
+
+    A100 for all A100s, H100 for all later ones.
+    """
     return "a100-80gb" if name.startswith("a100") else "h100"
 
 

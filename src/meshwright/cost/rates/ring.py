@@ -51,6 +51,6 @@ def is_round_ring(move: Collective) -> bool:
 
 
 def ring_work(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> RingWork:
-    """Return the work of a layer beside the ring of a mesh."""
+    """Return the compute of one layer that the sends of ring attention on a mesh can overlap with."""
     attention, after = attention_seconds(workload, mesh, system, strategy)
     return RingWork(mesh.sp, attention * (1 / mesh.sp), after)

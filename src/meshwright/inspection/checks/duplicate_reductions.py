@@ -34,7 +34,7 @@ class ReducedTwice(Finding):
 
     @property
     def is_wrong(self) -> bool:
-        """A sum of what is summed already is."""
+        """Whether the result is wrong: a second sum of equal values is, a second maximum is not."""
         return self.is_sum
 
 

@@ -1,4 +1,4 @@
-"""Products that several devices compute alike."""
+"""Matmuls that several devices compute identically."""
 
 from __future__ import annotations
 

@@ -61,9 +61,10 @@ def replicated_names(context: ProgramContext) -> frozenset[str]:
 
 
 def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
-    """The argument of a tree before it on whose path a state's path ends, of the same whole shape.
+    """Return the parameter of an optimizer state, in an earlier tree of the arguments; None if there is none.
 
-    Before it: parameters that are whole beside states that are split are ZeRO's first stage.
+    It has the same global shape, and its path is the end of the state's. Replicated parameters with split states are no
+    mistake: that is ZeRO stage 1.
     """
     for other in context.arguments:
         if other.tree == state.tree:

@@ -136,7 +136,10 @@ def backward(
 
 
 def block_size(length: int) -> int:
-    """The largest divisor of a length up to `BLOCK` and half the length; the whole length where that is tiny."""
+    """Return the block length for a sequence: its largest divisor up to `BLOCK` and half the length.
+
+    If that is too small to be efficient, it is the whole length.
+    """
     found = next(size for size in range(min(BLOCK, max(1, length // 2)), 0, -1) if length % size == 0)
     return found if found * 16 >= min(length, BLOCK) else length
 

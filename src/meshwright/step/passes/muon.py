@@ -64,7 +64,7 @@ def symbol(parameter: Parameter) -> str:
 
 
 def dealt_devices(mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the devices of one update program: all, or those of a stage with its own program."""
+    """Return how many devices share the matrices of an update program: all, or those of a stage with its own."""
     return mesh.num_devices // (1 if is_spmd_pipeline(mesh, strategy) else mesh.pp)
 
 

@@ -185,9 +185,9 @@ class Core:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """One collective that a kernel of its own makes in some phases: `array` is as in `record.Collective`.
+    """A collective inside a custom kernel.
 
-    phases: in which it runs; recompute where the node is recomputed.
+    array: as in `record.Collective`. phases: in which it runs; recompute counts if the node is recomputed.
     """
 
     name: str

@@ -198,7 +198,10 @@ class _BlockSharder:
             yield from self._branch(op, op.low_rank, tag)
 
     def _weight(self, name: str, dims: Dims, pending: tuple[str, ...]) -> Weight:
-        """Return a weight of the layer on its way to its use. pending: axes that split its tokens."""
+        """Return a layer's weight, from its stored layout to the layout in use.
+
+        pending: axes that split the matmul's tokens, over which the weight's gradient is summed later.
+        """
         stored, used, path = self.layout.stored(dims), self.layout.used(dims), f"{self.stack}.{name}"
         return Weight(
             name=path,

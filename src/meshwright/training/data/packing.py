@@ -58,9 +58,9 @@ def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
 
 
 def pack(slots: np.ndarray, seq_len: int) -> np.ndarray:
-    """Where each row begins among pieces that are packed in their order [rows + 1]: a row takes pieces while they fit.
+    """Return the number of each row's first piece, [rows + 1], with pieces packed greedily in order.
 
-    slots: of each piece, at most seq_len. Rows of all chunks are found together, one of each at a time.
+    slots: length of each piece, at most seq_len. Vectorized: each iteration finds one row in every chunk.
     """
     count = len(slots)
     ends = np.cumsum(slots, dtype=np.int64)

@@ -70,7 +70,10 @@ class PairData:
 
 
 class RunPairs(NamedTuple):
-    """All pairs of a run, and the numbers of training and held-out ones. fingerprint: of the run's own sources."""
+    """All preference pairs of a run, with the numbers of those to train on and of held-out ones.
+
+    fingerprint: of the run's own sources.
+    """
 
     data: PairData
     training: np.ndarray

@@ -199,9 +199,9 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
 
 
 def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[RunConfig, list[str]]:
-    """Return the config with a new number of steps; the schedule is extended if it would end earlier.
+    """Return the config with a new number of steps; the schedule is extended if it would end before them.
 
-    A schedule ends at a tenth of the rate, and all later steps would use that.
+    Otherwise all later steps would run at the schedule's final rate, a tenth of the peak.
     """
     taken = Checkpoints(directory).latest or 0
     if steps is None or steps == config.steps or steps <= taken:

@@ -60,7 +60,7 @@ class NormLimits:
 
 
 class LimitedBatches:
-    """Batches that have the limit of their step's gradients too."""
+    """Batches with the gradient norm above which a step counts as bad, for each step."""
 
     def __init__(self, batches: BatchSource, limits: NormLimits, mesh: Mesh) -> None:
         self._batches, self._limits = batches, limits

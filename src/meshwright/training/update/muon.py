@@ -38,7 +38,7 @@ def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingCont
     dtype = DTYPES[workload.compute_dtype]
 
     def matrix(path: Any) -> Parameter | None:
-        """The declaration of a parameter that is matrices."""
+        """Return the declaration of a parameter that Muon updates as a matrix or stack of matrices; else None."""
         return declared.get(".".join(str(getattr(key, "key", key)) for key in path))
 
     def init(params: Any) -> MuonState:

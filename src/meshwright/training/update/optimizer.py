@@ -179,8 +179,8 @@ def default_warmup(steps: int) -> int:
 def optimizer_from_data(data: Any, path: str = "") -> Optimizer:
     """Read the optimizer of a `config.json`.
 
-    Without a schedule it is of a version with one schedule, starting at rate 0, in which only norms and expert-choice
-    biases were not decayed.
+    A config without schedule is of an early version and keeps its behaviour: one schedule, which starts at rate 0, and
+    weight decay of all but norms and expert-choice biases.
     """
     if isinstance(data, Mapping) and "schedule" not in data:
         data = {"first_rate": 0.0, "no_decay": ["*norm*", "choice_bias"], **data}

@@ -50,7 +50,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """Mean of the traced steps, over devices for collectives."""
+    """Times of a step, averaged over traced steps; those of collectives also over devices."""
 
     collectives: tuple[Collective, ...]
     devices: Mapping[str, DeviceUse]
