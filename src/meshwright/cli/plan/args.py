@@ -26,7 +26,7 @@ class SearchArgs:
     compare: Annotated[tuple[str, ...], option("MESH…")] = ()
     """Compare these meshes with each other instead of searching."""
     sweep: Annotated[str | None, option("KEY=VALUES")] = None
-    """Find the best plan for each of several values: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
+    """Sweep values of one key: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
     include_planned: Annotated[bool, option()] = False
     """Include plans that train cannot run yet. Default: only plans that run, if there are any."""
     tokens: Annotated[str | None, option("N")] = None
