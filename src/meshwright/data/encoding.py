@@ -31,20 +31,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 @dataclass(frozen=True)
 class Encoder:
-    """Find how the records of a source become documents; from the first record unless `fields` is given.
+    """How the records of a source become documents.
 
-    In this order: `messages` or `conversations` (a chat), `input_ids` (token ids), `text`. `fields` can also name a
-    field with messages or token ids.
-
-    Args:
-        source: the files.
-        fields: the template, or None.
-        tokenizer: None for bytes.
-        vocab: token ids are below it; the tokenizer's by default.
-        pairs: records are preferences.
-
-    Raises:
-        MeshwrightError: a record with none of these, an invalid template, or a chat without a template.
+    form: see `Form`. fields: the template of `text`, else the name of the field with token ids or messages; of `pairs`
+    nothing. tokenizer: None for bytes. vocab: token ids are below it.
     """
 
     form: Form
@@ -233,10 +223,10 @@ def find_encoder(
     vocab: int | None = None,
     pairs: bool = False,
 ) -> Encoder:
-    """How the records of a source become documents, by its first one where `fields` does not say it.
+    """Find how the records of a source become documents; from the first record unless `fields` is given.
 
-    In this order: `messages` or `conversations` (a chat), `input_ids` (token ids), `text`. `fields` may name a field
-    with messages or with token ids too.
+    In this order: `messages` or `conversations` (a chat), `input_ids` (token ids), `text`. `fields` can also name a
+    field with messages or token ids.
 
     Args:
         source: the files.
@@ -246,7 +236,7 @@ def find_encoder(
         pairs: records are preferences.
 
     Raises:
-        MeshwrightError: a record with none of these, a template that is none, a chat without a template.
+        MeshwrightError: a record with none of these, an invalid template, or a chat without a template.
     """
     if vocab is None:
         vocab = (tokenizer or byte_tokenizer()).num_tokens

@@ -52,7 +52,7 @@ def take_steps(
     Args:
         needs_state: whether the state after a step is needed; it always is after the last.
         runs_ahead: dispatch each step before reading the metrics of the previous one, so that devices are never idle.
-            Not for simulated devices: they share cores, and collectives of overlapping steps would time out.
+            False for simulated devices, which share cores, and collectives of overlapping steps would time out.
     """
     pending: _Pending | None = None
     ready = -float("inf")
