@@ -75,7 +75,7 @@ def measure(name: str, steps: int, trace: Path | None, to: Any) -> None:
     """Send the rows of one model, or of products alone."""
     try:
         rows = products() if name == "products" else [train(name, steps, trace)]
-    except Exception as error:
+    except Exception as error:  # A row that fails is told, and ends no other.
         rows = [{"row": name, "error": f"{type(error).__name__}: {str(error)[:2000]}"}]
     to.send(rows)
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 WIDTH = 100
 """The columns of a screen that is piped, and the most that prose takes: longer lines are hard to read."""
@@ -42,6 +42,11 @@ def folded(line: str) -> str:
     """Return a line, indented and wrapped if too long."""
     indent = " " * (len(line) - len(line.lstrip()))
     return "\n".join(wrap(line.strip(), first=f"  {indent}", then=f"  {indent or ' ' * 5}"))
+
+
+def reasons(facts: Iterable[object]) -> str:
+    """Return the lines of a plan's reasons, the first after `why:`."""
+    return "\n".join(folded(f"     {fact}" if index else f"why: {fact}") for index, fact in enumerate(facts))
 
 
 def terms(title: str, amounts: Mapping[str, str]) -> str:

@@ -63,7 +63,8 @@ class Columns:
     row, start, count, is_chosen, prefill_length, drawn, num_logprobs = range(7)
 
     def __init__(self, shape: Shape) -> None:
-        self.tokens = slice(7, 7 + shape.length)
+        begin = self.num_logprobs + 1
+        self.tokens = slice(begin, begin + shape.length)
         at, self.tables = self.tokens.stop, list[tuple[int, slice]]()
         for count in shape.entries:
             self.tables.append((at, slice(at + 1, at + 1 + count)))
@@ -362,20 +363,14 @@ def _logprobs(scores: Array, tokens: Array, num_wanted: Array) -> Logprobs:
 
     num_wanted: `Columns.num_logprobs` of each row. Unwanted values are zeros.
     """
-    shape = (*tokens.shape, min(MOST_LOGPROBS, scores.shape[-1]))
+    shape, most = (*tokens.shape, min(MOST_LOGPROBS, scores.shape[-1])), jnp.max(num_wanted)
 
-    def own() -> Array:
-        every = jax.nn.log_softmax(scores, axis=-1)
-        return jnp.take_along_axis(every, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
-
-    def likeliest() -> tuple[Array, Array]:
-        values, tokens = lax.top_k(jax.nn.log_softmax(scores, axis=-1), shape[-1])
-        return values, tokens
-
-    def nothing() -> tuple[Array, Array]:
+    def none_likeliest() -> tuple[Array, Array]:
         return jnp.zeros(shape, scores.dtype), jnp.zeros(shape, jnp.int32)
 
-    most = jnp.max(num_wanted)
-    return Logprobs(
-        lax.cond(most > 0, own, lambda: jnp.zeros(tokens.shape, scores.dtype)), *lax.cond(most > 1, likeliest, nothing)
-    )
+    def wanted() -> Logprobs:
+        every = jax.nn.log_softmax(scores, axis=-1)
+        own = jnp.take_along_axis(every, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
+        return Logprobs(own, *lax.cond(most > 1, lambda: tuple(lax.top_k(every, shape[-1])), none_likeliest))
+
+    return lax.cond(most > 0, wanted, lambda: Logprobs(jnp.zeros(tokens.shape, scores.dtype), *none_likeliest()))

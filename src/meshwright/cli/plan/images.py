@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.cli.plan.args import ImageArgs
 from meshwright.cli.tables import collective_table, console, mesh_name, show, speed, table
-from meshwright.cli.text import folded, terms
+from meshwright.cli.text import folded, reasons, terms
 from meshwright.cli.typed import check_all_read
 from meshwright.hardware import System
 from meshwright.planner import IMAGE_OPTIONS, read_count, read_images, read_mesh
@@ -59,8 +59,7 @@ def _print(ranking: ImageRanking, workload: ImageWorkload, system: System, top: 
     fits = "" if best.fits else "   DOES NOT FIT"
     answer = f"{mesh_name(best)}   {speed(best)}   {_rate(best, workload)}   {room}   {best.bound} bound{fits}"
     show(out, f"  {answer}", style="bold")
-    for index, line in enumerate(map(str, why_images(ranking, workload, system))):
-        print(folded(f"why: {line}" if not index else f"     {line}"))
+    print(reasons(why_images(ranking, workload, system)))
     for note in best.notes:
         print(folded(f"note: {note}"))
     print()

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshwright.cli.plan.columns import comparison
 from meshwright.cli.tables import collective_table, console, show, speed, table
-from meshwright.cli.text import folded, next_line, terms
+from meshwright.cli.text import folded, next_line, reasons, terms
 from meshwright.planner import (
     Fix,
     Plan,
@@ -166,8 +166,7 @@ def _print_answer(shown: Shown, *, is_explained: bool) -> None:
 def print_why(plan: Plan, *, is_explained: bool) -> None:
     """How a plan runs, and what decides it; explained, every fact."""
     print(folded(f"how: {how(plan)}"))
-    for index, line in enumerate(map(str, (why if is_explained else answer)(plan))):
-        print(folded(f"why: {line}" if not index else f"     {line}"))
+    print(reasons((why if is_explained else answer)(plan)))
 
 
 def _beyond(beyond: Plan, best: Plan) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from meshwright.cli.arguments import given_options
 from meshwright.cli.plan.args import ServeArgs
 from meshwright.cli.tables import collective_table, console, show, table
-from meshwright.cli.text import folded, next_line, terms
+from meshwright.cli.text import folded, next_line, reasons, terms
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
@@ -126,8 +126,7 @@ def _print_answer(ranking: ServingRanking, system: System) -> None:
         f"   {best.tokens_per_second:,.0f} tok/s   {room}{verdict}"
     )
     show(console(), answer, style="bold")
-    for index, line in enumerate(map(str, why_serving(best, system))):
-        print(folded(f"why: {line}" if not index else f"     {line}"))
+    print(reasons(why_serving(best, system)))
     for note in best.predicted.notes:
         print(folded(f"note: {note}"))
     print()

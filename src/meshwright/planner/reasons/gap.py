@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from meshwright.planner.plan import Plan
 from meshwright.planner.reasons.fact import Fact
 from meshwright.planner.ties import num_parts, ties
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_count, show_seconds
+
+Name = TypeVar("Name", str, tuple[str, ...])
 
 
 class GapKind(StrEnum):
@@ -72,10 +75,7 @@ def gap_to(plan: Plan, best: Plan) -> Gap:
         return Gap(GapKind.MEMORY, peak_bytes=record.memory_bytes["peak"])
     if plan == best:
         return Gap(GapKind.BEST)
-    spent, least = record.breakdown_seconds, best.predicted.breakdown_seconds
-    gaps = {name: time - least.get(name, 0.0) for name, time in spent.items()}
-    slowest = max(gaps, key=gaps.__getitem__)
-    seconds = gaps[slowest]
+    slowest, seconds = largest_excess(record.breakdown_seconds, best.predicted.breakdown_seconds)
     if (saved := (best.predicted.step_seconds or 0.0) - (record.step_seconds or 0.0)) > 0:
         kind = GapKind.TIED if ties(best, plan) else GapKind.FASTER
         return Gap(kind, seconds=saved, parts=num_parts(plan) - num_parts(best))
@@ -88,6 +88,13 @@ def gap_to(plan: Plan, best: Plan) -> Gap:
     return Gap(GapKind.TERM, slowest, seconds)
 
 
+def largest_excess(times: Mapping[Name, float], least: Mapping[Name, float]) -> tuple[Name, float]:
+    """Return the entry that exceeds its counterpart most, and by how much; a missing counterpart is 0."""
+    gaps = {name: time - least.get(name, 0.0) for name, time in times.items()}
+    name = max(gaps, key=gaps.__getitem__)
+    return name, gaps[name]
+
+
 def dearest_axes(record: Record) -> tuple[str, ...]:
     """Return the axes with the longest exposed communication."""
     times = dict(_exposed_by_axes(record))
@@ -96,9 +103,7 @@ def dearest_axes(record: Record) -> tuple[str, ...]:
 
 def _dearer_axes(record: Record, best: Record) -> tuple[str, ...]:
     """Return the axes whose exposed communication exceeds that of the best plan most."""
-    theirs = dict(_exposed_by_axes(best))
-    times = {axes: seconds - theirs.get(axes, 0.0) for axes, seconds in _exposed_by_axes(record)}
-    return max(times, key=times.__getitem__)
+    return largest_excess(dict(_exposed_by_axes(record)), dict(_exposed_by_axes(best)))[0]
 
 
 def _exposed_by_axes(record: Record) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -11,7 +11,7 @@ from meshwright.hardware import System
 from meshwright.mesh import MeshShape
 from meshwright.planner.images import ImageRanking, predict_images
 from meshwright.planner.reasons.fact import Fact
-from meshwright.planner.reasons.gap import Gap, GapKind
+from meshwright.planner.reasons.gap import Gap, GapKind, largest_excess
 from meshwright.record import Record
 from meshwright.step import ImageWorkload, num_image_parameters
 from meshwright.units import show_bytes, show_count, show_percent, show_seconds
@@ -142,9 +142,8 @@ def image_gap(record: Record, best: Record) -> Gap:
         return Gap(GapKind.MEMORY, peak_bytes=record.memory_bytes["peak"])
     if record is best:
         return Gap(GapKind.BEST)
-    gaps = {name: time - best.breakdown_seconds[name] for name, time in record.breakdown_seconds.items()}
-    slowest = max(gaps, key=gaps.__getitem__)
-    return Gap(GapKind.TERM, slowest, gaps[slowest]) if gaps[slowest] > 0 else Gap(GapKind.EQUAL)
+    slowest, seconds = largest_excess(record.breakdown_seconds, best.breakdown_seconds)
+    return Gap(GapKind.TERM, slowest, seconds) if seconds > 0 else Gap(GapKind.EQUAL)
 
 
 def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator[ImageFact]:

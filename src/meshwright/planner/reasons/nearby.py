@@ -203,8 +203,8 @@ def _batch(plan: Plan) -> OtherBatch:
         if is_communication_bound(last) != is_bound:
             exposure = None if is_bound else _exposure(last)
             return OtherBatch(BoundChange.CHANGES, batch, is_bound, last.predicted.bound, local_tokens(last), exposure)
-    turn = BoundChange.NOT_LEGAL if last is plan else BoundChange.STAYS
-    return OtherBatch(turn, last.workload.batch, is_bound, "communication" if is_bound else plan.predicted.bound)
+    change = BoundChange.NOT_LEGAL if last is plan else BoundChange.STAYS
+    return OtherBatch(change, last.workload.batch, is_bound, "communication" if is_bound else plan.predicted.bound)
 
 
 def _longer(plan: Plan) -> LongerSequences:

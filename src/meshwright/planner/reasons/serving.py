@@ -18,6 +18,7 @@ from meshwright.cost import (
 )
 from meshwright.hardware import System
 from meshwright.planner.reasons.fact import Fact
+from meshwright.planner.reasons.gap import largest_excess
 from meshwright.planner.serving.plan import ServingPlan, make_serving_plan
 from meshwright.planner.serving.search import MOST_SEQUENCES, best_prefill
 from meshwright.step.serve import kept_tokens, paged_tokens
@@ -224,7 +225,7 @@ def prefill_share(plan: ServingPlan, system: System) -> PrefillShare | None:
 
 
 def longest_term(plan: ServingPlan) -> LongestTerm:
-    """The term of a step that takes longest."""
+    """Return the term of a step that takes longest."""
     terms = plan.predicted.breakdown_seconds
     longest = max(terms, key=terms.__getitem__)
     return LongestTerm(longest, terms[longest], terms[longest] / plan.seconds)
@@ -266,7 +267,7 @@ def _limit(plan: ServingPlan, system: System) -> BatchLimit:
 
 
 def _cache(plan: ServingPlan) -> SequenceCache:
-    """What a sequence holds at its end."""
+    """Return the cache of a finished sequence."""
     serving = plan.serving
     return SequenceCache(
         tokens=kept_tokens(serving),
@@ -298,12 +299,10 @@ def serving_gap(plan: ServingPlan, best: ServingPlan, system: System) -> Serving
     asked = plan.serving.latency_seconds
     if asked is not None and not plan.is_in_time:
         return ServingGap(ServingGapKind.LATE, seconds=plan.seconds - asked, batch=plan.batch)
-    ours, theirs = _compared(plan), _compared(best)
-    gaps = {name: time - theirs[name] for name, time in ours.items()}
-    longest = max(gaps, key=gaps.__getitem__)
-    if gaps[longest] <= 0:
+    longest, seconds = largest_excess(_compared(plan), _compared(best))
+    if seconds <= 0:
         return ServingGap(ServingGapKind.EQUAL)
-    return ServingGap(ServingGapKind.TERM, longest, gaps[longest], per_token=asked is not None)
+    return ServingGap(ServingGapKind.TERM, longest, seconds, per_token=asked is not None)
 
 
 def _compared(plan: ServingPlan) -> dict[str, float]:

@@ -107,6 +107,6 @@ def from_engine_error(error: MeshwrightError) -> ApiError:
     if isinstance(error, ClosedError):
         return ApiError(str(error), status=503, code="closed")
     # The engine's errors begin with the field at fault, by the engine's name for it; of a prompt with the token.
-    message, first = str(error), str(error).partition(" ")[0]
-    param = {"stop_tokens": "stop_token_ids", "logit_bias": "logit_bias", "token": "prompt"}.get(first)
-    return ApiError(message.replace("stop_tokens", "stop_token_ids", first == "stop_tokens"), param=param)
+    first = str(error).partition(" ")[0]
+    param = "prompt" if first == "token" else first if first in ("stop_tokens", "logit_bias") else None
+    return ApiError(str(error), param=param).renamed({"stop_tokens": "stop_token_ids"})

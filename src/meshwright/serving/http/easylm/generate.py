@@ -151,16 +151,20 @@ def _most_prompt_tokens(service: Service, max_tokens: int | None) -> int:
 
 async def _end_of_chat(service: Service, messages: list[dict[str, str]], most: int) -> list[int]:
     """Return the prompt of a chat's last turns within `most` tokens; of a turn that does not fit, its end."""
-    prompt = await chat_prompt(service, messages, "context", most=None, kept=most + 1)
+
+    async def prompt_from(first: int) -> list[int]:
+        return await chat_prompt(service, messages[first:], "context", most=None, kept=most + 1)
+
+    prompt = await prompt_from(0)
     if len(prompt) <= most:
         return prompt
     turns = [number for number, message in enumerate(messages) if message["role"] == "user"]
     low, high = 0, len(turns) - 1
     while low < high:  # The first turn from which the chat fits; the last one where none does.
         middle = (low + high) // 2
-        fits = len(await chat_prompt(service, messages[turns[middle] :], "context", most=None, kept=most + 1)) <= most
+        fits = len(await prompt_from(turns[middle])) <= most
         low, high = (low, middle) if fits else (middle + 1, high)
-    return (await chat_prompt(service, messages[turns[low] :], "context", most=None, kept=most + 1))[-most:]
+    return (await prompt_from(turns[low]))[-most:]
 
 
 async def _prefix_tokens(service: Service, text: str) -> list[int]:
