@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 from scipy.optimize import minimize
 
-from meshwright.cost import collective_seconds
+from meshwright.cost.rates.collective import collective_seconds
 from meshwright.cost.rates.data_files import DATA
 from meshwright.cost.rates.efficiency import GpuFigures, gpu_product_seconds
 from meshwright.cost.rates.links import LinkFigures
-from meshwright.hardware import System, lay_mesh, parse_system
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import System, parse_system
 
 CHIPS = {"A100-80GB-SXM": "a100-80gb", "H100-80GB-SXM": "h100"}
 # Those that are enabled. A100 and H100: NVIDIA's white papers. Blackwell: github.com/flashinfer-ai/flashinfer (pull

@@ -25,13 +25,19 @@ import jax
 import numpy as np
 
 import meshwright as mw
-from meshwright.data import Tokenizing, TokenStore, find_encoder, find_files, tokenize
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.data.encoding import find_encoder
+from meshwright.data.sources import find_files
+from meshwright.data.store import TokenStore
+from meshwright.data.tokenizing import Tokenizing, tokenize
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.runtime import build_mesh, claim_devices
-from meshwright.step import Workload
-from meshwright.training.data import Batches, DataConfig, open_data
+from meshwright.runtime.devices import claim_devices
+from meshwright.runtime.mesh import build_mesh
+from meshwright.step.workload import Workload
+from meshwright.training.data.batches import Batches
+from meshwright.training.data.config import DataConfig
+from meshwright.training.data.run_data import open_data
 
 BATCH, SEQ_LEN = 16, 256
 """The demo's."""

@@ -27,13 +27,19 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh, claim_devices
-from meshwright.step import Workload
-from meshwright.training import Checkpoints, Optimizer, RunConfig, abstract_state, read_metrics, run_steps
+from meshwright.runtime.devices import claim_devices
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.workload import Workload
+from meshwright.training.loop import run_steps
+from meshwright.training.run_directory.checkpoint import Checkpoints
 from meshwright.training.run_directory.checksums import find_damage
+from meshwright.training.run_directory.run import RunConfig, read_metrics
 from meshwright.training.run_directory.saving import Saving
+from meshwright.training.step import abstract_state
+from meshwright.training.update.optimizer import Optimizer
 
 STEPS = 200
 CONFIG = RunConfig(

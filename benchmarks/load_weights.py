@@ -26,12 +26,12 @@ import ml_dtypes
 import numpy as np
 
 import meshwright as mw
-from meshwright.families import hugging_face_config
 from meshwright.families.llama import preset
-from meshwright.hardware import parse_system
-from meshwright.runtime import claim_devices
-from meshwright.weights import read_tensors
+from meshwright.families.registry import hugging_face_config
+from meshwright.hardware.system import parse_system
+from meshwright.runtime.devices import claim_devices
 from meshwright.weights.directory import INDEX, write_file
+from meshwright.weights.load import read_tensors
 from meshwright.weights.places import places
 
 WIDTHS = (2048, 8192, 16, 4, 32_000)

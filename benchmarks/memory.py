@@ -18,11 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from meshwright.compiler import CompileRequest, compile_in_child
-from meshwright.cost import step_memory
-from meshwright.hardware import parse_system
+from meshwright.compiler.compile import compile_in_child
+from meshwright.compiler.program import CompileRequest
+from meshwright.cost.memory import step_memory
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.step import ModelConfig, Remat, Strategy, Workload
+from meshwright.step.model import ModelConfig
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Remat, Workload
 from meshwright.verification.plans import TRAIN_STEP
 
 GIB = 2**30

@@ -16,15 +16,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.compiler import compile_in_child
-from meshwright.cost import model_flops
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
-from meshwright.hlo import parse_hlo
+from meshwright.compiler.compile import compile_in_child
+from meshwright.cost.flops import model_flops
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.parser import parse_hlo
 from meshwright.mesh import MeshShape
-from meshwright.planner import Plan, make_plan
-from meshwright.simulate import read_buffers, simulate
-from meshwright.step import ModelConfig, Remat, Strategy, Workload
+from meshwright.planner.plan import Plan, make_plan
+from meshwright.simulate.buffers import read_buffers
+from meshwright.simulate.schedule import simulate
+from meshwright.step.model import ModelConfig
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Remat, Workload
 from meshwright.verification.plans import step_request
 
 CHIPS = 256

@@ -11,12 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.cost import step_memory
+from meshwright.cost.memory import step_memory
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Chip, System, load_chip, make_system
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.load import load_chip
+from meshwright.hardware.system import System, make_system
 from meshwright.mesh import MeshShape
-from meshwright.step import Experts, FrameworkProfile, ModelConfig, Remat, Strategy, Workload, check_mesh
-from meshwright.step.strategy import Attention
+from meshwright.step.legality import check_mesh
+from meshwright.step.model import Experts, ModelConfig
+from meshwright.step.strategy import Attention, FrameworkProfile, Strategy
+from meshwright.step.workload import Remat, Workload
 
 Row = Mapping[str, Any]
 

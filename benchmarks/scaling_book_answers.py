@@ -39,12 +39,21 @@ from scaling_book_formulas import (
     utilisation,
 )
 
-from meshwright.cost import collective_seconds, op_seconds, prefill_servers, price
-from meshwright.families import PRESETS
-from meshwright.hardware import dtype_bytes, load_chip, parse_system
+from meshwright.cost.rates.collective import collective_seconds
+from meshwright.cost.rates.product import price
+from meshwright.cost.roofline import op_seconds
+from meshwright.cost.serving_seconds import prefill_servers
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.load import load_chip
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.notation import Sizes, check, infer, parse, parse_array
-from meshwright.step import ModelConfig, leaves, num_parameters, parameters
+from meshwright.notation.array_parser import parse_array
+from meshwright.notation.inference import infer
+from meshwright.notation.legality import Sizes, check
+from meshwright.notation.parser import parse
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import leaves, num_parameters, parameters
 
 ADAM_BYTES = dtype_bytes("bf16") + 2 * dtype_bytes("f32")
 """The book's bytes a parameter: bf16 weights and two float32 moments; gradients and master weights it leaves out."""

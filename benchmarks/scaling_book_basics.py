@@ -16,19 +16,25 @@ from scaling_book_formulas import (
     pipeline_transfer_seconds,
 )
 
-from meshwright.cost import (
-    collective_efficiency,
-    collective_seconds,
+from meshwright.cost.rates.collective import collective_seconds
+from meshwright.cost.rates.links import collective_efficiency
+from meshwright.cost.rates.product import price
+from meshwright.cost.roofline import (
     critical_batch,
     hardware_intensity,
     intensity,
     matmul_bytes,
     network_intensity,
     op_seconds,
-    price,
 )
-from meshwright.hardware import Crossing, Placement, System, dtype_bytes, lay_mesh, load_chip, parse_system
-from meshwright.notation import Implementation, Inference, Sizes, infer, parse
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.fabric import Crossing, Placement, lay_mesh
+from meshwright.hardware.load import load_chip
+from meshwright.hardware.system import System, parse_system
+from meshwright.notation.inference import Inference, infer
+from meshwright.notation.legality import Sizes
+from meshwright.notation.parser import parse
+from meshwright.notation.steps import Implementation
 
 Record = Mapping[str, Any]
 Answers = dict[str, Any]

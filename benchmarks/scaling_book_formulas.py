@@ -1,7 +1,7 @@
 """Formulas of the scaling book (jax-ml.github.io/scaling-book) that its worked examples need and no plan does.
 
 Thresholds of layouts and serving in closed form: rules for many devices at their full rate, so that times are lower
-bounds. alpha is `cost.network_intensity`: the flops that a device does in the time of one byte on the links of one
+bounds. alpha is `cost.roofline.network_intensity`: the flops that a device does in the time of one byte on the links of one
 physical axis, both directions together, or on its share of a level of switches.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from meshwright.cost import op_seconds
+from meshwright.cost.roofline import op_seconds
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Chip, System, dtype_bytes, make_system
+from meshwright.hardware.chip import Chip
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.system import System, make_system
 
 
 def critical_tokens_data(alpha: float, *, links: float = 1, degree: float = math.inf) -> float:

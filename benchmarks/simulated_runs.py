@@ -11,10 +11,12 @@ import argparse
 import gzip
 from pathlib import Path
 
-from meshwright.hardware import parse_system
-from meshwright.hlo import parse_hlo
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.parser import parse_hlo
 from meshwright.mesh import parse_mesh
-from meshwright.simulate import Schedule, read_buffers, simulate, write_trace
+from meshwright.simulate.buffers import read_buffers
+from meshwright.simulate.perfetto import write_trace
+from meshwright.simulate.schedule import Schedule, simulate
 
 
 def main() -> None:

@@ -22,14 +22,14 @@ from kit_rows import FAMILIES, FINE_TUNING, ROWS, Row  # pyright: ignore[reportM
 from verify_matrix import show
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
-from meshwright.inspection import Finding
+from meshwright.hardware.system import parse_system
+from meshwright.inspection.finding import Finding
 from meshwright.inspection.inspection import read_inspection
 from meshwright.inspection.words import evidence
-from meshwright.planner import Plan, make_plan
-from meshwright.step import ModelConfig, Workload
-from meshwright.step.model import LatentAttention
-from meshwright.verification import Verification, verify_all
+from meshwright.planner.plan import Plan, make_plan
+from meshwright.step.model import LatentAttention, ModelConfig
+from meshwright.step.workload import Workload
+from meshwright.verification.plans import Verification, verify_all
 
 HARDWARE = {
     "h100": {1: "h100:1", 2: "h100:2", 4: "h100:4", 8: "h100:8"},

@@ -28,7 +28,8 @@ from typing import Any
 
 from meshwright.compiler.targets import environment
 from meshwright.cost.rates.attention import TPU_PRODUCTS, TpuKernel, tpu_block
-from meshwright.hardware import load_chip, make_system
+from meshwright.hardware.load import load_chip
+from meshwright.hardware.system import make_system
 
 DATA = Path(__file__).parents[1] / "src/meshwright/cost/data"
 CHIPS = ("v5e", "v6e", "v5p", "v4", "tpu7x")

@@ -22,10 +22,11 @@ from tpu_products import one_chip
 
 from meshwright.compiler.targets import environment
 from meshwright.cost.seconds import layer_parts
-from meshwright.families import PRESETS
-from meshwright.hardware import System
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, Workload
+from meshwright.step.strategy import DEFAULT
+from meshwright.step.workload import Workload
 
 FILE = Path(__file__).parents[1] / "src/meshwright/cost/rates/data/tpu_layers.json"
 CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x")

@@ -24,7 +24,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from meshwright.compiler.targets import environment
-from meshwright.hardware import System, load_chip, make_system
+from meshwright.hardware.load import load_chip
+from meshwright.hardware.system import System, make_system
 
 ROOT = Path(__file__).parents[1]
 GRID = {

@@ -13,11 +13,13 @@ import sys
 from collections.abc import Iterator
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import Plan, make_plan
-from meshwright.step import DEFAULT, ModelConfig, Strategy, Workload
-from meshwright.verification import Verification, verify_all
+from meshwright.planner.plan import Plan, make_plan
+from meshwright.step.model import ModelConfig
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
+from meshwright.verification.plans import Verification, verify_all
 from meshwright.viz.words import row_cells
 
 HARDWARE = ("cpu:8", "v5e:4x4", "v5p:2x2x4", "v6e:4x4", "tpu7x:2x2x2", "h100:8")

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cost import collective_seconds, gather_bytes_per_second, network_intensity
+from meshwright.cost.rates.collective import collective_seconds, gather_bytes_per_second
+from meshwright.cost.roofline import network_intensity
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import lay_mesh, load_chip, parse_system
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.load import load_chip
+from meshwright.hardware.system import parse_system
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan, plan_from_data, plan_to_data
-from meshwright.step import Strategy, Workload
+from meshwright.planner.plan import make_plan, plan_from_data, plan_to_data
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
 
 PLAN = make_plan(
     Workload(model=PRESETS["tiny"], batch=16, seq_len=64, compute_dtype="f32"),

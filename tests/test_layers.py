@@ -114,15 +114,9 @@ def floor_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def home(module: str, name: str) -> str:
-    """The module that an import really needs: a package's own names are followed to where they are defined."""
-    if f"{module}.{name}" in MODULES:
-        return f"{module}.{name}"
-    if module in MODULES and MODULES[module].name == "__init__.py":
-        for source, exported in import_statements(MODULES[module]):
-            if exported == name:
-                return home(source, name)
-    return module
+def needed(module: str, name: str) -> str:
+    """The module that an import needs: what is imported, or the module that holds it."""
+    return f"{module}.{name}" if f"{module}.{name}" in MODULES else module
 
 
 def circles(graph: dict[str, set[str]]) -> list[str]:
@@ -173,7 +167,7 @@ def test_no_modules_import_each_other():
         name: {
             target
             for module, imported in import_statements(path)
-            if (target := home(module, imported)) in MODULES
+            if (target := needed(module, imported)) in MODULES
             and target not in BRIDGES.get(str(path.relative_to(ROOT)), ())
         }
         for name, path in MODULES.items()
@@ -182,14 +176,15 @@ def test_no_modules_import_each_other():
     assert circles(graph) == []
 
 
-def test_a_file_imports_the_modules_of_its_own_package_not_the_package():
+def test_a_package_is_a_docstring_so_that_an_import_names_the_file_it_reads():
     wrong = [
-        f"{path.relative_to(ROOT)} imports {name} from its own package"
-        for path in FILES
-        for module, name in import_statements(path)
-        if module == module_name(path.parent / "__init__.py") and f"{module}.{name}" not in MODULES
+        f"{path.relative_to(ROOT)} holds {ast.unparse(node)[:60]}"
+        for path in MODULES.values()
+        if path.name == "__init__.py" and path.parent != ROOT
+        for node in tree_of(path).body[1:]
     ]
     assert wrong == []
+    assert [name for name, path in MODULES.items() if not ast.get_docstring(tree_of(path))] == []
 
 
 def test_circles_are_seen():

@@ -12,9 +12,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli.main import main
-from meshwright.families import load_model
-from meshwright.hardware import parse_system
-from meshwright.step import map_leaves, parameters
+from meshwright.families.load import load_model
+from meshwright.hardware.system import parse_system
+from meshwright.step.parameter_tree import map_leaves, parameters
 
 TINY = {"on": "cpu:8", "batch": 16, "seq_len": 256}
 

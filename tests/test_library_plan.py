@@ -8,7 +8,7 @@ import pytest
 import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.cli.plan.args import Args
-from meshwright.cli.words import declared_options
+from meshwright.cli.words.options import declared_options
 from meshwright.planner.options import SearchOptions
 
 ON_THE_TERMINAL = {"output", "plot", "explain", "ops", "json"}

@@ -8,13 +8,9 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from meshwright.errors import MeshwrightError
-from meshwright.text import (
-    TokenStream,
-    apply_chat_template,
-    byte_tokenizer,
-    byte_tokenizer_files,
-    read_tokenizer,
-)
+from meshwright.text.byte_files import byte_tokenizer_files
+from meshwright.text.chat import apply_chat_template
+from meshwright.text.tokenizer import TokenStream, byte_tokenizer, read_tokenizer
 
 
 @pytest.fixture

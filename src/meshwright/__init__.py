@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwright.errors import MeshwrightError
-    from meshwright.hardware import System
-    from meshwright.inference import Chat
-    from meshwright.inspection import inspect
-    from meshwright.loading import load
+    from meshwright.hardware.system import System
+    from meshwright.inference.loaded import Chat
+    from meshwright.inspection.functions import inspect
+    from meshwright.loading.library import load
     from meshwright.mesh import MeshShape
-    from meshwright.models import Sampling
+    from meshwright.models.sampling import Sampling
     from meshwright.planner.library import plan
     from meshwright.planner.plan import Plan
     from meshwright.record import Record
-    from meshwright.step import Strategy, Workload
-    from meshwright.training import train
-    from meshwright.verification import verify
-    from meshwright.viz import show
+    from meshwright.step.strategy import Strategy
+    from meshwright.step.workload import Workload
+    from meshwright.training.library import train
+    from meshwright.verification.library import verify
     from meshwright.viz.report import report
+    from meshwright.viz.showing import show
 
 __version__ = "0.1.0"
 
@@ -53,22 +54,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Chat": "meshwright.inference",
+    "Chat": "meshwright.inference.loaded",
     "MeshShape": "meshwright.mesh",
     "MeshwrightError": "meshwright.errors",
     "Plan": "meshwright.planner.plan",
     "Record": "meshwright.record",
-    "Sampling": "meshwright.models",
-    "Strategy": "meshwright.step",
-    "System": "meshwright.hardware",
-    "Workload": "meshwright.step",
-    "inspect": "meshwright.inspection",
-    "load": "meshwright.loading",
+    "Sampling": "meshwright.models.sampling",
+    "Strategy": "meshwright.step.strategy",
+    "System": "meshwright.hardware.system",
+    "Workload": "meshwright.step.workload",
+    "inspect": "meshwright.inspection.functions",
+    "load": "meshwright.loading.library",
     "plan": "meshwright.planner.library",
     "report": "meshwright.viz.report",
-    "show": "meshwright.viz",
-    "train": "meshwright.training",
-    "verify": "meshwright.verification",
+    "show": "meshwright.viz.showing",
+    "train": "meshwright.training.library",
+    "verify": "meshwright.verification.library",
 }
 """The module that each public name is loaded from."""
 

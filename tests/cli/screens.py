@@ -113,7 +113,7 @@ TIMED = ["meshwright.cli.plan.command.find_meshes", "meshwright.cli.plan.command
          "meshwright.cli.plan.sweep.run_sweep", "meshwright.cli.plan.serving.rank_serving",
          "meshwright.cli.plan.screen.nearby", "meshwright.cli.plan.screen.ways_to_fit",
          "meshwright.cli.plan.screen.chips_that_fit", "meshwright.cli.matmul._execute",
-         "meshwright.verification.verify_plan", "meshwright.inspection.inspect"]  # fmt: skip
+         "meshwright.verification.plans.verify_plan", "meshwright.inspection.functions.inspect"]  # fmt: skip
 """What takes time, and is the same at every width."""
 
 
@@ -169,8 +169,10 @@ def _on_screen(text):
 
 def make_folder(folder):
     """Where the commands run: with a run, a text and folders whose names have a space."""
-    from meshwright.planner import best_serving_plan, plan_to_run, write_serving_plan
-    from meshwright.training import new_run
+    from meshwright.planner.library import plan_to_run
+    from meshwright.planner.serving.plan import write_serving_plan
+    from meshwright.planner.serving.search import best_serving_plan
+    from meshwright.training.library import new_run
 
     for name in ("my plans", "my runs", "runs", "runs/tiny", "home"):
         (folder / name).mkdir()
@@ -200,14 +202,14 @@ def _replace_work(patch, name, folder):
         for module in ("meshwright.verification.plans", "meshwright.inspection.functions"):
             patch.setattr(f"{module}.compile_in_child", lambda request: program)
     patch.setenv("HOME", str(folder / "home"))
-    patch.setattr("meshwright.training.run_steps", _take_rows)
-    patch.setattr("meshwright.loading.Found.load", _loaded)
+    patch.setattr("meshwright.training.loop.run_steps", _take_rows)
+    patch.setattr("meshwright.loading.library.Found.load", _loaded)
     patch.setattr(
         "meshwright.inference.loaded.generate_tokens",
         lambda *_, **__: map(np.array, zip(b"f(x):\n    re", strict=True)),
     )
-    patch.setattr("meshwright.inference.LoadedModel.save", _saved)
-    patch.setattr("meshwright.inference.LoadedModel.losses", _losses)
+    patch.setattr("meshwright.inference.loaded.LoadedModel.save", _saved)
+    patch.setattr("meshwright.inference.loaded.LoadedModel.losses", _losses)
     patch.setattr("meshwright.serving.load.drive.find_model", lambda *_: "llama3-8b")
     patch.setattr("meshwright.serving.load.drive.drive", _answered)
     patch.setattr("meshwright.cli.generate.command.perf_counter", itertools.count().__next__)
@@ -218,9 +220,9 @@ def _loaded(found, **_):
     """The model of a run, without parameters."""
     import jax
 
-    from meshwright.inference import LoadedModel
-    from meshwright.runtime import build_mesh
-    from meshwright.text import byte_tokenizer
+    from meshwright.inference.loaded import LoadedModel
+    from meshwright.runtime.mesh import build_mesh
+    from meshwright.text.tokenizer import byte_tokenizer
 
     mesh = build_mesh(found.mesh, jax.devices()[: found.mesh.num_devices])
     return LoadedModel(
@@ -261,7 +263,8 @@ class Done:
 
 def _take_rows(config, directory, *, on_step, **_):
     """What `run_steps` does, with the steps of before."""
-    from meshwright.training import Outcome, measured
+    from meshwright.training.loop import Outcome
+    from meshwright.training.run_record import measured
 
     for row in ROWS:
         on_step(row)
@@ -292,7 +295,7 @@ def _store():
     """Compile every stored program anew."""
     import tempfile
 
-    from meshwright.compiler import compile_in_child
+    from meshwright.compiler.compile import compile_in_child
 
     DATA.mkdir(exist_ok=True)
     for name, file in STORED.items():

@@ -7,7 +7,7 @@ import pytest
 
 import meshwright.hardware
 from meshwright.cli.main import main
-from meshwright.hardware import chip_names, load_chip
+from meshwright.hardware.load import chip_names, load_chip
 
 V5E = Path(meshwright.hardware.__file__).parent / "data" / "v5e.toml"
 

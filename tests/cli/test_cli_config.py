@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.cli.train import Args
-from meshwright.cli.words import read_words
+from meshwright.cli.train.args import Args
+from meshwright.cli.words.read import read_words
 from meshwright.errors import MeshwrightError
-from meshwright.planner import plan_to_run
-from meshwright.training import new_run
+from meshwright.planner.library import plan_to_run
+from meshwright.training.library import new_run
 from meshwright.training.run_directory.resolved import resolved_yaml
 
 RUN = """\

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 from meshwright.cli.main import EXIT_CODES, SEVERAL_KINDS, command_module, main
-from meshwright.cli.words import declared_options
+from meshwright.cli.words.options import declared_options
 
 
 class ReachedError(Exception):
@@ -24,12 +24,12 @@ def reach(*args, **options):
 
 
 LONG = [
-    "meshwright.verification.verify_plan",
-    "meshwright.verification.verify_serving",
-    "meshwright.training.run_steps",
-    "meshwright.loading.Found.load",
-    "meshwright.inspection.inspect",
-    "meshwright.runtime.claim_devices",
+    "meshwright.verification.plans.verify_plan",
+    "meshwright.verification.serving.verify_serving",
+    "meshwright.training.loop.run_steps",
+    "meshwright.loading.library.Found.load",
+    "meshwright.inspection.functions.inspect",
+    "meshwright.runtime.devices.claim_devices",
     "meshwright.cli.demo._story",
     "meshwright.cli.completion._place",
     "meshwright.cli.plan.sweep.plot_plan",

@@ -9,9 +9,11 @@ import pytest
 
 from meshwright.cli.collective import KINDS
 from meshwright.cli.main import main
-from meshwright.cost import collective_formula, collective_seconds
-from meshwright.hardware import lay_mesh, parse_system
-from meshwright.notation import parse_numbers
+from meshwright.cost.formulas import collective_formula
+from meshwright.cost.rates.collective import collective_seconds
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import parse_system
+from meshwright.notation.parser import parse_numbers
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 
 import meshwright.hardware
 from meshwright.cli.main import main
-from meshwright.hardware import parse_system
-from meshwright.planner import read_plan
+from meshwright.hardware.system import parse_system
+from meshwright.planner.plan import read_plan
 
 DATA = Path(meshwright.hardware.__file__).parent / "data"
 GPT3 = ["plan", "gpt3-175b", "--on", "a100-80gb:1024", "--batch", "1536"]

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.cli.plan.serving import thinned
-from meshwright.planner import read_serving_plan, serving_plan_from_data
+from meshwright.planner.serving.plan import read_serving_plan, serving_plan_from_data
 from meshwright.planner.serving.search import ServingPoint
 from meshwright.units import parse_seconds
 

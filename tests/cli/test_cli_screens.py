@@ -12,7 +12,7 @@ from screens import SCREENS, make_folder, screen
 from meshwright.cli.main import COMMANDS, command_module, main
 from meshwright.cli.tables import table
 from meshwright.cli.text import next_line, wrap
-from meshwright.cli.words import read_words
+from meshwright.cli.words.read import read_words
 
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
 UNCUT = (" next", "   or   ", "$ ", "  meshwright ")

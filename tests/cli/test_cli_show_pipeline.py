@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.step.passes.schedule import Schedule
-from meshwright.viz import show_pipeline
+from meshwright.viz.showing import show_pipeline
 
 ASKED = ["show", "pipeline", "--stages", "2", "--microbatches", "4"]
 

@@ -4,10 +4,11 @@ import shlex
 
 import pytest
 
-from meshwright.cli.inspect import Args as InspectArgs
+from meshwright.cli.inspect.command import Args as InspectArgs
 from meshwright.cli.main import command_module
 from meshwright.cli.plan.args import Args as PlanArgs
-from meshwright.cli.words import read_words, spelled
+from meshwright.cli.words.read import read_words
+from meshwright.cli.words.spell import spelled
 
 LINES = [
     "verify tiny --on cpu:8 --batch 16 --seq-len 64 --packed --freeze embedding 'layers.*' --mesh fsdp=8",

@@ -11,14 +11,14 @@ from meshwright.cli import main as cli
 from meshwright.cli.arguments import WorkloadArgs, given_options
 from meshwright.cli.main import COMMANDS, command_module, main
 from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
-from meshwright.cli.train import Args as TrainArgs
+from meshwright.cli.train.args import Args as TrainArgs
 from meshwright.cli.typed import check_all_read, watch
 from meshwright.cli.verify.serving import ServeArgs as VerifyServeArgs
-from meshwright.cli.words import declared_options
+from meshwright.cli.words.options import declared_options
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.step import Workload
+from meshwright.step.workload import Workload
 from meshwright.training.run_directory.run import RunConfig, begin_run
 from meshwright.training.update.optimizer import Optimizer
 
@@ -40,17 +40,17 @@ WORK = {
         "meshwright.cli.plan.images.rank_images",
         "meshwright.cli.plan.images.plan_image_mesh",
     ],
-    "verify": ["meshwright.verification.verify_plan", "meshwright.verification.verify_serving"],
+    "verify": ["meshwright.verification.plans.verify_plan", "meshwright.verification.serving.verify_serving"],
     "tokenize": ["meshwright.cli.tokenize.tokenize"],
     "train": ["meshwright.cli.train.on_devices.TrainScreen"],
-    "launch": ["meshwright.launch.supervise"],
+    "launch": ["meshwright.launch.supervisor.supervise"],
     "report": ["meshwright.viz.report.report"],
-    "generate": ["meshwright.loading.Found.load"],
-    "serve": ["meshwright.loading.Found.load", "meshwright.launch.Replicas"],
-    "export": ["meshwright.loading.Found.load"],
-    "eval": ["meshwright.loading.Found.load"],
+    "generate": ["meshwright.loading.library.Found.load"],
+    "serve": ["meshwright.loading.library.Found.load", "meshwright.launch.replicas.Replicas"],
+    "export": ["meshwright.loading.library.Found.load"],
+    "eval": ["meshwright.loading.library.Found.load"],
     "bench-serve": ["meshwright.serving.load.drive.find_model", "meshwright.serving.load.drive.drive"],
-    "inspect": ["meshwright.inspection.inspect"],
+    "inspect": ["meshwright.inspection.functions.inspect"],
     "matmul": ["meshwright.cli.matmul.price"],
     "collective": ["meshwright.cli.collective.lay_mesh"],
     "completion": ["meshwright.cli.completion._place"],

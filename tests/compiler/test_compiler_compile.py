@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import toy_programs as toys
 
-from meshwright.compiler import CompileRequest, cache_directory, compile_all, compile_in_child, read_program
+from meshwright.compiler.compile import cache_directory, compile_all, compile_in_child
+from meshwright.compiler.program import CompileRequest
+from meshwright.compiler.records import read_program
 from meshwright.errors import MeshwrightError
-from meshwright.hlo import canonicalize_collective
+from meshwright.hlo.canonical import canonicalize_collective
 from meshwright.mesh import MeshShape
 from meshwright.record import merge
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from meshwright.compiler import CompiledProgram, read_optimized
-from meshwright.compiler.program import MeshMethod
-from meshwright.hlo import describe, parse_hlo
+from meshwright.compiler.program import CompiledProgram, MeshMethod
+from meshwright.compiler.records import read_optimized
+from meshwright.hlo.parser import parse_hlo
+from meshwright.hlo.phases import describe
 
 BACKWARD = "jit(step)/transpose(jvp(layers))/while/body/eval_jaxpr"
 GATHERED = f"{BACKWARD}/checkpoint/rematted_computation/mlp"

@@ -4,10 +4,10 @@ import re
 import pytest
 import toy_programs as toys
 
-from meshwright.compiler import CompiledProgram, read_program
-from meshwright.compiler.program import MeshMethod
+from meshwright.compiler.program import CompiledProgram, MeshMethod
+from meshwright.compiler.records import read_program
 from meshwright.errors import MeshwrightError
-from meshwright.hlo import read_hlo
+from meshwright.hlo.records import read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.record import merge, record_from_json
 

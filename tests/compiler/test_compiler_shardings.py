@@ -5,15 +5,11 @@ import jax.numpy as jnp
 import pytest
 from jax import P
 
-from meshwright.compiler import (
-    CompiledProgram,
-    CompileRequest,
-    compile_in_child,
-    read_full_rematerializations,
-    read_shardings,
-)
-from meshwright.compiler.program import MeshMethod
-from meshwright.hlo import Spec, parse_hlo_sharding, parse_shardy_sharding
+from meshwright.compiler.compile import compile_in_child
+from meshwright.compiler.full_rematerializations import read_full_rematerializations
+from meshwright.compiler.program import CompiledProgram, CompileRequest, MeshMethod
+from meshwright.compiler.shardings import read_shardings
+from meshwright.hlo.specs import Spec, parse_hlo_sharding, parse_shardy_sharding
 from meshwright.mesh import MeshShape
 
 XY = {"x": 2, "y": 4}

@@ -1,9 +1,9 @@
 import pytest
 
-from meshwright.compiler import compiler_name
-from meshwright.compiler.targets import check_compiler, compiler_options, environment, topology
+from meshwright.compiler.targets import check_compiler, compiler_name, compiler_options, environment, topology
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import across_slices, parse_system
+from meshwright.hardware.slices import across_slices
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
 
 TOPOLOGIES = [

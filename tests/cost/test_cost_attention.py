@@ -13,11 +13,12 @@ from meshwright.cost.rates.attention import (
 from meshwright.cost.rates.collective import collective_seconds
 from meshwright.cost.rates.efficiency import layer_shares
 from meshwright.cost.rates.links import RINGS, TREE, collective_efficiency
-from meshwright.families import PRESETS
-from meshwright.hardware import lay_mesh, parse_system
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.step import Workload
 from meshwright.step.train import train_step
+from meshwright.step.workload import Workload
 
 H100 = parse_system("h100:8")
 

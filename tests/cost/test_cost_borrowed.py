@@ -7,8 +7,8 @@ import pytest
 import meshwright as mw
 import meshwright.hardware
 from meshwright.cli.main import main
-from meshwright.cost import borrowed_figures
-from meshwright.hardware import parse_system
+from meshwright.cost.rates.borrowed import borrowed_figures
+from meshwright.hardware.system import parse_system
 
 DATA = Path(meshwright.hardware.__file__).parent / "data"
 

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from meshwright.cost import collective_seconds, gather_bytes_per_second
-from meshwright.hardware import lay_mesh, parse_system
+from meshwright.cost.rates.collective import collective_seconds, gather_bytes_per_second
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import parse_system
 from meshwright.record import KINDS, wire_bytes
 
 

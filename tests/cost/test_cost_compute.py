@@ -4,22 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import (
-    buffer_seconds,
-    microbatch_seconds,
-    model_flops,
-    step_collectives,
-    step_flops,
-    step_memory,
-    update_seconds,
-)
+from meshwright.cost.comm_volume import step_collectives
+from meshwright.cost.flops import model_flops, step_flops
+from meshwright.cost.memory import step_memory
 from meshwright.cost.rates.efficiency import gpu_figures
-from meshwright.cost.seconds import layer_parts
+from meshwright.cost.seconds import buffer_seconds, layer_parts, microbatch_seconds, update_seconds
 from meshwright.cost.table import op_table
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, FrameworkProfile, Strategy, Workload, num_parameters
+from meshwright.step.parameter_tree import num_parameters
+from meshwright.step.strategy import DEFAULT, FrameworkProfile, Strategy
+from meshwright.step.workload import Workload
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=64, seq_len=4096, remat="none")
 DEEPSEEK = Workload(model=PRESETS["deepseek-v3"], batch=256, seq_len=4096, remat="none")

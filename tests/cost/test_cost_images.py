@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import (
+from meshwright.cost.flops import matmul_flops
+from meshwright.cost.images import (
     image_collectives,
     image_flops,
     image_memory,
@@ -12,12 +13,10 @@ from meshwright.cost import (
     image_step_flops,
     image_update_seconds,
 )
-from meshwright.cost.flops import matmul_flops
 from meshwright.cost.rates.achieved import product_seconds
-from meshwright.hardware import parse_system
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.step import RESNETS, ImageWorkload
-from meshwright.step.images import image_step
+from meshwright.step.images import RESNETS, ImageWorkload, image_step
 from meshwright.step.ir import Matmul
 
 RESNET50 = ImageWorkload(model=RESNETS["resnet50"], batch=256)

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import argument_bytes, host_bytes, in_flight, states_bytes, step_memory
 from meshwright.cost.activations import Activations
-from meshwright.cost.model_states import tiled_elements
-from meshwright.families import PRESETS
+from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, step_memory
+from meshwright.cost.model_states import states_bytes, tiled_elements
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, REMATS, FrameworkProfile, ModelConfig, Strategy, Workload, num_parameters
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import num_parameters
+from meshwright.step.strategy import DEFAULT, FrameworkProfile, Strategy
+from meshwright.step.workload import REMATS, Workload
 
 GIB = 2**30
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=16, seq_len=8192)

@@ -4,10 +4,13 @@ import re
 
 import pytest
 
-from meshwright.cost import price, say_threshold
+from meshwright.cost.rates.product import price
+from meshwright.cost.threshold import say_threshold
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
-from meshwright.notation import Sizes, infer, parse, parse_numbers
+from meshwright.hardware.system import parse_system
+from meshwright.notation.inference import infer
+from meshwright.notation.legality import Sizes
+from meshwright.notation.parser import parse, parse_numbers
 
 
 def priced(text, mesh, dims, on, dtype="bf16", element_bytes=2):

@@ -4,16 +4,17 @@ import math
 
 import pytest
 
-from meshwright.cost import (
+from meshwright.cost.rates.collective import gather_bytes_per_second
+from meshwright.cost.roofline import (
     critical_batch,
-    gather_bytes_per_second,
     hardware_intensity,
     intensity,
     matmul_bytes,
     network_intensity,
     op_seconds,
 )
-from meshwright.hardware import lay_mesh, parse_system
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import parse_system
 
 V5E, V5P, H100 = parse_system("v5e:1x1"), parse_system("v5p:1x1x1"), parse_system("h100:1")
 

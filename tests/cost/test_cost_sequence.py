@@ -5,15 +5,19 @@ from dataclasses import asdict, replace
 import jax
 import pytest
 
-from meshwright.cost import PassSeconds, RingWork, step_memory
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.cost.memory import step_memory
+from meshwright.cost.rates.ring import RingWork
+from meshwright.cost.seconds import PassSeconds
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan
-from meshwright.runtime import build_mesh
-from meshwright.step import Strategy, Workload
-from meshwright.training import lower_train_step
-from meshwright.verification import Difference, verify
+from meshwright.planner.plan import make_plan
+from meshwright.runtime.mesh import build_mesh
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
+from meshwright.training.step import lower_train_step
+from meshwright.verification.differences import Difference
+from meshwright.verification.library import verify
 
 TINY = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=4),

@@ -4,22 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import (
+from meshwright.cost.kv_cache import (
     device_cache_bytes,
     mean_cache_bytes,
-    most_sequences,
     read_cache_bytes,
     sequence_cache_bytes,
-    serving_memory,
     token_cache_bytes,
     wasted_share,
-    weight_bytes,
 )
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.cost.serving_bytes import most_sequences, serving_memory, weight_bytes
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.step import Serving, ServingLayout, num_parameters
+from meshwright.step.parameter_tree import num_parameters
 from meshwright.step.serve import kept_tokens, paged_tokens
+from meshwright.step.serving import Serving, ServingLayout
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8000, output_len=192, weight_dtype="int8", kv_dtype="int8")
 V5E = parse_system("v5e:2x4")

@@ -8,18 +8,24 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.cost import serving_argument_bytes, serving_collectives, serving_memory
-from meshwright.families import load_model
-from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
+from meshwright.cost.serving_bytes import serving_argument_bytes, serving_memory
+from meshwright.cost.serving_seconds import serving_collectives
+from meshwright.families.load import load_model
+from meshwright.hlo.canonical import canonicalize_collective
+from meshwright.hlo.collectives import read_collectives
+from meshwright.hlo.parser import parse_hlo
 from meshwright.models.cache import abstract_caches
 from meshwright.models.generation import decode_layout, programs
 from meshwright.models.sampling import Written, likeliest_of
 from meshwright.models.serving_step import lower_prefill_step
-from meshwright.planner import read_mesh
+from meshwright.planner.options import read_mesh
 from meshwright.record import merge
-from meshwright.runtime import abstract, build_mesh
+from meshwright.runtime.arrays import abstract
+from meshwright.runtime.mesh import build_mesh
 from meshwright.serving.lowered import lower_engine_step
-from meshwright.step import ModelConfig, Serving, ServingLayout, parameters
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import parameters
+from meshwright.step.serving import Serving, ServingLayout
 
 SMALL = ModelConfig(
     name="small", num_layers=2, embed=64, mlp=256, num_heads=8, num_kv_heads=4, head_dim=16, vocab=512

@@ -5,26 +5,29 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import (
+from meshwright.cost.kv_cache import sequence_cache_bytes
+from meshwright.cost.rates.achieved import HBM_SHARE
+from meshwright.cost.rates.collective_time import achieved_seconds
+from meshwright.cost.roofline import critical_batch, op_seconds
+from meshwright.cost.serving_seconds import (
     BOUNDS,
-    achieved_seconds,
     batch_of_equal_reads,
     compute_bound_batch,
-    critical_batch,
-    op_seconds,
     product_time,
-    sequence_cache_bytes,
     serving_collectives,
     serving_flops,
     serving_step,
 )
-from meshwright.cost.rates.achieved import HBM_SHARE
-from meshwright.families import PRESETS
-from meshwright.hardware import lay_mesh, parse_system
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.notation import Sizes, infer, parse
-from meshwright.step import CACHE_SPLITS, Serving, ServingLayout, num_active_parameters, num_parameters
+from meshwright.notation.inference import infer
+from meshwright.notation.legality import Sizes
+from meshwright.notation.parser import parse
+from meshwright.step.parameter_tree import num_active_parameters, num_parameters
 from meshwright.step.serve import activated_experts, keys_of_query, serve_step
+from meshwright.step.serving import CACHE_SPLITS, Serving, ServingLayout
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8000, output_len=192, weight_dtype="int8", kv_dtype="int8")
 V5E = parse_system("v5e:2x4")

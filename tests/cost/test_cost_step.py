@@ -5,17 +5,21 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from meshwright.cost import argument_bytes, model_flops, step_collectives, step_flops
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
-from meshwright.hlo import read_hlo
+from meshwright.cost.comm_volume import step_collectives
+from meshwright.cost.flops import model_flops, step_flops
+from meshwright.cost.memory import argument_bytes
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.records import read_hlo
 from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.planner import predict
+from meshwright.planner.prediction import predict
 from meshwright.record import merge
-from meshwright.runtime import build_mesh
-from meshwright.step import REMATS, Workload, num_parameters
-from meshwright.training import lower_train_step
-from meshwright.verification import Cause, Difference, compare, in_plans_terms
+from meshwright.runtime.mesh import build_mesh
+from meshwright.step.parameter_tree import num_parameters
+from meshwright.step.workload import REMATS, Workload
+from meshwright.training.step import lower_train_step
+from meshwright.verification.comparison import compare, in_plans_terms
+from meshwright.verification.differences import Cause, Difference
 
 TINY = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16), batch=16, seq_len=32, compute_dtype="f32"

@@ -5,13 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import step_collectives, step_flops
+from meshwright.cost.comm_volume import step_collectives
+from meshwright.cost.flops import step_flops
 from meshwright.cost.table import op_table
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.step import REMATS, Experts, Strategy, Workload, check_mesh
+from meshwright.step.legality import check_mesh
+from meshwright.step.model import Experts
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import REMATS, Workload
 
 MESHES = [
     MeshShape(),

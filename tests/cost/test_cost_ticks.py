@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import step_collectives, step_flops, untaken_branch_collectives, untaken_branch_flops
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.cost.comm_volume import step_collectives, untaken_branch_collectives
+from meshwright.cost.flops import step_flops, untaken_branch_flops
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import predict
-from meshwright.step import Strategy, Workload
+from meshwright.planner.prediction import predict
 from meshwright.step.blocks import program
 from meshwright.step.passes.pipeline import EMBEDDING, KEPT_INPUTS, LOGITS, STAGES, repeats
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
 
 MODEL = replace(PRESETS["tiny"], num_layers=8)
 WORKLOAD = Workload(model=MODEL, batch=16, seq_len=32, compute_dtype="f32")

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import (
+from meshwright.families.registry import (
     FAMILIES,
     PRESETS,
     PUBLISHED,

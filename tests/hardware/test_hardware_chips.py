@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import chip_names, chips, load_chip
+from meshwright.hardware.load import chip_names, chips, load_chip
 
 GIB = 2**30
 

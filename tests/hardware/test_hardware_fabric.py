@@ -3,7 +3,8 @@ import math
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import lay_mesh, parse_system
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
 
 # system, mesh (outermost first), axes of the collective, how they lie

@@ -3,8 +3,8 @@
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import load_chip, load_hardware, parse_system
-from meshwright.hardware.load import DATA
+from meshwright.hardware.load import DATA, load_chip, load_hardware
+from meshwright.hardware.system import parse_system
 
 V5E = (DATA / "v5e.toml").read_text()
 H100 = (DATA / "h100.toml").read_text()

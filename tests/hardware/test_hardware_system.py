@@ -1,7 +1,7 @@
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
+from meshwright.hardware.system import parse_system
 
 # text, as it prints, chips, devices, hosts
 SYSTEMS = [

@@ -9,10 +9,12 @@ import pytest
 import toy_programs as toys
 from jax import P
 
-from meshwright.compiler import read_optimized
 from meshwright.compiler.program import LoweredProgram, MeshMethod
+from meshwright.compiler.records import read_optimized
 from meshwright.compiler.worker import compile_lowered
-from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
+from meshwright.hlo.canonical import canonicalize_collective
+from meshwright.hlo.collectives import read_collectives
+from meshwright.hlo.parser import parse_hlo
 from meshwright.mesh import MeshShape
 from meshwright.record import LoweredAs, Lowering, merge
 

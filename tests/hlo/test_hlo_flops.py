@@ -4,8 +4,9 @@ import jax.numpy as jnp
 import pytest
 import toy_programs as toys
 
-from meshwright.hlo import count_executions, count_flops, parse_hlo
-from meshwright.hlo.loops import sequential_computations
+from meshwright.hlo.flops import count_flops
+from meshwright.hlo.loops import count_executions, sequential_computations
+from meshwright.hlo.parser import parse_hlo
 from meshwright.hlo.text import hlo_text
 from meshwright.mesh import MeshShape
 from meshwright.simulate.hbm import hbm_bytes

@@ -7,7 +7,7 @@ import pytest
 import toy_programs as toys
 
 from meshwright.errors import MeshwrightError
-from meshwright.hlo import read_hlo
+from meshwright.hlo.records import read_hlo
 from meshwright.record import Record
 
 MESH = {"fsdp": 2, "tp": 4}

@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.hlo import parse_hlo
+from meshwright.hlo.parser import parse_hlo
 from meshwright.hlo.shapes import Shape, ShapeReader, dtype_bits
 
 HEADER = """HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[8,4]{1,0})->(f32[], f32[4]{0})}, num_partitions=8

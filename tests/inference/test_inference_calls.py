@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.inference import read_task
 from meshwright.inference.prompts import as_message, prompt_of
-from meshwright.models import Sampling
-from meshwright.text import byte_tokenizer
-from meshwright.training import Optimizer, RunConfig, run_steps
+from meshwright.inference.tasks import read_task
+from meshwright.models.sampling import Sampling
+from meshwright.text.tokenizer import byte_tokenizer
+from meshwright.training.loop import run_steps
+from meshwright.training.run_directory.run import RunConfig
+from meshwright.training.update.optimizer import Optimizer
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.models import loss_and_load
-from meshwright.runtime import ShardingContext
+from meshwright.models.decoder import loss_and_load
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.step.parameter_tree import leaves
-from meshwright.weights import read_tensors
+from meshwright.weights.load import read_tensors
 from meshwright.weights.places import places
 
 GOLDENS = Path(__file__).parents[1] / "goldens"

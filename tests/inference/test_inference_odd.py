@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import meshwright as mw
-from meshwright.families import hugging_face_config, load_model, model_from_hugging_face
+from meshwright.families.load import load_model
+from meshwright.families.registry import hugging_face_config, model_from_hugging_face
 from meshwright.step.frequencies import YarnRopeScaling
 
 ODD = Path(__file__).parents[1] / "goldens" / "odd"

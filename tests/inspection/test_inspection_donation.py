@@ -14,7 +14,8 @@ from jax.sharding import AxisType, NamedSharding
 
 import meshwright
 from meshwright.errors import MeshwrightError
-from meshwright.hlo import Updates, parse_hlo
+from meshwright.hlo.parser import parse_hlo
+from meshwright.hlo.updates import Updates
 
 MESH = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
 

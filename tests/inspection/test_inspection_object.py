@@ -11,8 +11,8 @@ from jax.sharding import AbstractMesh, AxisType
 import meshwright
 from meshwright.cli.inspect.screen import print_buffers, print_screen
 from meshwright.errors import DoesNotFitError, MeshwrightError
-from meshwright.hlo import parse_hlo
-from meshwright.simulate import read_buffers
+from meshwright.hlo.parser import parse_hlo
+from meshwright.simulate.buffers import read_buffers
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,12 @@ import pytest
 
 from meshwright.compiler.program import LoweredProgram, MeshMethod
 from meshwright.compiler.worker import compile_lowered
-from meshwright.families import load_model
-from meshwright.hardware import parse_system
+from meshwright.families.load import load_model
+from meshwright.hardware.system import parse_system
 from meshwright.inspection.inspection import read_inspection
 from meshwright.mesh import MeshShape
-from meshwright.runtime import build_mesh
-from meshwright.step import Workload
+from meshwright.runtime.mesh import build_mesh
+from meshwright.step.workload import Workload
 from meshwright.training.step import lower_train_step
 
 WORKLOAD = Workload(model=load_model("tiny"), batch=16, seq_len=128, compute_dtype="f32")

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 from jax import P
 
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.models import loss_and_load
 from meshwright.models.attention import attend
+from meshwright.models.decoder import loss_and_load
 from meshwright.models.dropout import DropoutRng
 from meshwright.models.norm import norm
-from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.step import Llama3RopeScaling, leaves, parameters
+from meshwright.runtime.arrays import initialise
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.frequencies import Llama3RopeScaling
 from meshwright.step.layer import Norm
+from meshwright.step.parameter_tree import leaves, parameters
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16)
 TIED = replace(MODEL, tied_embeddings=True)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.cost import token_cache_bytes
+from meshwright.cost.kv_cache import token_cache_bytes
 from meshwright.mesh import MeshShape
 from meshwright.models.cache import abstract_caches
 from meshwright.models.generation import decode_layout
-from meshwright.runtime import build_mesh
-from meshwright.step import Serving
+from meshwright.runtime.mesh import build_mesh
+from meshwright.step.serving import Serving
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 # One row cannot be split by rows: its slots are, and windows are rings that go round over devices.

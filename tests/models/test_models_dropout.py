@@ -19,8 +19,10 @@ from meshwright.models.dropout import (
     token_numbers,
 )
 from meshwright.models.pipelined import microbatches
-from meshwright.runtime import ShardingContext, build_mesh, token_order
-from meshwright.step import DEFAULT, Strategy
+from meshwright.runtime.attention.sequence import token_order
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.strategy import DEFAULT, Strategy
 
 B, S, D = 8, 16, 64
 RING = Strategy(attention="flash", sp_method="ring")

@@ -4,10 +4,11 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from meshwright.compiler import CompileRequest, compile_in_child
-from meshwright.families import PRESETS
+from meshwright.compiler.compile import compile_in_child
+from meshwright.compiler.program import CompileRequest
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.step import Workload
+from meshwright.step.workload import Workload
 from meshwright.verification.plans import TRAIN_STEP
 
 TINY = Workload(model=replace(PRESETS["tiny"], num_layers=4), batch=4, seq_len=256, remat="offload")

@@ -10,12 +10,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models.product import product
 from meshwright.models.quantised import FORMATS, multiply
-from meshwright.runtime import build_mesh
-from meshwright.step import Strategy, check_runnable
+from meshwright.runtime.mesh import build_mesh
+from meshwright.step.legality import check_runnable
+from meshwright.step.strategy import Strategy
 
 X = np.array(jax.random.normal(jax.random.key(0), (4, 8, 64)))
 WEIGHT = np.array(jax.random.normal(jax.random.key(1), (64, 2, 3, 16)))

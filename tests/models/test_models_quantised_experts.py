@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.mesh import MeshShape
 from meshwright.models.quantised import FORMATS, multiply
 from meshwright.models.quantised_experts import expert_product
-from meshwright.runtime import build_mesh
+from meshwright.runtime.mesh import build_mesh
 
 SIZES, D, F = np.array([3, 0, 5], np.int32), 16, 24
 ROWS = np.array(jax.random.normal(jax.random.key(0), (8, D)))

@@ -7,13 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.models import Sampling, embed, generate_tokens, logits
 from meshwright.models.context import positions_of
 from meshwright.models.decoder import layers
-from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.step import DEFAULT, blocks, parameters
+from meshwright.models.ends import embed, logits
+from meshwright.models.generation import generate_tokens
+from meshwright.models.sampling import Sampling
+from meshwright.runtime.arrays import initialise
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step import blocks
+from meshwright.step.parameter_tree import parameters
+from meshwright.step.strategy import DEFAULT
 
 MODEL = PRESETS["tiny"]
 PROMPT = np.frombuffer(b"def main", np.uint8).astype(np.int32)

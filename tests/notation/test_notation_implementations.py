@@ -9,19 +9,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import (
-    Chain,
-    Communicate,
-    Multiply,
-    Product,
-    ShardedArray,
-    Sizes,
-    Slice,
-    Stage,
-    check,
-    infer,
-    parse,
-)
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.expression import Chain, Product, Stage
+from meshwright.notation.inference import infer
+from meshwright.notation.legality import Sizes, check
+from meshwright.notation.parser import parse
+from meshwright.notation.steps import Communicate, Multiply, Slice
 
 Shards = dict[tuple[int, ...], np.ndarray]
 

@@ -5,7 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError, NotationError
-from meshwright.notation import Chain, Product, ShardedArray, Stage, parse, parse_array, parse_numbers
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.array_parser import parse_array
+from meshwright.notation.expression import Chain, Product, Stage
+from meshwright.notation.parser import parse, parse_numbers
 
 CANONICAL = [
     "A[I_X, J]",

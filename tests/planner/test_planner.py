@@ -4,31 +4,21 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import (
-    as_run,
-    chips_that_fit,
-    find_best,
-    gap_to,
-    how,
-    make_plan,
-    nearby,
-    plan_from_data,
-    plan_one_mesh,
-    plan_to_data,
-    predict,
-    rank,
-    read_plan,
-    rules_of_thumb,
-    runnable_space,
-    why,
-    write_plan,
-)
-from meshwright.planner.reasons.nearby import is_communication_bound
-from meshwright.planner.reasons.step import wanted_tokens
-from meshwright.step import DEFAULT, Experts, Strategy, Workload
+from meshwright.planner.library import plan_one_mesh
+from meshwright.planner.plan import as_run, make_plan, plan_from_data, plan_to_data, read_plan, write_plan
+from meshwright.planner.prediction import predict
+from meshwright.planner.reasons.gap import gap_to
+from meshwright.planner.reasons.nearby import chips_that_fit, is_communication_bound, nearby
+from meshwright.planner.reasons.rules import rules_of_thumb
+from meshwright.planner.reasons.step import how, wanted_tokens, why
+from meshwright.planner.search import find_best, rank
+from meshwright.planner.space import runnable_space
+from meshwright.step.model import Experts
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=512, seq_len=8192)
 V5P = parse_system("v5p:4x4x4")

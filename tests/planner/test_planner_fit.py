@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import step_memory
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.cost.memory import step_memory
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import predict
+from meshwright.planner.prediction import predict
 from meshwright.planner.reasons.fixes import lacking_bytes, ways_to_fit
-from meshwright.step import DEFAULT, Strategy, Workload
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 
 V5E = parse_system("v5e:4x4")
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=16, seq_len=8192, remat="none")

@@ -9,25 +9,20 @@ import pytest
 from meshwright.cost import memory
 from meshwright.cost import seconds as cost_seconds
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import AXES, MeshShape
-from meshwright.planner import (
-    find_best,
-    plan_one_mesh,
-    plan_stages,
-    predict,
-    rank,
-    rank_space,
-    runnable_space,
-    search,
-    whole_space,
-)
+from meshwright.planner import search
 from meshwright.planner import space as space_module
+from meshwright.planner.library import plan_one_mesh
 from meshwright.planner.overlap import least_budget
-from meshwright.planner.prediction import step_bound_seconds, step_seconds
-from meshwright.planner.space import factorings
-from meshwright.step import Experts, Workload, check_mesh, train
+from meshwright.planner.prediction import predict, step_bound_seconds, step_seconds
+from meshwright.planner.search import find_best, plan_stages, rank, rank_space
+from meshwright.planner.space import factorings, runnable_space, whole_space
+from meshwright.step import train
+from meshwright.step.legality import check_mesh
+from meshwright.step.model import Experts
+from meshwright.step.workload import Workload
 
 TINY = replace(PRESETS["tiny"], num_layers=4)
 MOE = replace(TINY, name="moe", experts=Experts(count=8, num_active=2, mlp=192))

@@ -3,10 +3,11 @@
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import load_model
-from meshwright.hardware import parse_system
-from meshwright.planner import find_best, read_sweep, run_sweep
-from meshwright.step import Workload
+from meshwright.families.load import load_model
+from meshwright.hardware.system import parse_system
+from meshwright.planner.search import find_best
+from meshwright.planner.sweep import read_sweep, run_sweep
+from meshwright.step.workload import Workload
 
 WORKLOAD = Workload(model=load_model("llama3-8b"), batch=256, seq_len=4096)
 

@@ -13,8 +13,9 @@ import time
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.processes import HOSTED, Processes, Relay, split_address
 from meshwright.processes.compare import find_difference, flatten
+from meshwright.processes.options import HOSTED, Processes, split_address
+from meshwright.processes.relay import Relay
 
 MEMBER = """
 import json, sys, time

@@ -7,12 +7,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh
+from meshwright.runtime.mesh import build_mesh
 from meshwright.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
 from meshwright.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
 from meshwright.runtime.pipeline.stages import LayerOutput, Pipeline
-from meshwright.step import RULES
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.step.passes.schedule import Schedule, slot_layers
+from meshwright.step.rules import RULES
 
 BATCH, LENGTH, EMBED, MLP, VOCAB = 4, 4, 16, 32, 24
 RULES_OF_STAGES = {**RULES, "layers": ("pp",)}

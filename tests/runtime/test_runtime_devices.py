@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from meshwright.hardware import parse_system
-from meshwright.runtime import claim_devices
+from meshwright.hardware.system import parse_system
+from meshwright.runtime.devices import claim_devices
 
 FAULTS_OF_THE_SECOND_TIME = """
 import ctypes, resource, threading

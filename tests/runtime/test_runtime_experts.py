@@ -8,24 +8,33 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.compiler import CompileRequest, compile_in_child, read_program
-from meshwright.cost import dropless_padding_collectives, step_collectives
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
-from meshwright.hlo import read_hlo
+from meshwright.compiler.compile import compile_in_child
+from meshwright.compiler.program import CompileRequest
+from meshwright.compiler.records import read_program
+from meshwright.cost.comm_volume import dropless_padding_collectives, step_collectives
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.records import read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.models import Sampling, decoder, generate_tokens, layer
+from meshwright.models import decoder, layer
+from meshwright.models.generation import generate_tokens
 from meshwright.models.linear import router_logits
 from meshwright.models.moe import MoeOps, load_of_layers, moe_layer
-from meshwright.planner import predict
+from meshwright.models.sampling import Sampling
+from meshwright.planner.prediction import predict
 from meshwright.record import merge
-from meshwright.runtime import ShardingContext, build_mesh, initialise
+from meshwright.runtime.arrays import initialise
 from meshwright.runtime.experts.routing import Load, route
-from meshwright.step import Experts, Workload, dropless_padding, parameters
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.step.blocks import moe_block
-from meshwright.training import Optimizer, abstract_state, lower_train_step, train_step
-from meshwright.training.step import abstract_batch
-from meshwright.verification import in_plans_terms
+from meshwright.step.model import Experts
+from meshwright.step.parameter_tree import parameters
+from meshwright.step.token_routing import dropless_padding
+from meshwright.step.workload import Workload
+from meshwright.training.step import abstract_batch, abstract_state, lower_train_step, train_step
+from meshwright.training.update.optimizer import Optimizer
+from meshwright.verification.comparison import in_plans_terms
 
 BATCH, LENGTH = 8, 16
 EXPERTS = Experts(count=8, num_active=2, mlp=32, balance_weight=0.1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.runtime.experts.products import grouped_matmul, grouped_matmul_transposed
-from meshwright.step import expert_blocks
+from meshwright.step.token_routing import expert_blocks
 
 ROWS, EXPERTS, D, F = 256, 4, 8, 12
 """Blocks of 16 rows."""

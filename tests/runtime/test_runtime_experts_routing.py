@@ -7,8 +7,8 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.runtime.experts.routing import probabilities, route
-from meshwright.step import Experts
 from meshwright.step.layer import Routing
+from meshwright.step.model import Experts
 
 COUNT, ACTIVE = 8, 3
 LOGITS = np.random.default_rng(0).normal(0, 2, (5, 7, COUNT)).astype(np.float32)

@@ -10,7 +10,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.runtime import build_mesh
 from meshwright.runtime.attention.blockwise import Keys
 from meshwright.runtime.attention.kernels import (
     chunked_attention,
@@ -20,6 +19,7 @@ from meshwright.runtime.attention.kernels import (
 )
 from meshwright.runtime.attention.ring import zigzag
 from meshwright.runtime.attention.segments import Mask, Segments
+from meshwright.runtime.mesh import build_mesh
 
 MASKS = {
     "causal": (Mask(), False),

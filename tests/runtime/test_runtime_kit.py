@@ -21,18 +21,24 @@ import optax
 import pytest
 from kit_rows import FAMILIES, FINE_TUNING, REPEATED, ROWS, WITHOUT_DROPOUT, Row, covering
 
-from meshwright.cost import argument_bytes
-from meshwright.hardware import parse_system
-from meshwright.hlo import read_hlo
-from meshwright.planner import make_plan
+from meshwright.cost.memory import argument_bytes
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.records import read_hlo
+from meshwright.planner.plan import make_plan
 from meshwright.record import Record
-from meshwright.runtime import ShardingContext, build_mesh, token_order
-from meshwright.step import check_runnable, leaves, rules_of
-from meshwright.step.parameter_tree import CHOICE_BIAS, LORA_B, map_leaves
-from meshwright.training import Optimizer, abstract_state, initial_state, train_step
+from meshwright.runtime.attention.sequence import token_order
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.legality import check_runnable
+from meshwright.step.parameter_tree import CHOICE_BIAS, LORA_B, leaves, map_leaves
+from meshwright.step.rules import rules_of
 from meshwright.training.slots import layer_of_slots
+from meshwright.training.step import abstract_state, initial_state, train_step
+from meshwright.training.update.optimizer import Optimizer
 from meshwright.training.update.skipping import NORM_LIMIT
-from meshwright.verification import Difference, compare, in_plans_terms, static_overhead
+from meshwright.verification.comparison import compare, in_plans_terms
+from meshwright.verification.differences import Difference
+from meshwright.verification.plans import static_overhead
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 from records import KIT, read

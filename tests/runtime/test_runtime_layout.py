@@ -10,10 +10,13 @@ from jax import P
 from jax.sharding import AbstractMesh, AxisType
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import LAYOUT, MeshShape
-from meshwright.runtime import ShardingContext, abstract, build_mesh, initialise, shardings
-from meshwright.step import leaves, local_parameter_shape, parameters
+from meshwright.runtime.arrays import abstract, initialise, shardings
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.parameter_tree import leaves, parameters
+from meshwright.step.rules import local_parameter_shape
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1)
 SHAPE = MeshShape(dp=2, fsdp=2, tp=2)

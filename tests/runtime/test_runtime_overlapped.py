@@ -10,8 +10,9 @@ import pytest
 from jax import P
 
 from meshwright.errors import MeshwrightError
-from meshwright.hlo import parse_hlo, read_collectives
-from meshwright.runtime import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
+from meshwright.hlo.collectives import read_collectives
+from meshwright.hlo.parser import parse_hlo
+from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

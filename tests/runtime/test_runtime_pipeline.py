@@ -17,9 +17,12 @@ from pipelined_layers import (
     run_schedule,
 )
 
-from meshwright.hlo import count_executions, flops_of, parse_hlo, read_hlo
+from meshwright.hlo.flops import flops_of
+from meshwright.hlo.loops import count_executions
+from meshwright.hlo.parser import parse_hlo
+from meshwright.hlo.records import read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.simulate import read_buffers
+from meshwright.simulate.buffers import read_buffers
 from meshwright.step.passes.schedule import Schedule
 
 MATRIX = pytest.mark.matrix

@@ -7,8 +7,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import Chain, Product, ShardedArray, Sizes, Stage, infer, parse
-from meshwright.runtime import MODES, compile_product, make_product_mesh, overlapped_collectives
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.expression import Chain, Product, Stage
+from meshwright.notation.inference import infer
+from meshwright.notation.legality import Sizes
+from meshwright.notation.parser import parse
+from meshwright.runtime.fuse_matmuls import overlapped_collectives
+from meshwright.runtime.modes import MODES
+from meshwright.runtime.product import compile_product, make_product_mesh
 from meshwright.verification.products import check_product
 
 DIMS = {"I": 16, "J": 32, "K": 16, "L": 8}

@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from meshwright.compiler import CompileRequest, compile_in_child
+from meshwright.compiler.compile import compile_in_child
+from meshwright.compiler.program import CompileRequest
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
-from meshwright.hlo import parse_hlo, read_hlo
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.parser import parse_hlo
+from meshwright.hlo.records import read_hlo
 from meshwright.mesh import MeshShape
 from meshwright.runtime.attention.blockwise import Keys
 from meshwright.runtime.attention.ring import ring_attention, zigzag
 from meshwright.runtime.attention.segments import Mask, Segments, any_visible, pairwise_mask
-from meshwright.simulate import simulate
-from meshwright.step import Strategy, Workload
+from meshwright.simulate.schedule import simulate
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

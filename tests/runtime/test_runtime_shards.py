@@ -10,10 +10,11 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.hlo import read_hlo
+from meshwright.hlo.records import read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh
+from meshwright.runtime.mesh import build_mesh
 from meshwright.runtime.replicas import stack_replicas, unstack_replicas
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.runtime.shards import on_shards
 
 NEXT = [(0, 1), (1, 0)]

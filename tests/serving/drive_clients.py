@@ -32,13 +32,15 @@ def make(directory: Path) -> None:
     """Write a small model of bytes with this template."""
     import jax
 
-    from meshwright.families import PRESETS
-    from meshwright.hardware import parse_system
-    from meshwright.inference import LoadedModel
+    from meshwright.families.registry import PRESETS
+    from meshwright.hardware.system import parse_system
+    from meshwright.inference.loaded import LoadedModel
     from meshwright.mesh import MeshShape
-    from meshwright.runtime import ShardingContext, build_mesh, initialise
-    from meshwright.step import parameters
-    from meshwright.text import byte_tokenizer
+    from meshwright.runtime.arrays import initialise
+    from meshwright.runtime.mesh import build_mesh
+    from meshwright.runtime.sharding_context import ShardingContext
+    from meshwright.step.parameter_tree import parameters
+    from meshwright.text.tokenizer import byte_tokenizer
 
     config, shape = PRESETS["tiny"], MeshShape()
     devices = build_mesh(shape, jax.devices()[:1])

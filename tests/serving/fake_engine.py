@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from meshwright.errors import MeshwrightError
 from meshwright.serving.request import ClosedError, Output, OutputCallback, OverloadedError, Request, TokenLogprob
 from meshwright.serving.stats import Stats
-from meshwright.text import Tokenizer, TokenStream
+from meshwright.text.tokenizer import Tokenizer, TokenStream
 
 ANSWER = "Grüße, world! 東京 is a city. "
 

@@ -10,9 +10,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from serving_cases import alone, answers, drawn_model, tokens_of
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.runtime import use_compile_cache
+from meshwright.runtime.compile_cache import use_compile_cache
 from meshwright.serving.engine import Engine
 from meshwright.serving.request import Request
 from meshwright.serving.settings import EngineSettings

@@ -14,9 +14,9 @@ from serving_cases import alone, answers, drawn_model, greedy_requests, prompts_
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.models import Sampling
+from meshwright.models.sampling import Sampling
 from meshwright.serving.decode_stats import show_means
 from meshwright.serving.engine import Engine
 from meshwright.serving.request import ClosedError, Constraint, OverloadedError, Request

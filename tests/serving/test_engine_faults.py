@@ -8,9 +8,9 @@ import pytest
 from serving_cases import answers, drawn_model, tokens_of
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.inference.stream import GrowingText
-from meshwright.models import Sampling
+from meshwright.models.sampling import Sampling
 from meshwright.serving import active_request
 from meshwright.serving import engine as engines
 from meshwright.serving.active_request import ActiveRequest

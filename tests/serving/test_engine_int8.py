@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from serving_cases import answers, drawn_model, greedy_requests, prompts_of, tokens_of
 
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models.int8_weights import Int8Weight, in_int8, layer_weights
 from meshwright.serving.engine import Engine

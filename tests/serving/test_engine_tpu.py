@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from serving_cases import answers, drawn_model, greedy_requests, prompts_of, tokens_of
 
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.models import stationary
 from meshwright.serving.engine import Engine

@@ -19,7 +19,7 @@ from meshwright.cli.main import main
 from meshwright.serving.front.app import Front
 from meshwright.serving.http.server import HttpServer
 from meshwright.serving.http.service import ApiKey, Limits, ServerState
-from meshwright.text import byte_tokenizer
+from meshwright.text.tokenizer import byte_tokenizer
 
 LLAMA = Path(__file__).parents[1] / "goldens" / "llama"
 OUTER = ApiKey("outer", Limits(prompt_tokens=8))

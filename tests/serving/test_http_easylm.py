@@ -9,7 +9,7 @@ from fake_engine import ANSWER, FakeEngine, token_logprob
 from started import started
 
 from meshwright.serving.http.easylm.loglikelihood import windows
-from meshwright.text import byte_tokenizer
+from meshwright.text.tokenizer import byte_tokenizer
 
 CONTEXT = 32
 

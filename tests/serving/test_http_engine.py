@@ -11,8 +11,8 @@ import pytest
 from serving_cases import alone, drawn_model
 from started import serving
 
-from meshwright.families import PRESETS
-from meshwright.models import GREEDY, Sampling
+from meshwright.families.registry import PRESETS
+from meshwright.models.sampling import GREEDY, Sampling
 from meshwright.serving.engine import Engine
 from meshwright.serving.http.service import Service
 from meshwright.serving.request import Request

@@ -11,7 +11,7 @@ from serving_cases import drawn_model
 from started import serving
 from test_http_fuzz import check_answer, mostly, paths, values
 
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.serving.engine import Engine
 from meshwright.serving.http.service import Limits, Service
 from meshwright.serving.settings import EngineSettings

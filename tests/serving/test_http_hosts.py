@@ -8,7 +8,7 @@ from started import started
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.hosts import check_cors, check_hosts, refuse_foreign
 from meshwright.serving.http.service import ApiKey
-from meshwright.text import byte_tokenizer
+from meshwright.text.tokenizer import byte_tokenizer
 
 EVIL = {"host": "evil.com:8811", "origin": "http://evil.com:8811"}
 

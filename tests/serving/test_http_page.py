@@ -21,7 +21,7 @@ from meshwright.serving.http.metrics import MEAN_GAUGES
 from meshwright.serving.http.openai.generation import MAX_LOGIT_BIASES
 from meshwright.serving.http.service import ApiKey, Limits
 from meshwright.serving.request import MOST_LOGPROBS
-from meshwright.text import byte_tokenizer
+from meshwright.text.tokenizer import byte_tokenizer
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 

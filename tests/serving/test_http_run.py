@@ -22,7 +22,7 @@ from started import http_server, started
 from meshwright.errors import MeshwrightError
 from meshwright.serving.http.api_keys import parse_api_keys
 from meshwright.serving.http.service import ApiKey, Limits, Service
-from meshwright.text import byte_tokenizer
+from meshwright.text.tokenizer import byte_tokenizer
 
 LONG = {"prompt": "a", "max_tokens": 500, "temperature": 0}
 

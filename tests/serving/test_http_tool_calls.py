@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from meshwright.serving.grammars import compile_grammar, read_vocabulary
 from meshwright.serving.http.openai.messages import Tool
 from meshwright.serving.http.openai.tool_calls import ToolParser, call_constraint
-from meshwright.text import byte_tokenizer_files
+from meshwright.text.byte_files import byte_tokenizer_files
 from meshwright.text.tokenizer import _FromFile
 
 TAGGED = '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'

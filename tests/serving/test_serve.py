@@ -16,8 +16,8 @@ import openai
 import pytest
 from serving_cases import alone, drawn_model
 
-from meshwright.families import PRESETS
-from meshwright.models import GREEDY
+from meshwright.families.registry import PRESETS
+from meshwright.models.sampling import GREEDY
 from meshwright.serving.request import Request
 
 GOLDENS = Path(__file__).parents[1] / "goldens"

@@ -8,10 +8,10 @@ from serving_cases import drawn_model
 
 from meshwright.cli.loading import note_advised_mesh
 from meshwright.cli.serve.command import _print_layout
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import best_serving_plan
+from meshwright.planner.serving.search import best_serving_plan
 from meshwright.serving.engine import Engine
 from meshwright.serving.settings import EngineSettings
 

@@ -6,8 +6,9 @@ import pytest
 from serving_cases import drawn_model
 
 from meshwright.cli.main import main
-from meshwright.families import PRESETS
-from meshwright.planner import best_serving_plan, write_serving_plan
+from meshwright.families.registry import PRESETS
+from meshwright.planner.serving.plan import write_serving_plan
+from meshwright.planner.serving.search import best_serving_plan
 from meshwright.serving.settings import EngineSettings
 
 MODEL = replace(PRESETS["tiny"], num_layers=1)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-import meshwright.text
 from meshwright.errors import MeshwrightError
 from meshwright.serving import constraints
 from meshwright.serving.constraints import MOST_SOURCE, ConstraintCompiler
 from meshwright.serving.request import Constraint
-from meshwright.text import byte_tokenizer, read_tokenizer
+from meshwright.text import tokenizer as text_tokenizer
+from meshwright.text.tokenizer import byte_tokenizer, read_tokenizer
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 VOCAB = 900
@@ -237,7 +237,7 @@ def test_a_tokenizer_of_whole_words_cannot_constrain(tmp_path):
     made = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     made.save(str(tmp_path / "tokenizer.json"))
     tokenizer = read_tokenizer(tmp_path, vocab=2)
-    assert isinstance(tokenizer, meshwright.text.Tokenizer)
+    assert isinstance(tokenizer, text_tokenizer.Tokenizer)
     with pytest.raises(MeshwrightError, match="only those of byte-level and SentencePiece"):
         ConstraintCompiler(tokenizer).matcher(Constraint("regex", "a"))
 

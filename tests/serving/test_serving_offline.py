@@ -12,8 +12,8 @@ import pytest
 from serving_cases import alone, drawn_model
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.models import Sampling
+from meshwright.families.registry import PRESETS
+from meshwright.models.sampling import Sampling
 from meshwright.serving.engine import Engine
 from meshwright.serving.offline import PromptFile, answer_file
 from meshwright.serving.request import Request

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.models import Sampling
+from meshwright.models.sampling import Sampling
 from meshwright.serving.followers import decode_work, encode_work, follow
 from meshwright.serving.programs import Shape
 from meshwright.serving.runner import RowChange, Work

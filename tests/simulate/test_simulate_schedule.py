@@ -6,16 +6,21 @@ import math
 import pytest
 import toy_programs as toys
 
-from meshwright.cost import collective_efficiency, collective_seconds
 from meshwright.cost.rates.achieved import HBM_SHARE
 from meshwright.cost.rates.attention import tpu_kernel_share
+from meshwright.cost.rates.collective import collective_seconds
+from meshwright.cost.rates.links import collective_efficiency
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import lay_mesh, parse_system
-from meshwright.hlo import count_flops, parse_hlo, read_collectives
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.collectives import read_collectives
+from meshwright.hlo.flops import count_flops
+from meshwright.hlo.parser import parse_hlo
 from meshwright.mesh import MeshShape
 from meshwright.record import PHASES, Kind
-from meshwright.simulate import COMPUTE, simulate
+from meshwright.simulate.events import COMPUTE
 from meshwright.simulate.op_seconds import clock_hertz
+from meshwright.simulate.schedule import simulate
 
 V5E, H100 = parse_system("v5e:4x4"), parse_system("h100:8")
 MESH = {"fsdp": 4, "tp": 4}

@@ -4,10 +4,12 @@ import json
 import pytest
 import toy_programs as toys
 
-from meshwright.hardware import parse_system
-from meshwright.hlo import parse_hlo
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.parser import parse_hlo
 from meshwright.mesh import MeshShape
-from meshwright.simulate import COMPUTE, Schedule, simulate, trace, write_trace
+from meshwright.simulate.events import COMPUTE
+from meshwright.simulate.perfetto import trace, write_trace
+from meshwright.simulate.schedule import Schedule, simulate
 
 
 @pytest.fixture(scope="module")

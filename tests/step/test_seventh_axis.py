@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import meshwright
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
-from meshwright.planner import find_best
-from meshwright.step import Workload
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
+from meshwright.planner.search import find_best
+from meshwright.step.workload import Workload
 
 PACKAGE = Path(meshwright.__file__).parent
 

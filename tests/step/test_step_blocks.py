@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.models.layer import LOWERINGS
 from meshwright.step.blocks import layers, program
 from meshwright.step.layer import Attention, Combine, Lookup, Rotary

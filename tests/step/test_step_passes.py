@@ -4,14 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.families import PRESETS
 from meshwright.families.adapters import with_adapters
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.notation import Chain, Communicate, Sizes, Stage, infer
-from meshwright.notation import Product as Einsum
-from meshwright.step import REMATS, Experts, Strategy, Workload, ir
+from meshwright.notation.expression import Chain, Stage
+from meshwright.notation.expression import Product as Einsum
+from meshwright.notation.inference import infer
+from meshwright.notation.legality import Sizes
+from meshwright.notation.steps import Communicate
+from meshwright.step import ir
 from meshwright.step.blocks import program
 from meshwright.step.ir import Array, Dim, Matmul, Region
+from meshwright.step.model import Experts
 from meshwright.step.passes.differentiate import backward_ops, gathers, scatters, sums
 from meshwright.step.passes.microbatch import extents_of
 from meshwright.step.passes.nodes import Core, Move, Product, Vector, Weight, moves_between
@@ -19,7 +23,9 @@ from meshwright.step.passes.optimizer import update_moves
 from meshwright.step.passes.pipeline import EMBEDDING, LOGITS, repeats, stage_moves
 from meshwright.step.passes.rematerialize import recomputed
 from meshwright.step.passes.shard import shard_stack
+from meshwright.step.strategy import Strategy
 from meshwright.step.train import STAGED, layout_of, train_step
+from meshwright.step.workload import REMATS, Workload
 
 LLAMA = PRESETS["llama3-8b"]
 REGION = Region("layers")

@@ -7,16 +7,24 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import model_flops, step_collectives, step_flops, step_memory
+from meshwright.cost.comm_volume import step_collectives
+from meshwright.cost.flops import model_flops, step_flops
+from meshwright.cost.memory import step_memory
 from meshwright.cost.table import op_table
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import find_best, make_plan, predict, rank
+from meshwright.planner.plan import make_plan
+from meshwright.planner.prediction import predict
+from meshwright.planner.search import find_best, rank
 from meshwright.planner.space import whole_space
 from meshwright.record import merge
-from meshwright.step import DEFAULT, ProgramModel, Strategy, Workload, check_mesh, check_runnable, num_parameters
 from meshwright.step.layer import Add, Block, CrossEntropy, DotProduct, Gated, Linear, Lookup, Program, Stack
+from meshwright.step.legality import check_mesh, check_runnable
+from meshwright.step.model import ProgramModel
+from meshwright.step.parameter_tree import num_parameters
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 
 ROWS, WIDTH = 1 << 17, 512
 """Of the table of embeddings."""

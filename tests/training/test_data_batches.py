@@ -13,19 +13,25 @@ from data_files import write_lines, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.data import Document, Tokenizing, find_encoder, find_files, tokenize
+from meshwright.data.document import Document
+from meshwright.data.encoding import find_encoder
+from meshwright.data.sources import find_files
+from meshwright.data.tokenizing import Tokenizing, tokenize
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.runtime import build_mesh
-from meshwright.step import Workload
-from meshwright.text import read_tokenizer
-from meshwright.training.data import Batches, DataConfig, open_data, tokenize_sources
+from meshwright.runtime.mesh import build_mesh
+from meshwright.step.workload import Workload
+from meshwright.text.tokenizer import read_tokenizer
+from meshwright.training.data.batches import Batches
+from meshwright.training.data.config import DataConfig
 from meshwright.training.data.held_out import split
 from meshwright.training.data.mixture import Mixture
 from meshwright.training.data.packing import pack, pieces
 from meshwright.training.data.row_index import read_row_index, write_row_index
 from meshwright.training.data.rows import DocumentRows
+from meshwright.training.data.run_data import open_data
+from meshwright.training.data.stores import tokenize_sources
 from meshwright.training.data.text_files import TextBytes
 
 SEQ_LEN, BATCH = 16, 8

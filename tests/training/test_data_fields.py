@@ -10,14 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshwright as mw
-from meshwright.data import Tokenizing, find_encoder, find_files, parse_templates, tokenize
+from meshwright.data.encoding import find_encoder
+from meshwright.data.sources import find_files
+from meshwright.data.template import parse_templates
+from meshwright.data.tokenizing import Tokenizing, tokenize
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.planner import plan_to_run
-from meshwright.step import Workload
-from meshwright.training import new_run, read_metrics
-from meshwright.training.data import DataConfig, check_templates, open_data
-from meshwright.training.run_directory.run import config_from_data, read_config
+from meshwright.families.registry import PRESETS
+from meshwright.planner.library import plan_to_run
+from meshwright.step.workload import Workload
+from meshwright.training.data.config import DataConfig
+from meshwright.training.data.run_data import check_templates, open_data
+from meshwright.training.library import new_run
+from meshwright.training.run_directory.run import config_from_data, read_config, read_metrics
 from meshwright.training.settings import with_settings
 
 WORKLOAD = Workload(model=replace(PRESETS["tiny"], vocab=300), batch=2, seq_len=16)

@@ -13,21 +13,16 @@ from data_files import write_arrow, write_lines, write_parquet, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.data import (
-    PreferencePairs,
-    Tokenizing,
-    TokenStore,
-    find_encoder,
-    find_files,
-    find_source,
-    parse_sources,
-    tokenize,
-    tokenizing,
-)
 from meshwright.data import records as records_module
+from meshwright.data import tokenizing
+from meshwright.data.encoding import find_encoder
+from meshwright.data.sources import find_files, find_source, parse_sources
+from meshwright.data.store import PreferencePairs, TokenStore
 from meshwright.data.template import parse_fields
+from meshwright.data.tokenizing import Tokenizing, tokenize
 from meshwright.errors import MeshwrightError
-from meshwright.text import chat_examples, read_tokenizer
+from meshwright.text.chat import chat_examples
+from meshwright.text.tokenizer import read_tokenizer
 
 RECORDS = [
     {"question": f"{n} + {n}?", "prompt": "Think.", "answer": str(n + n), "text": f"text {n} é"} for n in range(11)

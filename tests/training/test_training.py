@@ -10,22 +10,17 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.step import Workload
-from meshwright.training import (
-    Checkpoints,
-    Optimizer,
-    RunConfig,
-    RunStoppedError,
-    abstract_state,
-    read_config,
-    read_metrics,
-    train,
-)
-from meshwright.training.run_directory.run import begin_run
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.workload import Workload
+from meshwright.training.library import train
+from meshwright.training.run_directory.checkpoint import Checkpoints
+from meshwright.training.run_directory.run import RunConfig, RunStoppedError, begin_run, read_config, read_metrics
 from meshwright.training.run_directory.saving import Saving
+from meshwright.training.step import abstract_state
+from meshwright.training.update.optimizer import Optimizer
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1), batch=8, seq_len=32, compute_dtype="f32"
@@ -115,7 +110,7 @@ def test_a_run_that_has_taken_its_steps_says_so(unbroken):
 
 
 def test_what_is_measured_is_the_median_step_of_the_mesh(unbroken):
-    from meshwright.training import measured
+    from meshwright.training.run_record import measured
 
     times = sorted(row["step_seconds"] for row in read_metrics(unbroken)[1:])
     record = measured(CONFIG, read_metrics(unbroken))

@@ -11,19 +11,17 @@ import pytest
 import tiny_run
 
 from meshwright.errors import MeshwrightError
-from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.step import Strategy
-from meshwright.training import (
-    Checkpoints,
-    abstract_state,
-    allowed_differences,
-    read_metrics,
-    resumed_run,
-    run_steps,
-)
-from meshwright.training.data import DataConfig
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.strategy import Strategy
+from meshwright.training.data.config import DataConfig
+from meshwright.training.library import allowed_differences
+from meshwright.training.loop import run_steps
+from meshwright.training.run_directory.checkpoint import Checkpoints
 from meshwright.training.run_directory.compatible import identity_differences, read_allowed
-from meshwright.training.run_directory.run import begin_run, read_config
+from meshwright.training.run_directory.resume import resumed_run
+from meshwright.training.run_directory.run import begin_run, read_config, read_metrics
+from meshwright.training.step import abstract_state
 
 CONFIG = replace(tiny_run.CONFIG, steps=2)
 BF16 = replace(CONFIG, workload=replace(CONFIG.workload, param_dtype="bf16"))

@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from meshwright.mesh import MeshShape
-from meshwright.runtime import build_mesh
+from meshwright.runtime.mesh import build_mesh
 from meshwright.training.compiler import compiler_options
 
 TOLD = {

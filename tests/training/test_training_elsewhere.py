@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 
-from meshwright.data import FileSource
+from meshwright.data.sources import FileSource
 from meshwright.errors import MeshwrightError
-from meshwright.planner import plan_to_run
-from meshwright.training import new_run, resumed_run
-from meshwright.training.data import open_data
+from meshwright.planner.library import plan_to_run
+from meshwright.training.data.run_data import open_data
+from meshwright.training.library import new_run
+from meshwright.training.run_directory.resume import resumed_run
 from meshwright.training.run_directory.run import begin_run
 
 

@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.step import DEFAULT, Strategy, Workload, rules_of
-from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_metrics, train, train_step
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.rules import rules_of
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 from meshwright.training.compiler import compiler_options
-from meshwright.training.data import DataConfig
+from meshwright.training.data.config import DataConfig
 from meshwright.training.gradients import evaluated_means, loss_and_gradients
-from meshwright.training.watch import Evaluator
+from meshwright.training.library import train
+from meshwright.training.run_directory.run import RunConfig, read_metrics
+from meshwright.training.step import abstract_state, initial_state, train_step
+from meshwright.training.update.optimizer import Optimizer
+from meshwright.training.watch.evaluation import Evaluator
 from meshwright.training.watching import EvaluationConfig
 
 WORKLOAD = Workload(

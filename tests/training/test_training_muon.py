@@ -9,16 +9,20 @@ import optax
 import pytest
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from meshwright.cost import step_flops, step_memory
-from meshwright.cost.flops import update_flops
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.cost.flops import step_flops, update_flops
+from meshwright.cost.memory import step_memory
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan
-from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.step import Experts, Strategy, Workload, leaves, parameters
+from meshwright.planner.plan import make_plan
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.model import Experts
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.passes.muon import matrix_counts, matrix_of
-from meshwright.training import Optimizer
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
+from meshwright.training.update.optimizer import Optimizer
 from meshwright.training.update.transformation import transformation
 
 MODEL = replace(PRESETS["tiny"], embed=16, mlp=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, vocab=32)

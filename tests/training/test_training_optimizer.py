@@ -10,24 +10,21 @@ import optax
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.step import Strategy, Workload, leaves, parameters
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.patterns import check_patterns, matches
-from meshwright.training import (
-    Optimizer,
-    RunConfig,
-    RunStoppedError,
-    initial_state,
-    read_metrics,
-    run_steps,
-    train_step,
-)
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
+from meshwright.training.loop import run_steps
+from meshwright.training.run_directory.run import RunConfig, RunStoppedError, read_metrics
 from meshwright.training.run_directory.saving import Saving
+from meshwright.training.step import initial_state, train_step
 from meshwright.training.update import bad_steps
 from meshwright.training.update.bad_steps import DELAY, FEWEST, NormLimits
-from meshwright.training.update.optimizer import check_optimizer_options, default_warmup, optimizer_from_data
+from meshwright.training.update.optimizer import Optimizer, check_optimizer_options, default_warmup, optimizer_from_data
 from meshwright.training.update.skipping import NORM_LIMIT
 from meshwright.training.update.transformation import transformation
 

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from meshwright import plan
-from meshwright.cost import reference_collectives, step_flops, step_memory
+from meshwright.cost.comm_volume import reference_collectives
+from meshwright.cost.flops import step_flops
+from meshwright.cost.memory import step_memory
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan
-from meshwright.step import DEFAULT, Strategy, Workload
+from meshwright.planner.plan import make_plan
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 from meshwright.training.data.pairs import load_pairs
 from meshwright.training.preference.loss import Preference
 

@@ -9,16 +9,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
-from meshwright.hlo import parse_hlo, read_hlo
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.parser import parse_hlo
+from meshwright.hlo.records import read_hlo
 from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan, predict
-from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.step import DEFAULT, Strategy, Workload, leaves, parameters, rules_of
-from meshwright.training import Optimizer, RunConfig, lower_train_step, read_metrics, train
+from meshwright.planner.plan import make_plan
+from meshwright.planner.prediction import predict
+from meshwright.runtime.arrays import initialise
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.parameter_tree import leaves, parameters
+from meshwright.step.rules import rules_of
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 from meshwright.training.gradients import loss_and_gradients
-from meshwright.verification import Difference, in_plans_terms, verify
+from meshwright.training.library import train
+from meshwright.training.run_directory.run import RunConfig, read_metrics
+from meshwright.training.step import lower_train_step
+from meshwright.training.update.optimizer import Optimizer
+from meshwright.verification.comparison import in_plans_terms
+from meshwright.verification.differences import Difference
+from meshwright.verification.library import verify
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=4, num_kv_heads=4, head_dim=16)
 BF16 = Workload(model=MODEL, batch=16, seq_len=16, compute_dtype="bf16")

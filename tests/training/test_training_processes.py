@@ -15,10 +15,10 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
-from meshwright.processes import Processes
-from meshwright.runtime import claim_devices
-from meshwright.training.watch import read_profile
+from meshwright.hardware.system import parse_system
+from meshwright.processes.options import Processes
+from meshwright.runtime.devices import claim_devices
+from meshwright.training.watch.profile import read_profile
 from meshwright.viz.report import report
 
 TEXT = "".join(f"{number} squared is {number**2}.\n" for number in range(400))

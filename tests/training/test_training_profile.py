@@ -12,21 +12,25 @@ import jax
 import pytest
 
 import meshwright as mw
-from meshwright.cost import dropless_padding_collectives
+from meshwright.cost.comm_volume import dropless_padding_collectives
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.hlo import parse_hlo
+from meshwright.families.registry import PRESETS
+from meshwright.hlo.parser import parse_hlo
 from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan
+from meshwright.planner.plan import make_plan
 from meshwright.record import Collective, Record, record_from_json
-from meshwright.step import Strategy, Workload
-from meshwright.training import Optimizer, RunConfig, run_steps, train
-from meshwright.training.watch import Profiler, parse_profile, read_profile
-from meshwright.training.watch.profile import by_device, join_traces
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
+from meshwright.training.library import train
+from meshwright.training.loop import run_steps
+from meshwright.training.run_directory.run import RunConfig
+from meshwright.training.update.optimizer import Optimizer
+from meshwright.training.watch.profile import Profiler, by_device, join_traces, parse_profile, read_profile
 from meshwright.training.watch.trace import DeviceTrace, measured_step
 from meshwright.training.watching import WatchConfig
-from meshwright.verification import compare_profile, plan_and_measured
 from meshwright.verification.comparison import compare, in_plans_terms
+from meshwright.verification.library import plan_and_measured
+from meshwright.verification.profiles import compare_profile
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=2), batch=8, seq_len=32, compute_dtype="f32"

@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan, write_plan
-from meshwright.step import Workload
-from meshwright.training import Optimizer, RunConfig, resumed_run, run_steps, run_to_resume
+from meshwright.planner.plan import make_plan, write_plan
+from meshwright.step.workload import Workload
 from meshwright.training.interrupt import interruptions
-from meshwright.training.run_directory.run import begin_run
+from meshwright.training.library import run_to_resume
+from meshwright.training.loop import run_steps
+from meshwright.training.run_directory.resume import resumed_run
+from meshwright.training.run_directory.run import RunConfig, begin_run
+from meshwright.training.update.optimizer import Optimizer
 
 CONFIG = RunConfig(
     workload=Workload(model=PRESETS["tiny"], batch=8, seq_len=16, compute_dtype="f32"),

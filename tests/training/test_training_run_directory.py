@@ -17,17 +17,27 @@ import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.hardware.load import DATA
-from meshwright.planner import PlanOptions
-from meshwright.step import Strategy
+from meshwright.planner.options import PlanOptions
 from meshwright.step.model import Family
-from meshwright.training import Checkpoints, Optimizer, RunStoppedError, read_metrics, resumed_run, run_steps
+from meshwright.step.strategy import Strategy
 from meshwright.training.data.config import DataConfig
+from meshwright.training.loop import run_steps
+from meshwright.training.run_directory.checkpoint import Checkpoints
 from meshwright.training.run_directory.checksums import find_damage, write_checksums
 from meshwright.training.run_directory.compatible import config_differences
 from meshwright.training.run_directory.lock import RunLock
-from meshwright.training.run_directory.run import begin_run, config_from_data, read_config, repair_lines
+from meshwright.training.run_directory.resume import resumed_run
+from meshwright.training.run_directory.run import (
+    RunStoppedError,
+    begin_run,
+    config_from_data,
+    read_config,
+    read_metrics,
+    repair_lines,
+)
 from meshwright.training.run_directory.saving import Saving
 from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
+from meshwright.training.update.optimizer import Optimizer
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=2))
 

@@ -7,8 +7,10 @@ import tiny_run
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import append_line
-from meshwright.training import Checkpoints, RunStoppedError, read_metrics, run_steps
+from meshwright.training.loop import run_steps
 from meshwright.training.run_directory import checkpoint as checkpoint_module
+from meshwright.training.run_directory.checkpoint import Checkpoints
+from meshwright.training.run_directory.run import RunStoppedError, read_metrics
 from meshwright.training.run_directory.saver import Saver
 from meshwright.training.run_directory.saving import Saving
 from meshwright.training.settings import with_settings

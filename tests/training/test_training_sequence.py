@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.step import Strategy, Workload
-from meshwright.training import Optimizer, RunConfig, read_metrics, train
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
+from meshwright.training.library import train
+from meshwright.training.run_directory.run import RunConfig, read_metrics
+from meshwright.training.update.optimizer import Optimizer
 
 CONFIG = RunConfig(
     workload=Workload(

@@ -9,13 +9,21 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.step import Strategy, Workload, check_runnable, leaves, rules_of
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.legality import check_runnable
+from meshwright.step.parameter_tree import leaves
 from meshwright.step.passes.schedule import slot_layers
-from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_metrics, train
+from meshwright.step.rules import rules_of
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
+from meshwright.training.library import train
+from meshwright.training.run_directory.run import RunConfig, read_metrics
 from meshwright.training.slots import in_order, to_order, to_stage_layout
+from meshwright.training.step import abstract_state, initial_state
+from meshwright.training.update.optimizer import Optimizer
 
 MODEL = replace(PRESETS["tiny"], num_layers=5, embed=32, mlp=32, num_heads=2, num_kv_heads=2, head_dim=8)
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=8, compute_dtype="f32")

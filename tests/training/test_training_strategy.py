@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.step import DEFAULT, Strategy, Workload, check_runnable
-from meshwright.training import Optimizer, RunConfig, abstract_state, initial_state, read_config, train, train_step
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.legality import check_runnable
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
+from meshwright.training.library import train
+from meshwright.training.run_directory.run import RunConfig, read_config
+from meshwright.training.step import abstract_state, initial_state, train_step
+from meshwright.training.update.optimizer import Optimizer
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1)
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=16, compute_dtype="f32")

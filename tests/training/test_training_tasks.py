@@ -14,16 +14,17 @@ from tiny_run import CONFIG
 
 from meshwright.cli.main import main
 from meshwright.errors import MeshwrightError
-from meshwright.inference import LoadedModel
+from meshwright.inference.loaded import LoadedModel
 from meshwright.mesh import MeshShape
 from meshwright.planner.options import read_adapters
-from meshwright.runtime import build_mesh
-from meshwright.step import Strategy
-from meshwright.training import read_metrics, run_steps
-from meshwright.training.data import DataConfig
+from meshwright.runtime.mesh import build_mesh
+from meshwright.step.strategy import Strategy
+from meshwright.training.data.config import DataConfig
+from meshwright.training.loop import run_steps
+from meshwright.training.run_directory.run import read_metrics
 from meshwright.training.run_directory.saving import Saving
 from meshwright.training.settings import with_settings
-from meshwright.training.watch import Tasks
+from meshwright.training.watch.tasks import Tasks
 from meshwright.training.watching import EvaluationConfig
 
 QUESTIONS = 60

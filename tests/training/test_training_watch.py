@@ -10,14 +10,16 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
-from meshwright.step import Workload
-from meshwright.training import Optimizer, RunConfig, read_metrics, train
+from meshwright.step.workload import Workload
+from meshwright.training.library import train
+from meshwright.training.run_directory.run import RunConfig, read_metrics
 from meshwright.training.run_directory.saving import Saving
-from meshwright.training.watch import ACCOUNTS, RunLog, goodput, read_restarts
-from meshwright.training.watch.log import scalars
+from meshwright.training.update.optimizer import Optimizer
+from meshwright.training.watch.goodput import ACCOUNTS, goodput, read_restarts
+from meshwright.training.watch.log import RunLog, scalars
 from meshwright.training.watching import WatchConfig
 
 WORKLOAD = Workload(

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.step import Workload
-from meshwright.training import Optimizer, RunConfig
+from meshwright.step.workload import Workload
+from meshwright.training.run_directory.run import RunConfig
+from meshwright.training.update.optimizer import Optimizer
 
 CONFIG = RunConfig(
     workload=Workload(

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.notation import Sizes, infer, parse
+from meshwright.notation.inference import infer
+from meshwright.notation.legality import Sizes
+from meshwright.notation.parser import parse
 from meshwright.verification.products import check_product
 
 MODES = ("auto", "explicit", "manual")

@@ -6,14 +6,17 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import load_model
-from meshwright.hardware import parse_system
+from meshwright.families.load import load_model
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan
+from meshwright.planner.plan import make_plan
 from meshwright.record import Collective, Record
-from meshwright.step import Strategy, Workload
-from meshwright.verification import Cause, Difference, Row, StaticOverhead, compare, verify
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
+from meshwright.verification.comparison import Row, StaticOverhead, compare
+from meshwright.verification.differences import Cause, Difference
 from meshwright.verification.explain import explain
+from meshwright.verification.library import verify
 from meshwright.viz.words import reason
 
 MESH = {"fsdp": 4, "tp": 4}

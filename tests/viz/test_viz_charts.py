@@ -7,12 +7,11 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.errors import MeshwrightError
-from meshwright.families import load_model
-from meshwright.hardware import parse_system
-from meshwright.planner import rank
-from meshwright.step import Workload
-from meshwright.viz import Bar, Limits, write_charts
-from meshwright.viz.charts import lowered, roofline_point
+from meshwright.families.load import load_model
+from meshwright.hardware.system import parse_system
+from meshwright.planner.search import rank
+from meshwright.step.workload import Workload
+from meshwright.viz.charts import Bar, Limits, lowered, roofline_point, write_charts
 
 SYSTEM = parse_system("v5e:4x4")
 LIMITS = Limits(SYSTEM.peak(), SYSTEM.usable_bytes)

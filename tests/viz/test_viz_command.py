@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.cli.show import Args, run
+from meshwright.cli.show.command import Args, run
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.viz import show
+from meshwright.viz.showing import show
 
 MISTAKES = [
     ("A[I_X, J", {}, ", or ] after a dim expected"),

@@ -3,8 +3,11 @@
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import Sizes, parse_array
-from meshwright.viz import every_sharding, holdings_of, show
+from meshwright.notation.array_parser import parse_array
+from meshwright.notation.legality import Sizes
+from meshwright.viz.arrays import every_sharding
+from meshwright.viz.holdings import holdings_of
+from meshwright.viz.showing import show
 
 ELEVEN = [
     "A[I, J]",

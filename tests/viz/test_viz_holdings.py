@@ -12,8 +12,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import ShardedArray, Sizes, parse_array
-from meshwright.viz import holdings_of
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.array_parser import parse_array
+from meshwright.notation.legality import Sizes
+from meshwright.viz.holdings import holdings_of
 
 MESHES = [(1,), (8,), (2, 2), (2, 4), (4, 2), (1, 8), (2, 2, 2), (2, 1, 4), (3, 2), (4, 1, 2)]
 AXES = "XYZ"

@@ -9,13 +9,14 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
-from meshwright.families import load_model
+from meshwright.families.load import load_model
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, abstract
-from meshwright.step import num_parameters, parameters
+from meshwright.runtime.arrays import abstract
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.parameter_tree import num_parameters, parameters
 from meshwright.units import show_bytes
-from meshwright.viz import show
 from meshwright.viz.live import live_holdings, plan_rows, tree_rows, type_text
+from meshwright.viz.showing import show
 
 SPECS = [
     ((8, 8, 6), P("X", ("Y", "Z"))),

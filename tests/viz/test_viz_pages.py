@@ -11,20 +11,22 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "compiled"))
 import toy_programs as toys
 
-from meshwright.compiler import CompiledProgram
-from meshwright.compiler.program import MeshMethod
-from meshwright.families import load_model
-from meshwright.hardware import parse_system
-from meshwright.hlo import Shape, parse_hlo, read_hlo
-from meshwright.inspection import inspect_text
+from meshwright.compiler.program import CompiledProgram, MeshMethod
+from meshwright.families.load import load_model
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.parser import parse_hlo
+from meshwright.hlo.records import read_hlo
+from meshwright.hlo.shapes import Shape
 from meshwright.inspection.checks.duplicate_gathers import GatheredTwice
+from meshwright.inspection.functions import inspect_text
 from meshwright.mesh import MeshShape
-from meshwright.planner import make_plan
+from meshwright.planner.plan import make_plan
 from meshwright.record import Record
-from meshwright.simulate import simulate
-from meshwright.step import Workload
+from meshwright.simulate.schedule import simulate
+from meshwright.step.workload import Workload
 from meshwright.units import show_bytes, show_seconds
-from meshwright.verification import Row, Verification
+from meshwright.verification.comparison import Row
+from meshwright.verification.plans import Verification
 from meshwright.viz.document import Section, html_table, render
 from meshwright.viz.pages import findings_section, inspection_page, verify_page
 from meshwright.viz.sections import collectives_section, memory_section, timeline_section

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.step.passes.schedule import Schedule
-from meshwright.viz import show_pipeline
+from meshwright.viz.showing import show_pipeline
 
 GPIPE = """\
   GPipe: 3 microbatches, 2 stages

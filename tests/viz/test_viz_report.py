@@ -8,11 +8,12 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
-from meshwright.step import Workload
-from meshwright.training import Optimizer, RunConfig
+from meshwright.step.workload import Workload
+from meshwright.training.run_directory.run import RunConfig
+from meshwright.training.update.optimizer import Optimizer
 from meshwright.units import show_percent
 from meshwright.viz.curves import MOST_POINTS, curves, thinned, ticks
 from meshwright.viz.report import report

@@ -4,10 +4,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshwright.hardware import parse_system
-from meshwright.viz import Picture, show, show_ring
+from meshwright.hardware.system import parse_system
 from meshwright.viz.colours import NAMED, fill
 from meshwright.viz.panels import Cell, Panel, Sketch
+from meshwright.viz.showing import Picture, show, show_ring
 from meshwright.viz.torus import torus_sketch
 
 SVG = "{http://www.w3.org/2000/svg}"

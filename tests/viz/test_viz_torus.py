@@ -7,9 +7,10 @@ import pytest
 from jax.experimental import mesh_utils
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import lay_mesh, parse_system
-from meshwright.viz import Picture, device_coordinates
-from meshwright.viz.torus import torus_sketch
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import parse_system
+from meshwright.viz.showing import Picture
+from meshwright.viz.torus import device_coordinates, torus_sketch
 
 AXES = ("dp", "fsdp", "tp")
 

@@ -9,17 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from meshwright.step import (
-    Attention,
-    Dtype,
-    MatmulDtype,
-    Objective,
-    Optimizer,
-    Reference,
-    Remat,
-    SequenceMethod,
-    TpStream,
-)
+from meshwright.step.strategy import Attention, MatmulDtype, Optimizer, SequenceMethod, TpStream
+from meshwright.step.workload import Dtype, Objective, Reference, Remat
 
 
 def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002

@@ -20,11 +20,13 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_outputs, write_file
-from meshwright.planner import rank_serving, read_count, read_serving_plan
+from meshwright.planner.options import read_count
+from meshwright.planner.serving.plan import read_serving_plan
+from meshwright.planner.serving.search import rank_serving
 from meshwright.units import parse_number, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.planner import ServingPoint
+    from meshwright.planner.serving.search import ServingPoint
     from meshwright.serving.load.drive import Load
     from meshwright.serving.load.figures import LoadFigures
     from meshwright.serving.load.requests import LoadRequest

@@ -13,14 +13,14 @@ from meshwright.cli.tables import console, show, table
 from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.cli.words import spelled
+from meshwright.cli.words.spell import spelled
 from meshwright.errors import MeshwrightError
 from meshwright.units import show_estimate
 
 if TYPE_CHECKING:
-    from meshwright.inference import Score, TaskResult
-    from meshwright.inference.tasks import TaskFigures
-    from meshwright.loading import Found
+    from meshwright.inference.scoring import Score
+    from meshwright.inference.tasks import TaskFigures, TaskResult
+    from meshwright.loading.library import Found
 
 EXAMPLES = (
     "meshwright eval runs/tiny --data README.md docs",
@@ -50,9 +50,10 @@ def run(args: Args) -> int:
     if (args.task is None) == (not args.data):
         raise MeshwrightError("eval needs one of --data (texts) and --task (questions of multiple choice)")
     with waiting("loading JAX"):
-        from meshwright.inference import answer, read_task, total
-        from meshwright.loading import find_model
-        from meshwright.training import read_texts
+        from meshwright.inference.scoring import total
+        from meshwright.inference.tasks import answer, read_task
+        from meshwright.loading.library import find_model
+        from meshwright.training.data.texts import read_texts
 
     as_json, compile_cache, found = (
         args.json,

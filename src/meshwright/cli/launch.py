@@ -12,14 +12,16 @@ from typing import Annotated, Any
 
 import tyro
 
-from meshwright.cli import serve, train
 from meshwright.cli.arguments import option, positional
 from meshwright.cli.processes import devices_per_process, process_environments
+from meshwright.cli.serve.args import Args as ServeArgs
+from meshwright.cli.train.args import Args as TrainArgs
 from meshwright.cli.typed import check_all_read
-from meshwright.cli.words import canonical, read_words, without_options
+from meshwright.cli.words.read import canonical, read_words, without_options
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, make_system
-from meshwright.planner import plan_to_run, read_system
+from meshwright.hardware.system import System, make_system
+from meshwright.planner.library import plan_to_run
+from meshwright.planner.options import read_system
 
 EXAMPLES = (
     "meshwright launch -n 4 -- train tiny --on cpu:8 --batch 16 --seq-len 128 -o runs/four",
@@ -83,7 +85,7 @@ def run(args: Args) -> int:
     The exit code is process 0's, or 1 where one was lost for good.
     """
     words, said = _words(args.command)
-    if isinstance(said, serve.Args):
+    if isinstance(said, ServeArgs):
         return _serve(args, words, said)
     if args.manifest.slurm or args.manifest.jobset or args.manifest.tpu_vm:
         return _write_manifest(args, words, said)
@@ -110,9 +112,9 @@ def run(args: Args) -> int:
     return _supervise(args, words_of, directory, system, least)
 
 
-def _serve(args: Args, words: Sequence[str], said: serve.Args) -> int:
+def _serve(args: Args, words: Sequence[str], said: ServeArgs) -> int:
     """Serve by several processes; if one is lost, all are restarted."""
-    from meshwright.loading import find_model
+    from meshwright.loading.library import find_model
 
     if said.replicas != 1:
         raise MeshwrightError(
@@ -133,7 +135,7 @@ def _supervise(
     why: str = "here",
 ) -> int:
     """Run the processes of a job; its exit code."""
-    from meshwright.launch import Job, supervise
+    from meshwright.launch.supervisor import Job, supervise
 
     here, each = args.processes, devices_per_process(system, args.processes.num_processes)
     job = Job(
@@ -156,10 +158,11 @@ def _supervise(
     return supervise(job, say)
 
 
-def _write_manifest(args: Args, words: Sequence[str], said: train.Args) -> int:
+def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
     """Write a cluster's job that runs a command and restarts it if a machine is lost."""
     from meshwright.files import write_file
-    from meshwright.launch import SAVE_SECONDS, jobset, machines_of, slurm, tpu_vm
+    from meshwright.launch.machines import machines_of
+    from meshwright.launch.manifests import SAVE_SECONDS, jobset, slurm, tpu_vm
 
     here, restarts = args.manifest, args.processes.restarts
     if here.slurm + here.jobset + here.tpu_vm > 1:
@@ -187,13 +190,13 @@ def _write_manifest(args: Args, words: Sequence[str], said: train.Args) -> int:
     return 0
 
 
-def _again(words: Sequence[str], said: train.Args, directory: Path) -> list[str]:
+def _again(words: Sequence[str], said: TrainArgs, directory: Path) -> list[str]:
     """Return the words that start a run, or resume it if it exists."""
     home = [] if said.run.output is not None or said.run.resume else ["-o", str(directory)]
     return [*words, *home, *([] if said.run.resume else ["--resume"])]
 
 
-def _words(command: Sequence[str]) -> tuple[list[str], train.Args | serve.Args]:
+def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
     """Return the command's words and their parsed arguments."""
     if not command or command[0] not in ("train", "serve"):
         raise MeshwrightError(
@@ -201,7 +204,7 @@ def _words(command: Sequence[str]) -> tuple[list[str], train.Args | serve.Args]:
             f" meshwright launch -n 4 -- train …"
         )
     words = canonical(command)
-    kind: Any = train.Args if words[0] == "train" else serve.Args
+    kind: Any = TrainArgs if words[0] == "train" else ServeArgs
     said, typed = read_words(words[1:], kind, kinds={}, hints={})
     if taken := [name for name in ("coordinator", "num_processes", "process_id", "start_seconds") if name in typed]:
         raise MeshwrightError(f"{typed[taken[0]]} is what launch says itself; leave it out behind --")
@@ -210,10 +213,11 @@ def _words(command: Sequence[str]) -> tuple[list[str], train.Args | serve.Args]:
     return words, said
 
 
-def _run_of(said: train.Args) -> tuple[System, Path]:
+def _run_of(said: TrainArgs) -> tuple[System, Path]:
     """Return a run's hardware and directory; an invalid plan is an error."""
     if said.run.resume:
-        from meshwright.training import read_config, run_to_resume
+        from meshwright.training.library import run_to_resume
+        from meshwright.training.run_directory.run import read_config
 
         if (directory := run_to_resume(said.model, said.run.output)) is not None:
             config = read_config(directory)
@@ -223,14 +227,16 @@ def _run_of(said: train.Args) -> tuple[System, Path]:
     return plan.system, said.run.output or Path("runs") / plan.workload.model.name
 
 
-def mesh_for(said: train.Args, directory: Path, system: System) -> str:
+def mesh_for(said: TrainArgs, directory: Path, system: System) -> str:
     """Return the mesh on which a run resumes with fewer devices: its own with its -1 changed, else the planner's best.
 
     Raises:
         MeshwrightError: the run has no checkpoint, or cannot run there.
     """
     from meshwright.planner.library import find_meshes
-    from meshwright.training import check_start, read_config, resumed_run
+    from meshwright.training.checks import check_start
+    from meshwright.training.run_directory.resume import resumed_run
+    from meshwright.training.run_directory.run import read_config
 
     before = read_config(directory)
 

@@ -16,16 +16,17 @@ from meshwright.cli.arguments import CompileCache, Mesh, option, positional
 from meshwright.cli.tables import console
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.families import usual_seq_len
-from meshwright.hardware import dtype_bytes
-from meshwright.planner import best_serving_plan
+from meshwright.families.load import usual_seq_len
+from meshwright.hardware.dtypes import dtype_bytes
 from meshwright.planner.options import OUTPUT_LEN, PROMPT_LEN
-from meshwright.step import Dtype, num_parameters
+from meshwright.planner.serving.search import best_serving_plan
+from meshwright.step.parameter_tree import num_parameters
+from meshwright.step.workload import Dtype
 from meshwright.units import show_count, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.inference import LoadedModel
-    from meshwright.loading import Found
+    from meshwright.inference.loaded import LoadedModel
+    from meshwright.loading.library import Found
     from meshwright.serving.engine import Engine
 
 
@@ -86,7 +87,8 @@ def note_advised_mesh(found: Found, batch: int) -> None:
 def load_with_bar(found: Found, compile_cache: str | None = None) -> LoadedModel:
     """Load a model; on a terminal with a bar of the bytes that are read. compile_cache: see `use_compile_cache`."""
     with waiting(f"starting {found.system}"):
-        from meshwright.runtime import claim_devices, use_compile_cache
+        from meshwright.runtime.compile_cache import use_compile_cache
+        from meshwright.runtime.devices import claim_devices
 
         claim_devices(found.system)
         use_compile_cache(compile_cache)

@@ -135,8 +135,8 @@ def _main(words: list[str]) -> int:
 
     write_ascii_where_needed()
     if words == ["help", "models"]:
-        from meshwright.families import PRESETS
-        from meshwright.step import RESNETS
+        from meshwright.families.registry import PRESETS
+        from meshwright.step.images import RESNETS
 
         print("\n".join((*PRESETS, *RESNETS)))
         return 0
@@ -175,13 +175,14 @@ def _main(words: list[str]) -> int:
 
 def command_module(name: str) -> ModuleType:
     """The module of a command, one of `COMMANDS`: it has `EXAMPLES`, `Args` and `run`."""
-    return importlib.import_module(f"meshwright.cli.{name.replace(' ', '.').replace('-', '_')}")
+    module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '.').replace('-', '_')}")
+    return importlib.import_module(f"{module.__name__}.command") if hasattr(module, "__path__") else module
 
 
 def _run(module: ModuleType, name: str, words: list[str]) -> int:
     """Read the command's arguments as its dataclass declares them, and run it."""
     from meshwright.cli.typed import check_all_read, watch
-    from meshwright.cli.words import canonical, read_words
+    from meshwright.cli.words.read import canonical, read_words
 
     words = canonical(words)
     args, kinds, hints = module.Args, {}, {}
@@ -237,7 +238,7 @@ class _Captured(io.StringIO):
 
 def _say_cores(args: Any) -> None:
     """Print how many chips a Cloud TPU name has, if it counts cores."""
-    from meshwright.hardware import cloud_note
+    from meshwright.hardware.system import cloud_note
 
     text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))
     if note := cloud_note(text):

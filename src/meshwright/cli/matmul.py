@@ -19,17 +19,22 @@ from meshwright.cli.tables import console, show, table
 from meshwright.cli.text import folded, next_line, terms, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.cli.words import spelled
-from meshwright.cost import PricedImplementation, PricedProduct, price, say_threshold
+from meshwright.cli.words.spell import spelled
+from meshwright.cost.rates.product import PricedImplementation, PricedProduct, price
+from meshwright.cost.threshold import say_threshold
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, dtype_bytes, parse_system
-from meshwright.notation import Communicate, Inference, Sizes, infer, parse, parse_numbers
-from meshwright.planner import read_count
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.system import System, parse_system
+from meshwright.notation.inference import Inference, infer
+from meshwright.notation.legality import Sizes
+from meshwright.notation.parser import parse, parse_numbers
+from meshwright.notation.steps import Communicate
+from meshwright.planner.options import read_count
 from meshwright.record import Collective
 from meshwright.units import show_bytes, show_flops, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.runtime import Mode
+    from meshwright.runtime.modes import Mode
     from meshwright.verification.products import ProductCheck
 
 LARGEST = 256
@@ -225,10 +230,10 @@ def _small(priced: PricedProduct) -> Inference:
 
 def _execute(inference: Inference) -> _Run:
     """The way run on simulated devices in every mode of JAX."""
-    from meshwright.runtime import claim_devices
+    from meshwright.runtime.devices import claim_devices
 
     claim_devices(parse_system(f"cpu:{math.prod(inference.sizes.degrees.values())}"))
-    from meshwright.runtime import MODES
+    from meshwright.runtime.modes import MODES
     from meshwright.verification.products import check_product
 
     return _Run(inference, {mode: check_product(inference, mode=mode) for mode in MODES})

@@ -10,8 +10,10 @@ from typing import Annotated
 
 from meshwright.cli.arguments import option
 from meshwright.errors import MeshwrightError, TemporaryError
-from meshwright.hardware import System
-from meshwright.processes import FAILED, REFUSED, Member, Processes
+from meshwright.hardware.system import System
+from meshwright.processes.host import FAILED, REFUSED
+from meshwright.processes.member import Member
+from meshwright.processes.options import Processes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.text import Text
 from meshwright.cli.text import WIDTH, terminal_columns, wrap
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
-from meshwright.step import Workload
+from meshwright.step.workload import Workload
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 WRONG = "bold red"

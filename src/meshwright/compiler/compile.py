@@ -24,7 +24,7 @@ from meshwright.compiler.program import CompiledProgram, CompileRequest, program
 from meshwright.compiler.targets import check_compiler, compiler_name
 from meshwright.errors import MeshwrightError
 from meshwright.files import user_cache, write_file
-from meshwright.hardware import System, parse_system
+from meshwright.hardware.system import System, parse_system
 
 _CHILD_BYTES = 4 << 30
 """Memory a compiling process may need; docs/verify.md has the largest measured."""

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 from meshwright.compiler.program import MeshMethod
 from meshwright.compiler.targets import topology
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 from meshwright.runtime.mesh import mesh_over_slices
 
 

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.compiler.program import CompiledProgram
-from meshwright.hlo import Shape, Spec, parse_hlo, parse_hlo_sharding, scope_of
+from meshwright.hlo.parser import parse_hlo
+from meshwright.hlo.phases import scope_of
+from meshwright.hlo.shapes import Shape
+from meshwright.hlo.specs import Spec, parse_hlo_sharding
 
 _WARNING = re.compile(
     r"Involuntary full rematerialization\. The compiler (?:cannot|was not able to) go from sharding (\{.*?\})"

@@ -15,7 +15,7 @@ from typing import Self
 from meshwright.compiler.program import CompiledProgram, CompileRequest, Failure, FailureKind, program_from_json
 from meshwright.compiler.targets import environment
 from meshwright.errors import DoesNotFitError, MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 
 _MOST_MESSAGES = 1 << 20
 _LOGGED = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d")

@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.compiler.program import CompiledProgram, MeshMethod
-from meshwright.hardware import across_slices, parse_system, within_slice
-from meshwright.hlo import Instruction, Module, parse_hlo, read_module
+from meshwright.hardware.slices import across_slices, within_slice
+from meshwright.hardware.system import parse_system
+from meshwright.hlo.module import Instruction, Module
+from meshwright.hlo.parser import parse_hlo
 from meshwright.hlo.phases import consumer_of_move, is_partitioner_generated
+from meshwright.hlo.records import read_module
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
 

@@ -9,16 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.compiler.program import CompiledProgram
-from meshwright.hlo import (
-    Instruction,
-    Module,
-    Shape,
-    Spec,
-    parse_hlo,
-    parse_hlo_sharding,
-    parse_shardy_sharding,
-    scope_of,
-)
+from meshwright.hlo.module import Instruction, Module
+from meshwright.hlo.parser import parse_hlo
+from meshwright.hlo.phases import scope_of
+from meshwright.hlo.shapes import Shape
+from meshwright.hlo.specs import Spec, parse_hlo_sharding, parse_shardy_sharding
 
 Role = Literal["input", "output", "intermediate"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 
 Effort = Literal["fast", "default"]
 

@@ -35,7 +35,7 @@ from meshwright.compiler.program import (
 )
 from meshwright.compiler.targets import compiler_name, compiler_options
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import parse_system
+from meshwright.hardware.system import parse_system
 from meshwright.hlo.text import hlo_text
 from meshwright.runtime.program_memory import program_memory
 

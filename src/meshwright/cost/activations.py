@@ -9,25 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshwright.hardware import dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.step import (
-    BLOCK,
-    DEFAULT,
-    RULES,
-    Strategy,
-    Workload,
-    dropless_padding,
-    num_query_chunks,
-    scores_made,
-    token_axes,
-)
 from meshwright.step.blocks import program
 from meshwright.step.ir import Array, ForwardOps, Step
 from meshwright.step.layer import Lookup
 from meshwright.step.passes.pipeline import LOGITS, is_spmd_pipeline
 from meshwright.step.passes.rematerialize import keeps_read
+from meshwright.step.rules import RULES, token_axes
+from meshwright.step.sequence import BLOCK, scores_made
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.token_routing import dropless_padding
 from meshwright.step.train import train_step
+from meshwright.step.workload import Workload, num_query_chunks
 
 
 @dataclass(frozen=True)

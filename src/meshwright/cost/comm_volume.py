@@ -1,7 +1,7 @@
 """Fold over a step: every collective, in bytes per device and step (`record.Collective`).
 
 Dropless experts are planned for balanced routing. But array shapes are fixed before routing is known, so arrays are
-sized for the worst case: `step.dropless_padding` times as many rows. XLA:CPU exchanges all of these. XLA:TPU and
+sized for the worst case: `step.token_routing.dropless_padding` times as many rows. XLA:CPU exchanges all of these. XLA:TPU and
 XLA:GPU exchange only actual rows, by a ragged all-to-all over ep; the following gather over tp, and the scatter on the
 way back, include padding. With a capacity there is no padding, and every target moves what is planned.
 """
@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from meshwright.hardware import dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective
-from meshwright.step import DEFAULT, Strategy, Workload, dropless_padding, reference_pass
 from meshwright.step.ir import Communicate, Extents, Repeat, Step, Width
 from meshwright.step.passes.nodes import IMBALANCE
 from meshwright.step.passes.shard_ends import LOSS
+from meshwright.step.reference import reference_pass
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.token_routing import dropless_padding
 from meshwright.step.train import train_step
+from meshwright.step.workload import Workload
 
 Counted = Literal["useful", "executed", "static"]
 """How runs of a region are counted (`step.ir.Repeat`)."""

@@ -13,20 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.mesh import MeshShape
-from meshwright.step import (
-    DEFAULT,
-    Strategy,
-    Workload,
-    device_blocks,
-    dropless_padding,
-    halves_queries,
-    has_reference,
-    reference_pass,
-)
 from meshwright.step.ir import OPERANDS, AttentionOp, Extents, Matmul, Repeat, Step
 from meshwright.step.parameter_tree import is_adapter
 from meshwright.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
+from meshwright.step.reference import reference_pass
+from meshwright.step.sequence import halves_queries
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.strategy_checks import has_reference
+from meshwright.step.token_routing import device_blocks, dropless_padding
 from meshwright.step.train import train_step
+from meshwright.step.workload import Workload
 
 HALVED = 0.75
 """The share of scores that halves of a sequence make: the first queries see no key of the second half."""
@@ -170,7 +166,7 @@ def dropless_padding_flops(
     """The static flops of a step's program beyond its plan: experts without a capacity have room for any routing.
 
     A product of experts is one over all rows there is room for; rows that no routing filled are skipped at run time. In
-    blocks (`step.expert_blocks`) it covers every block that some routing needs. So do the gradients of weights on
+    blocks (`step.token_routing.expert_blocks`) it covers every block that some routing needs. So do the gradients of weights on
     every compiler.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from meshwright.cost.rates.collective import Term
-from meshwright.hardware import Crossing, Placement
+from meshwright.hardware.fabric import Crossing, Placement
 from meshwright.record import Kind
 
 

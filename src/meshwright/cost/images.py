@@ -13,20 +13,15 @@ from meshwright.cost.flops import StepFlops, matmul_flops, product_flops
 from meshwright.cost.rates.achieved import HBM_SHARE
 from meshwright.cost.roofline import OpTime, op_seconds
 from meshwright.cost.seconds import OpTimer
-from meshwright.hardware import System, dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective
-from meshwright.step import (
-    DEFAULT,
-    IMAGE_RULES,
-    FrameworkProfile,
-    ImageWorkload,
-    image_parameters,
-    leaves,
-    local_parameter_shape,
-)
-from meshwright.step.images import STATISTICS, image_step
+from meshwright.step.images import IMAGE_RULES, STATISTICS, ImageWorkload, image_parameters, image_step
 from meshwright.step.ir import Communicate, Elementwise, Matmul, Width
+from meshwright.step.parameter_tree import leaves
+from meshwright.step.rules import local_parameter_shape
+from meshwright.step.strategy import DEFAULT, FrameworkProfile
 
 BUCKET_BYTES = 25 * 2**20
 """The gradients that are summed at once, as they come out of backward: PyTorch DistributedDataParallel's default."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.hardware import dtype_bytes
-from meshwright.step import Serving, ServingLayout, cache_axes
+from meshwright.hardware.dtypes import dtype_bytes
 from meshwright.step.ir import AttentionOp, Extents, Step
 from meshwright.step.serve import ServeStep, kept_tokens, model_step, paged_tokens, serve_step
+from meshwright.step.serving import Serving, ServingLayout, cache_axes
 
 
 def wasted_share(serving: Serving) -> float:

@@ -10,24 +10,13 @@ from typing import Literal
 
 from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import States, stored_elements
-from meshwright.hardware import System, dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
-from meshwright.step import (
-    DEFAULT,
-    RULES,
-    Strategy,
-    Workload,
-    is_zigzag,
-    leaves,
-    parameters,
-    reference_pass,
-    shares_base,
-    token_axes,
-    with_remat,
-)
 from meshwright.step.blocks import program
 from meshwright.step.ir import Block, Matmul
 from meshwright.step.layer import CrossEntropy, Stack
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.passes.pipeline import (
     LOGITS,
     is_spmd_pipeline,
@@ -36,7 +25,11 @@ from meshwright.step.passes.pipeline import (
     pre_pipeline_strategy,
     stage_layers,
 )
-from meshwright.step.sequence import has_attention
+from meshwright.step.reference import reference_pass, shares_base
+from meshwright.step.rules import RULES, token_axes
+from meshwright.step.sequence import has_attention, is_zigzag
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload, with_remat
 from meshwright.units import show_bytes
 
 Kind = Literal["tpu", "gpu", "cpu"]
@@ -89,7 +82,7 @@ def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEF
 def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, kind: Kind = "cpu") -> float:
     """The bytes that a live reference adds to a step's arguments on one device; 0 where a step runs none.
 
-    They are its batch and, where these are not the policy's own (`step.shares_base`), its parameters.
+    They are its batch and, where these are not the policy's own (`step.reference.shares_base`), its parameters.
     """
     if (own := reference_pass(workload, mesh, strategy)) is None:
         return 0.0

@@ -11,22 +11,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
 
-from meshwright.hardware import dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.step import (
-    DEFAULT,
-    RULES,
-    Model,
-    Strategy,
-    Workload,
-    chunk_slots,
-    leaves,
-    local_parameter_shape,
-    parameters,
-)
+from meshwright.step.model import Model
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.passes.muon import dealt_matrices, matrices, short_and_long
 from meshwright.step.passes.optimizer import factored_dims
 from meshwright.step.passes.pipeline import is_spmd_pipeline
+from meshwright.step.rules import RULES, local_parameter_shape
+from meshwright.step.stages import chunk_slots
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload
 
 MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0, "muon": 1}
 """Arrays of a parameter's size that an optimizer keeps.

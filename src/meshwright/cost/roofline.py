@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwright.hardware import System, dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.system import System
 
 
 @dataclass(frozen=True)

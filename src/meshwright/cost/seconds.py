@@ -23,10 +23,10 @@ from meshwright.cost.model_states import trained_elements
 from meshwright.cost.rates.achieved import HBM_SHARE, product_seconds
 from meshwright.cost.rates.attention import fused_attention_time
 from meshwright.cost.rates.efficiency import gpu_figures, layer_shares
-from meshwright.hardware import System, dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
 from meshwright.record import Phase
-from meshwright.step import DEFAULT, RULES, Strategy, Workload, routed_tokens, sent_tokens, token_axes, with_remat
 from meshwright.step.blocks import program
 from meshwright.step.ir import Array, AttentionOp, ComputingOp, Elementwise, Extents, Matmul, Step
 from meshwright.step.layer import DotProduct
@@ -38,7 +38,11 @@ from meshwright.step.passes.pipeline import (
     stage_layers,
     stage_slots,
 )
+from meshwright.step.rules import RULES, token_axes
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.token_routing import routed_tokens, sent_tokens
 from meshwright.step.train import train_step
+from meshwright.step.workload import Workload, with_remat
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,14 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from meshwright.cost.kv_cache import paged_cache_bytes
-from meshwright.hardware import dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.step import (
-    SERVING_RULES,
-    ModelConfig,
-    Serving,
-    ServingLayout,
-    leaves,
-    local_parameter_shape,
-    parameters,
-)
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import leaves, parameters
+from meshwright.step.rules import local_parameter_shape
 from meshwright.step.serve import ServeStep, page_parts, serve_step, table_entries
 from meshwright.step.serve_ops import LOGITS
+from meshwright.step.serving import SERVING_RULES, Serving, ServingLayout
 
 
 def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[str, int]:

@@ -15,12 +15,14 @@ from meshwright.cost.rates.collective_time import planned_seconds
 from meshwright.cost.rates.efficiency import gpu_figures, product_efficiency
 from meshwright.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.cost.serving_bytes import weight_bytes
-from meshwright.hardware import MeshPlacement, System, dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.fabric import MeshPlacement
+from meshwright.hardware.system import System
 from meshwright.record import Bound, Collective
-from meshwright.step import Serving, ServingLayout
 from meshwright.step.ir import AttentionOp, Extents, Step, Width
 from meshwright.step.serve import model_step, serve_step
 from meshwright.step.serve_ops import LOGITS
+from meshwright.step.serving import Serving, ServingLayout
 
 BUSY_ROWS = 512
 """Rows from which estimates of products with bf16 weights are estimates of arithmetic.
@@ -72,7 +74,7 @@ class ServingStep:
 def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: MeshPlacement) -> ServingStep:
     """The time of a step of `batch` sequences, all as long as they get.
 
-    laid: the mesh of the layout laid on its system (`hardware.lay_mesh`).
+    laid: the mesh of the layout laid on its system (`hardware.fabric.lay_mesh`).
     """
     step, system = serve_step(serving, layout, batch), laid.system
     terms = dict.fromkeys(BOUNDS, 0.0)

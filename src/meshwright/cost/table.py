@@ -15,14 +15,18 @@ from meshwright.cost.comm_volume import priced_collectives
 from meshwright.cost.flops import AttentionProduct, attention_products, scores_share
 from meshwright.cost.rates.collective import collective_seconds
 from meshwright.cost.roofline import intensity, op_seconds
-from meshwright.hardware import MeshPlacement, System, dtype_bytes, lay_mesh
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
-from meshwright.notation import Product, ShardedArray
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.expression import Product
 from meshwright.record import Bound, Collective, Phase
-from meshwright.step import DEFAULT, Strategy, Workload
 from meshwright.step.ir import Array, AttentionOp, Communicate, Dim, Extents, Matmul, Region, Repeat, Step
 from meshwright.step.passes.pipeline import UPDATE
+from meshwright.step.strategy import DEFAULT, Strategy
 from meshwright.step.train import train_step
+from meshwright.step.workload import Workload
 
 LETTERS = (
     "B batch, S sequence, T sequence of keys, D stream, K kv heads, G query heads a kv head, H head dim, F mlp,"

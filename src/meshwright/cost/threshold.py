@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwright.notation import Multiply, ShardedArray, Sizes
-from meshwright.notation.array import subscript
+from meshwright.notation.array import ShardedArray, subscript
+from meshwright.notation.legality import Sizes
+from meshwright.notation.steps import Multiply
 
 LocalDims = Mapping[str, tuple[str, ...]]
 """Dims with the mesh axes that split them: the part that one device holds."""

@@ -16,7 +16,8 @@ from meshwright.data.document import Document, Form
 from meshwright.data.sources import FileSource
 from meshwright.data.template import BOS, EOS, Part, parse_fields, text_field
 from meshwright.errors import MeshwrightError
-from meshwright.text import Tokenizer, byte_tokenizer, chat_examples, chat_template
+from meshwright.text.chat import chat_examples, chat_template
+from meshwright.text.tokenizer import Tokenizer, byte_tokenizer
 
 Message = dict[str, Any]
 """A message of a chat, or a tool, as templates read them."""

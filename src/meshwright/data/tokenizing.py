@@ -23,7 +23,7 @@ from meshwright.data.workers import run_units
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import from_data
 from meshwright.files import check_new_directory, write_file
-from meshwright.text import chat_template
+from meshwright.text.chat import chat_template
 
 ENCODING = 2
 """Version of the conversion of records to tokens; stores of other versions are made again."""

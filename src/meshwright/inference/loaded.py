@@ -18,17 +18,25 @@ from jax.sharding import Mesh
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import not_a_choice
 from meshwright.files import as_path
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 from meshwright.inference.save import StoredDtype, model_files, write_model
 from meshwright.inference.scoring import Score, batches, text_losses
 from meshwright.inference.stream import Generated, GenerateOptions, Piece, ReadOptions, collect, pieces_of
 from meshwright.mesh import MeshShape
-from meshwright.models import GREEDY, Sampling, all_logits, all_losses, generate_tokens
-from meshwright.planner import given
-from meshwright.runtime import DTYPES
-from meshwright.step import RULES, Dtype, ModelConfig, SequenceMethod, Tree, check_positions
-from meshwright.text import REPLACEMENT, Tokenizer, apply_chat_template
-from meshwright.weights import MAX_FILE_BYTES
+from meshwright.models.forward import all_logits, all_losses
+from meshwright.models.generation import generate_tokens
+from meshwright.models.sampling import GREEDY, Sampling
+from meshwright.planner.options import given
+from meshwright.runtime.arrays import DTYPES
+from meshwright.step.legality import check_positions
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import Tree
+from meshwright.step.rules import RULES
+from meshwright.step.strategy import SequenceMethod
+from meshwright.step.workload import Dtype
+from meshwright.text.chat import apply_chat_template
+from meshwright.text.tokenizer import REPLACEMENT, Tokenizer
+from meshwright.weights.save import MAX_FILE_BYTES
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class LoadedModel:
     """A model with parameters on a mesh, as `meshwright.load` returns it.
 
     Args:
-        params: the tree of sharded arrays, with the paths of `step.parameters`; those of layers are stacked.
+        params: the tree of sharded arrays, with the paths of `step.parameter_tree.parameters`; those of layers are stacked.
         dtype: of matmuls.
         stored_dtype: of the weights that were loaded.
         source: its config.json and the tokenizer's files beside it, by name. Empty for a run, whose config.json is made

@@ -14,12 +14,14 @@ from typing import Any, Literal
 from jax import Array
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import hugging_face_config, model_from_hugging_face
+from meshwright.families.registry import hugging_face_config, model_from_hugging_face
 from meshwright.families.wrappers import text_config
 from meshwright.files import check_new_directory, write_error, write_file
-from meshwright.step import ModelConfig, Tree
-from meshwright.text import Tokenizer, byte_tokenizer_files
-from meshwright.weights import save_weights
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import Tree
+from meshwright.text.byte_files import byte_tokenizer_files
+from meshwright.text.tokenizer import Tokenizer
+from meshwright.weights.save import save_weights
 
 StoredDtype = Literal["bf16", "f16", "f32"]
 

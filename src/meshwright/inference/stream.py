@@ -10,9 +10,9 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
-from meshwright.models import Sampling
-from meshwright.step import SequenceMethod
-from meshwright.text import Tokenizer, TokenStream
+from meshwright.models.sampling import Sampling
+from meshwright.step.strategy import SequenceMethod
+from meshwright.text.tokenizer import Tokenizer, TokenStream
 
 StoppedBy = Literal["length", "token", "text"]
 

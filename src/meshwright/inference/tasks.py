@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from meshwright.errors import MeshwrightError
 from meshwright.inference.loaded import LoadedModel
-from meshwright.text import json_lines
+from meshwright.text.lines import json_lines
 
 QUERY, GOLD = ("query", "question"), ("gold", "answer")
 """The names that a file may have for the question, and for the number of the right choice."""

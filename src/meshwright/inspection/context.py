@@ -8,31 +8,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from meshwright.compiler import CompiledProgram, ShardingPair, read_shardings
-from meshwright.cost import achieved_seconds
+from meshwright.compiler.program import CompiledProgram
+from meshwright.compiler.shardings import ShardingPair, read_shardings
+from meshwright.cost.rates.collective_time import achieved_seconds
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import MeshPlacement, System, lay_mesh
-from meshwright.hlo import (
-    VIEWS,
-    ExecutionCounts,
-    Instruction,
-    Module,
-    Shape,
-    Share,
-    Spec,
-    Updates,
-    canonicalize_collective,
-    count_executions,
-    describe,
-    each_collective,
-    flops_of,
-    origin,
-    parse_hlo,
-    parse_hlo_sharding,
-)
+from meshwright.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.hardware.system import System
+from meshwright.hlo.canonical import canonicalize_collective
+from meshwright.hlo.collectives import each_collective
+from meshwright.hlo.dataflow import VIEWS, origin
+from meshwright.hlo.flops import flops_of
+from meshwright.hlo.loops import ExecutionCounts, count_executions
+from meshwright.hlo.module import Instruction, Module
+from meshwright.hlo.parser import parse_hlo
+from meshwright.hlo.phases import describe
+from meshwright.hlo.shapes import Shape
+from meshwright.hlo.specs import Spec, parse_hlo_sharding
+from meshwright.hlo.updates import Share, Updates
 from meshwright.inspection.variance import Variance
 from meshwright.record import Collective, Kind, Phase
-from meshwright.simulate import Schedule
+from meshwright.simulate.schedule import Schedule
 
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
 _TREE = re.compile(r"args\[\d+\]|[^\[.]*")

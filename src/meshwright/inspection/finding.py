@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from meshwright.hlo import Shape, Spec
+from meshwright.hlo.shapes import Shape
+from meshwright.hlo.specs import Spec
 
 
 class FindingKind(StrEnum):

@@ -20,23 +20,17 @@ import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 
-from meshwright.compiler import (
-    CompiledProgram,
-    CompileRequest,
-    Effort,
-    LoweredProgram,
-    MeshMethod,
-    compile_in_child,
-    compiler_name,
-)
+from meshwright.compiler.compile import compile_in_child
 from meshwright.compiler.load import load_function
 from meshwright.compiler.module import LOAD_MODULE, pack_module
 from meshwright.compiler.process import compile_error
-from meshwright.compiler.targets import device_kind, platform_of
+from meshwright.compiler.program import CompiledProgram, CompileRequest, LoweredProgram, MeshMethod
+from meshwright.compiler.targets import Effort, compiler_name, device_kind, platform_of
 from meshwright.compiler.worker import CompileError, compile_lowered, failure_of, read_compiled
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.field_types import not_a_choice
-from meshwright.hardware import System, chip_names, parse_system
+from meshwright.hardware.load import chip_names
+from meshwright.hardware.system import System, parse_system
 from meshwright.inspection.context import Rules
 from meshwright.inspection.inspection import Inspection, read_inspection
 from meshwright.inspection.lower import LOWER_NAMED, first_that_lowers, lower_call, source_hash, stage_of
@@ -55,7 +49,8 @@ from meshwright.inspection.meshes import (
     set_mesh,
 )
 from meshwright.mesh import MeshShape, parse_axes
-from meshwright.planner import Plan, as_run, read_system
+from meshwright.planner.options import read_system
+from meshwright.planner.plan import Plan, as_run
 from meshwright.record import Collective
 from meshwright.verification.plans import step_request
 

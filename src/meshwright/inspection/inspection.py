@@ -9,18 +9,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.compiler import CompiledProgram, read_optimized
-from meshwright.cost import achieved_seconds
+from meshwright.compiler.program import CompiledProgram
+from meshwright.compiler.records import read_optimized
+from meshwright.cost.rates.collective_time import achieved_seconds
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
-from meshwright.hardware import System, across_slices, lay_mesh, within_slice
-from meshwright.hlo import Module, contradictions_as_errors, describe, parse_hlo, read_module
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.slices import across_slices, within_slice
+from meshwright.hardware.system import System
+from meshwright.hlo.module import Module, contradictions_as_errors
+from meshwright.hlo.parser import parse_hlo
+from meshwright.hlo.phases import describe
+from meshwright.hlo.records import read_module
 from meshwright.inspection.context import ProgramContext, Rules
 from meshwright.inspection.finding import Finding
 from meshwright.inspection.run_checks import run_checks
 from meshwright.notebook import card
 from meshwright.record import MOST_SHOWN, Collective, Record
-from meshwright.simulate import Buffer, Schedule, read_buffers, simulate, write_trace
+from meshwright.simulate.buffers import Buffer, read_buffers
+from meshwright.simulate.perfetto import write_trace
+from meshwright.simulate.schedule import Schedule, simulate
 from meshwright.units import show_degrees, show_flops, show_seconds
 
 

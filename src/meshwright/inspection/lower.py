@@ -19,11 +19,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 
 import meshwright
-from meshwright.compiler import LoweredProgram, UnusedConstraint
 from meshwright.compiler.load import load_function
+from meshwright.compiler.program import LoweredProgram, UnusedConstraint
 from meshwright.compiler.worker import error_text
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import canonical_dtype
+from meshwright.hardware.dtypes import canonical_dtype
 from meshwright.inspection.advice import advice
 from meshwright.inspection.meshes import Call, function_name, with_types
 

@@ -10,7 +10,12 @@ from functools import reduce
 
 import numpy as np
 
-from meshwright.hlo import Instruction, Module, Shape, axes_of_groups, evaluate, groups_of, parse_hlo_sharding
+from meshwright.hlo.collectives import groups_of
+from meshwright.hlo.evaluation import evaluate
+from meshwright.hlo.groups import axes_of_groups
+from meshwright.hlo.module import Instruction, Module
+from meshwright.hlo.shapes import Shape
+from meshwright.hlo.specs import parse_hlo_sharding
 
 Axes = frozenset[str]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from meshwright.processes import HOSTED
+from meshwright.processes.options import HOSTED
 
 END_SECONDS = 5.0
 """How long a process that was told to end may take, until it is killed."""

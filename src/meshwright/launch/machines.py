@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 
 SMALL_SLICE_CHIPS, MACHINE_CHIPS = 8, 4
 """A slice of v5e or v6e of up to 8 chips is one machine; of a larger one each machine has 4.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from meshwright.errors import MeshwrightError
 from meshwright.launch.children import Children, Exit, meshwright_command, state_of
-from meshwright.processes import FAILED, End, Host, listen
+from meshwright.processes.host import FAILED, End, Host, listen
 from meshwright.signals import drop_terminals, find_terminals, handled_signals, not_ignored
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0

@@ -10,10 +10,13 @@ import jax
 from meshwright.errors import MeshwrightError
 from meshwright.inference.save import StoredDtype, check_target, whole_directory
 from meshwright.mesh import MeshShape
-from meshwright.planner import read_system
-from meshwright.runtime import build_mesh, claim_devices
-from meshwright.training import Note, read_config, restore_adapters
-from meshwright.weights import write_adapter
+from meshwright.planner.options import read_system
+from meshwright.runtime.devices import claim_devices
+from meshwright.runtime.mesh import build_mesh
+from meshwright.training.run_directory.checkpoint import Note
+from meshwright.training.run_directory.resume import restore_adapters
+from meshwright.training.run_directory.run import read_config
+from meshwright.weights.peft import write_adapter
 
 
 def save_adapter(

@@ -12,31 +12,32 @@ import jax
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import load_model
 from meshwright.families.adapters import read_adapter_config
+from meshwright.families.load import load_model
 from meshwright.families.wrappers import text_config
 from meshwright.field_types import not_a_choice
-from meshwright.hardware import System
-from meshwright.inference import LoadedModel
+from meshwright.hardware.system import System
+from meshwright.inference.loaded import LoadedModel
 from meshwright.inference.save import StoredDtype
 from meshwright.mesh import MeshShape
-from meshwright.models import merge_adapters
-from meshwright.planner import read_mesh, read_system
-from meshwright.runtime import DTYPES, ShardingContext, abstract_for_inference, build_mesh, claim_devices
-from meshwright.runtime.arrays import shardings
-from meshwright.step import Dtype, ModelConfig, check_runnable, leaves, map_leaves, parameters
-from meshwright.text import byte_tokenizer_for, read_json, read_tokenizer
-from meshwright.training import (
-    MODEL_FILES,
-    Note,
-    RunConfig,
-    holds_run,
-    pretrained_directory,
-    read_config,
-    restore_params,
-    run_tokenizer,
-)
-from meshwright.weights import Tensor, load_weights, read_adapter, read_tensors, saved_tensors, tensor_dtype
+from meshwright.models.adapters import merge_adapters
+from meshwright.planner.options import read_mesh, read_system
+from meshwright.runtime.arrays import DTYPES, abstract_for_inference, shardings
+from meshwright.runtime.devices import claim_devices
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.legality import check_runnable
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import leaves, map_leaves, parameters
+from meshwright.step.workload import Dtype
+from meshwright.text.tokenizer import byte_tokenizer_for, read_json, read_tokenizer
+from meshwright.training.pretrained import MODEL_FILES, pretrained_directory, run_tokenizer
+from meshwright.training.run_directory.checkpoint import Note
+from meshwright.training.run_directory.resume import restore_params
+from meshwright.training.run_directory.run import RunConfig, holds_run, read_config
+from meshwright.weights.directory import Tensor, tensor_dtype
+from meshwright.weights.load import load_weights, read_tensors
+from meshwright.weights.peft import read_adapter, saved_tensors
 
 
 def load(

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.step import ModelConfig, blocks
+from meshwright.step import blocks
 from meshwright.step.layer import Linear
+from meshwright.step.model import ModelConfig
 from meshwright.step.parameter_tree import LORA_A, LORA_B, is_adapter
 
 

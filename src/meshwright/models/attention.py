@@ -16,9 +16,9 @@ from jax.sharding import reshard
 
 from meshwright.models.dropout import DropoutRng, dropout_of_weights
 from meshwright.models.remat import INTERMEDIATE, SCORES
-from meshwright.runtime import cotangent_spec
 from meshwright.runtime.attention.blockwise import ATTENTION_RESIDUALS
-from meshwright.step import can_halve_queries, num_query_chunks
+from meshwright.runtime.sharding_context import cotangent_spec
+from meshwright.step.workload import can_halve_queries, num_query_chunks
 
 
 class Scoring(NamedTuple):

@@ -15,8 +15,8 @@ from jax import Array, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.runtime import ShardingContext
-from meshwright.step import ModelConfig
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.model import ModelConfig
 from meshwright.step.serve import cache_slots, layers_by_window
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from meshwright.models.attention import Scoring
 from meshwright.models.cache import Cache, split_axes, with_tokens
 from meshwright.models.paged_cache import PagedCache, Pages, read_pages, with_tokens_in_pages
-from meshwright.runtime import ShardingContext
+from meshwright.runtime.sharding_context import ShardingContext
 
 CACHED_ATTENTION = "cached_attention"
 """The named scope of attention to the cache, and of writing into it."""

@@ -15,9 +15,10 @@ from meshwright.models.cache import Cache
 from meshwright.models.dropout import DropoutRng
 from meshwright.models.paged_cache import PagedCache
 from meshwright.models.rotary import AllTables, rotary_tables
-from meshwright.runtime import ShardingContext
 from meshwright.runtime.attention.segments import Segments
-from meshwright.step import DEFAULT, ModelConfig, Strategy
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.model import ModelConfig
+from meshwright.step.strategy import DEFAULT, Strategy
 
 Weights = Mapping[str, Any]
 

@@ -18,10 +18,13 @@ from meshwright.models.ends import LossParts, embed, logits, mean_losses, token_
 from meshwright.models.layer import run_layer
 from meshwright.models.moe import load_of_layers
 from meshwright.models.remat import LAYER_INPUT, rematerialized
-from meshwright.runtime import ShardingContext
 from meshwright.runtime.experts.routing import Load
-from meshwright.step import DEFAULT, ModelConfig, Remat, Strategy, blocks
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step import blocks
 from meshwright.step.layer import Stack
+from meshwright.step.model import ModelConfig
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Remat
 
 STACKS = ("dense_layers", "layers")
 """The stacks of layers in order; dropout keys depend on their index. Most models have no dense layers first."""

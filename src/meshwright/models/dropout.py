@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from meshwright.runtime import ShardingContext, token_order
-from meshwright.step import Strategy
+from meshwright.runtime.attention.sequence import token_order
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.strategy import Strategy
 
 Place = int
 """The place of dropout in a layer: attention weights, attention output, output of the mlp or the experts."""

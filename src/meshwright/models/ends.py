@@ -13,11 +13,11 @@ from meshwright.models.linear import GATHERED, RESIDUAL, gathered
 from meshwright.models.norm import norm
 from meshwright.models.product import product
 from meshwright.models.stationary import multiply_stored
-from meshwright.runtime import ShardingContext
 from meshwright.runtime.experts.routing import Load
-from meshwright.step import ModelConfig
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.step.blocks import program
 from meshwright.step.layer import CrossEntropy, Linear, Lookup, Norm
+from meshwright.step.model import ModelConfig
 
 
 def embed(

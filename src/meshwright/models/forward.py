@@ -15,9 +15,11 @@ from meshwright.mesh import MeshShape
 from meshwright.models.context import Weights, positions_of
 from meshwright.models.decoder import layers
 from meshwright.models.ends import embed, logits, token_losses
-from meshwright.runtime import ShardingContext
-from meshwright.step import DEFAULT, RULES, ModelConfig
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.step.blocks import layers as stacks_of
+from meshwright.step.model import ModelConfig
+from meshwright.step.rules import RULES
+from meshwright.step.strategy import DEFAULT
 
 
 def all_logits(

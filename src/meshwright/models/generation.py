@@ -27,13 +27,15 @@ from meshwright.models.int8_weights import layer_weights
 from meshwright.models.layer import run_layer
 from meshwright.models.sampling import Samplers, Sampling, Written, choose, samplers_of, with_chosen, written_before
 from meshwright.models.stationary import WEIGHTS, attention_layout, head_rows
-from meshwright.runtime import ShardingContext
-from meshwright.step import DEFAULT, CacheSplit, ModelConfig, SequenceMethod, generation_rules
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.step.blocks import layers
 from meshwright.step.frequencies import LongRopeScaling
 from meshwright.step.layer import Attention, Stack
+from meshwright.step.model import ModelConfig
 from meshwright.step.parameter_tree import map_leaves, parameters
 from meshwright.step.serve import layers_by_window
+from meshwright.step.serving import CacheSplit, generation_rules
+from meshwright.step.strategy import DEFAULT, SequenceMethod
 
 SHORTEST_PROMPT = 16
 """Prompts are padded to a power of two from here on, so that few programs are compiled."""

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.step import ModelConfig
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Linear
+from meshwright.step.model import ModelConfig
 
 
 class Int8Weight(NamedTuple):

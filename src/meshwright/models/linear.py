@@ -19,10 +19,12 @@ from jax.sharding import PartitionSpec as P
 from meshwright.models.dropout import DropoutRng, dropout_of_branch
 from meshwright.models.product import product
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
-from meshwright.runtime import ShardingContext, all_gather_matmuls, matmul_reduce_scatter, mesh_platform
+from meshwright.runtime.collective_matmul import all_gather_matmuls, matmul_reduce_scatter
+from meshwright.runtime.mesh import mesh_platform
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.runtime.shards import on_shards
-from meshwright.step import Strategy
 from meshwright.step.layer import Linear
+from meshwright.step.strategy import Strategy
 
 RESIDUAL = ("batch", "residual_sequence", "activation")
 GATHERED = ("batch", "sequence", "activation")

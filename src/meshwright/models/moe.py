@@ -19,13 +19,15 @@ from meshwright.errors import MeshwrightError
 from meshwright.models.activation import activate
 from meshwright.models.quantised_experts import expert_product
 from meshwright.models.remat import INTERMEDIATE, PRODUCT
-from meshwright.runtime import ShardingContext
 from meshwright.runtime.experts.dispatch import ExpertAxes, dispatch_combine
 from meshwright.runtime.experts.routing import Load, probabilities, route
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.runtime.shards import match_varying, on_shards
-from meshwright.step import RULES, Experts, MatmulDtype
 from meshwright.step.layer import Dispatch, Gated, Linear
+from meshwright.step.model import Experts
 from meshwright.step.parameter_tree import CHOICE_BIAS
+from meshwright.step.rules import RULES
+from meshwright.step.strategy import MatmulDtype
 
 STREAM = ("batch", "residual_sequence", "activation")
 

@@ -16,8 +16,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.models.cache import Cache, cache_spec
-from meshwright.runtime import ShardingContext
-from meshwright.step import ModelConfig
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.model import ModelConfig
 from meshwright.step.serve import layers_by_window
 
 

@@ -18,13 +18,18 @@ from meshwright.models.dropout import DropoutRng
 from meshwright.models.ends import LossParts, embed, logits, mean_losses, table_in_use
 from meshwright.models.layer import run_layer
 from meshwright.models.remat import rematerialized
-from meshwright.runtime import Pipeline, ShardingContext, pipelined_loss, pipelined_loss_1f1b, wait_for_input
 from meshwright.runtime.experts.routing import Load
-from meshwright.runtime.pipeline.stages import LayerOutput
+from meshwright.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
+from meshwright.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
+from meshwright.runtime.pipeline.stages import LayerOutput, Pipeline
 from meshwright.runtime.replicas import stack_replicas, unstack_replicas
-from meshwright.step import ModelConfig, Remat, Strategy, batch_before_stages, check_stage_remat, num_staged_layers
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.step.blocks import layers
+from meshwright.step.model import ModelConfig
 from meshwright.step.passes.schedule import Schedule, slot_layers
+from meshwright.step.stages import batch_before_stages, check_stage_remat, num_staged_layers
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Remat
 
 
 def staged_loss_and_load(

@@ -16,8 +16,8 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, multiply
-from meshwright.runtime import ShardingContext, cotangent_spec
-from meshwright.step import MatmulDtype
+from meshwright.runtime.sharding_context import ShardingContext, cotangent_spec
+from meshwright.step.strategy import MatmulDtype
 
 
 def product(

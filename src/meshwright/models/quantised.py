@@ -22,9 +22,9 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.runtime import ShardingContext
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.runtime.shards import on_shards
-from meshwright.step import MatmulDtype
+from meshwright.step.strategy import MatmulDtype
 
 Pair = tuple[Any, Any]
 

@@ -16,7 +16,7 @@ from jax import Array, lax
 from meshwright.models.quantised import FORMATS, UNROUNDED, Formats, Pair, quantisation
 from meshwright.runtime.experts.products import grouped_matmul, grouped_matmul_transposed
 from meshwright.runtime.shards import match_varying
-from meshwright.step import MatmulDtype
+from meshwright.step.strategy import MatmulDtype
 
 
 def expert_product(rows: Array, weights: Array, sizes: Array | None, matmul_dtype: MatmulDtype | None = None) -> Array:

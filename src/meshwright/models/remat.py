@@ -9,7 +9,7 @@ import jax
 
 from meshwright.runtime.attention.blockwise import ATTENTION_RESIDUALS
 from meshwright.runtime.collective_matmul import GATHERED_BY_RING
-from meshwright.step import Remat
+from meshwright.step.workload import Remat
 
 INTERMEDIATE = "intermediate"
 """Inputs of products: saved by the remat policies `none` and `attention`."""

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.step import ModelConfig
 from meshwright.step.blocks import layers
 from meshwright.step.frequencies import (
     DynamicRopeScaling,
@@ -21,6 +20,7 @@ from meshwright.step.frequencies import (
     YarnRopeScaling,
 )
 from meshwright.step.layer import Rotary
+from meshwright.step.model import ModelConfig
 
 
 class RotaryTables(NamedTuple):

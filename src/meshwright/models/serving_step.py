@@ -10,12 +10,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import serving_from_data
+from meshwright.families.registry import serving_from_data
 from meshwright.mesh import MeshShape
 from meshwright.models.generation import decode_layout, programs, prompt_layout, prompt_parts
 from meshwright.models.sampling import Samplers, Written, likeliest_of
-from meshwright.runtime import DTYPES, ShardingContext, abstract
-from meshwright.step import CacheSplit, Dtype, Serving, ServingLayout, check_runnable, check_serving, parameters
+from meshwright.runtime.arrays import DTYPES, abstract
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.legality import check_runnable
+from meshwright.step.parameter_tree import parameters
+from meshwright.step.serving import CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.step.workload import Dtype
 
 
 def check_served(serving: Serving, mesh: MeshShape) -> None:

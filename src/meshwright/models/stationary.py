@@ -17,10 +17,11 @@ from jax import Array
 from jax.experimental.layout import Format, Layout
 from jax.sharding import PartitionSpec as P
 
-from meshwright.runtime import ShardingContext, mesh_platform
-from meshwright.step import ModelConfig, parameters
+from meshwright.runtime.mesh import mesh_platform
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.step.layer import Linear
-from meshwright.step.parameter_tree import Parameter
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import Parameter, parameters
 
 WEIGHTS = "weights"
 """The named scope of products with weights, and of what brings these to them."""

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshwright.cost import (
-    borrowed_notes,
-    contention_seconds,
+from meshwright.cost.images import (
     image_collectives,
     image_flops,
     image_memory,
     image_ops,
     image_step_flops,
     image_update_seconds,
-    planned_seconds,
-    straggling_seconds,
 )
+from meshwright.cost.rates.achieved import contention_seconds, straggling_seconds
+from meshwright.cost.rates.borrowed import borrowed_notes
+from meshwright.cost.rates.collective_time import planned_seconds
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, lay_mesh
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape, divisors
 from meshwright.planner.prediction import SIMULATED
 from meshwright.record import Bound, Collective, Record, merge
-from meshwright.step import ImageWorkload, check_image_mesh
-from meshwright.step.images import STATISTICS
+from meshwright.step.images import STATISTICS, ImageWorkload, check_image_mesh
 
 PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
 from meshwright.planner.files import is_run_directory
 from meshwright.planner.options import (
@@ -37,18 +37,11 @@ from meshwright.planner.search import Ranking, find_faster, plan_stages, rank_sp
 from meshwright.planner.space import Space, run_strategy, runnable_space, whole_space
 from meshwright.planner.sweep import Point, read_sweep, run_sweep, swept_options
 from meshwright.planner.ties import simplest_first
-from meshwright.step import (
-    DEFAULT,
-    REMATS,
-    Remat,
-    Strategy,
-    Workload,
-    check_mesh,
-    check_positions,
-    check_strategy,
-    has_reference,
-    stream_rules,
-)
+from meshwright.step.legality import check_mesh, check_positions
+from meshwright.step.rules import stream_rules
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.strategy_checks import check_strategy, has_reference
+from meshwright.step.workload import REMATS, Remat, Workload
 
 PlanLike = ModelLike | Plan
 """A model as in `ModelLike`, a plan, or the path of a plan's file."""

@@ -13,29 +13,17 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import load_model, usual_seq_len
 from meshwright.families.adapters import ALL_LINEAR, read_adapter_config, with_adapters
-from meshwright.hardware import MEMORY_HEADROOM, System, parse_system
+from meshwright.families.load import load_model, usual_seq_len
+from meshwright.hardware.chip import MEMORY_HEADROOM
+from meshwright.hardware.system import System, parse_system
 from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.step import (
-    RESNETS,
-    Attention,
-    Dtype,
-    ImageWorkload,
-    MatmulDtype,
-    ModelConfig,
-    Objective,
-    Optimizer,
-    Reference,
-    Remat,
-    SequenceMethod,
-    Serving,
-    ServingPhase,
-    TpStream,
-    Workload,
-    check_positions,
-    largest,
-)
+from meshwright.step.images import RESNETS, ImageWorkload
+from meshwright.step.legality import check_positions
+from meshwright.step.model import ModelConfig, largest
+from meshwright.step.serving import Serving, ServingPhase
+from meshwright.step.strategy import Attention, MatmulDtype, Optimizer, SequenceMethod, TpStream
+from meshwright.step.workload import Dtype, Objective, Reference, Remat, Workload
 from meshwright.units import parse_count, parse_number, parse_seconds
 
 ModelLike = str | Path | ModelConfig | Workload

@@ -6,22 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from meshwright.cost import (
-    activation_collectives,
-    collective_seconds,
-    is_of_weights,
-    is_round_ring,
-    planned_seconds,
-    reduce_scatter_runs_as_all_reduce,
-    ring_work,
-    weight_collectives,
-)
+from meshwright.cost.comm_volume import activation_collectives, is_of_weights, weight_collectives
+from meshwright.cost.rates.collective import collective_seconds
+from meshwright.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
+from meshwright.cost.rates.ring import is_round_ring, ring_work
 from meshwright.cost.seconds import WEIGHT_AXES
-from meshwright.hardware import MeshPlacement, System, lay_mesh
+from meshwright.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape, divisors
 from meshwright.record import Collective, Phase
-from meshwright.step import DEFAULT, IN_USE, RULES, Strategy, Workload, with_remat
 from meshwright.step.passes.pipeline import KEPT_INPUTS
+from meshwright.step.rules import IN_USE, RULES
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Workload, with_remat
 
 CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
 """Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import workload_from_data
+from meshwright.families.registry import workload_from_data
 from meshwright.field_types import from_data
 from meshwright.files import as_path
-from meshwright.hardware import System, lay_mesh, parse_system
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import System, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.notebook import card
 from meshwright.planner.files import has_fields, read_data, write_data
@@ -21,20 +22,13 @@ from meshwright.planner.options import read_mesh
 from meshwright.planner.prediction import predict
 from meshwright.planner.reasons.training_run import TrainingRun
 from meshwright.record import Record
-from meshwright.step import (
-    DEFAULT,
-    Strategy,
-    Workload,
-    check_mesh,
-    check_positions,
-    check_reference,
-    check_runnable,
-    check_stage_remat,
-    check_strategy,
-    logical_rules,
-    strategy_from_data,
-    stream_rules,
-)
+from meshwright.step.legality import check_mesh, check_positions, check_runnable
+from meshwright.step.reference import check_reference
+from meshwright.step.rules import logical_rules, stream_rules
+from meshwright.step.stages import check_stage_remat
+from meshwright.step.strategy import DEFAULT, Strategy, strategy_from_data
+from meshwright.step.strategy_checks import check_strategy
+from meshwright.step.workload import Workload
 from meshwright.units import show_degrees
 
 FORMAT = 1

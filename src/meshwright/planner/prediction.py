@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from meshwright.cost import (
-    PassSeconds,
-    borrowed_notes,
-    buffer_seconds,
-    contention_seconds,
-    hbm_bytes,
-    host_bytes,
-    is_round_ring,
-    microbatch_seconds,
-    model_flops,
-    offloaded_bytes,
-    planned_seconds,
-    pool_notes,
-    step_collectives,
-    step_flops,
-    step_memory,
-    straggling_seconds,
-    update_seconds,
-)
-from meshwright.hardware import MeshPlacement, System, lay_mesh
+from meshwright.cost.comm_volume import step_collectives
+from meshwright.cost.flops import model_flops, step_flops
+from meshwright.cost.memory import host_bytes, offloaded_bytes, pool_notes, step_memory
+from meshwright.cost.rates.achieved import contention_seconds, straggling_seconds
+from meshwright.cost.rates.borrowed import borrowed_notes
+from meshwright.cost.rates.collective_time import planned_seconds
+from meshwright.cost.rates.hbm import hbm_bytes
+from meshwright.cost.rates.ring import is_round_ring
+from meshwright.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
+from meshwright.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
 from meshwright.planner.overlap import (
     FREE_LINKS,
@@ -37,9 +28,13 @@ from meshwright.planner.overlap import (
 )
 from meshwright.planner.reference import reference_seconds, timed_reference_collectives
 from meshwright.record import Bound, Collective, Phase, Record, merge
-from meshwright.step import DEFAULT, RULES, Strategy, Workload, device_blocks, dropless_padding, has_reference
 from meshwright.step.blocks import program
 from meshwright.step.passes.pipeline import is_shared_before, pre_pipeline_stack
+from meshwright.step.rules import RULES
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.strategy_checks import has_reference
+from meshwright.step.token_routing import device_blocks, dropless_padding
+from meshwright.step.workload import Workload
 from meshwright.units import show_bytes
 
 _WORKED = replace(DEFAULT, spmd_pipeline=False)

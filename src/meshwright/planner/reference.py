@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from meshwright.cost import (
-    contention_seconds,
-    is_round_ring,
-    microbatch_seconds,
-    planned_seconds,
-    reference_collectives,
-    straggling_seconds,
-)
-from meshwright.hardware import System, lay_mesh
+from meshwright.cost.comm_volume import reference_collectives
+from meshwright.cost.rates.achieved import contention_seconds, straggling_seconds
+from meshwright.cost.rates.collective_time import planned_seconds
+from meshwright.cost.rates.ring import is_round_ring
+from meshwright.cost.seconds import microbatch_seconds
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
 from meshwright.planner.overlap import can_hide, overlap_budget, ring_shares
 from meshwright.record import Collective
-from meshwright.step import Strategy, Workload, reference_pass
+from meshwright.step.reference import reference_pass
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
 
 
 def reference_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:

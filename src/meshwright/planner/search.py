@@ -11,24 +11,19 @@ from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
 
-from meshwright.cost import peak_within, step_memory
+from meshwright.cost.memory import peak_within, step_memory
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
 from meshwright.planner.overlap import FREE_LINKS, least_budget, least_weight_budget
 from meshwright.planner.plan import Plan, predicted_plan
 from meshwright.planner.prediction import step_bound_seconds, step_seconds
 from meshwright.planner.space import Candidate, Space, runnable_space, whole_space
-from meshwright.step import (
-    DEFAULT,
-    Remat,
-    Strategy,
-    Workload,
-    check_mesh,
-    check_runnable,
-    check_stage_remat,
-    token_axes,
-)
+from meshwright.step.legality import check_mesh, check_runnable
+from meshwright.step.rules import token_axes
+from meshwright.step.stages import check_stage_remat
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Remat, Workload
 
 _BELOW = 1 - 1e-9
 """Factor on lower bounds, so that rounding never lifts a bound above the time it bounds."""

@@ -8,32 +8,19 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, lay_mesh
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import System
 from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.planner.plan import check_kernel
-from meshwright.step import (
-    DEFAULT,
-    REMATS,
-    RULES,
-    STAGE_REMATS,
-    Attention,
-    Model,
-    Remat,
-    SequenceMethod,
-    Strategy,
-    TpStream,
-    Workload,
-    check_mesh,
-    check_positions,
-    check_runnable,
-    limits,
-    num_staged_layers,
-    sequence_method,
-    stream_rules,
-    with_remat,
-)
 from meshwright.step.blocks import layers
 from meshwright.step.layer import Attention as AttentionOfLayer
+from meshwright.step.legality import check_mesh, check_positions, check_runnable, limits
+from meshwright.step.model import Model
+from meshwright.step.rules import RULES, stream_rules
+from meshwright.step.sequence import sequence_method
+from meshwright.step.stages import STAGE_REMATS, num_staged_layers
+from meshwright.step.strategy import DEFAULT, Attention, SequenceMethod, Strategy, TpStream
+from meshwright.step.workload import REMATS, Remat, Workload, with_remat
 
 
 @dataclass(frozen=True)

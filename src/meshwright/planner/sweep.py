@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 from meshwright.planner.plan import Plan
 from meshwright.record import Record
-from meshwright.step import Workload
+from meshwright.step.workload import Workload
 from meshwright.units import parse_count
 
 KEYS = ("chips", "batch", "seq_len")

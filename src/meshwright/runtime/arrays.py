@@ -11,8 +11,9 @@ from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step import Dtype, Parameter, Tree, local_parameter_shape, map_leaves
-from meshwright.step.parameter_tree import CHOICE_BIAS
+from meshwright.step.parameter_tree import CHOICE_BIAS, Parameter, Tree, map_leaves
+from meshwright.step.rules import local_parameter_shape
+from meshwright.step.workload import Dtype
 
 DTYPES: dict[Dtype, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 

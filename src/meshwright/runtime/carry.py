@@ -15,10 +15,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape, check_divides
-from meshwright.planner import Plan
+from meshwright.planner.plan import Plan
 from meshwright.runtime.mesh import build_mesh
 from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step import Rules, leaves, logical_rules, parameters, rules_of, spec, staged_parameters
+from meshwright.step.parameter_tree import leaves, parameters
+from meshwright.step.rules import Rules, logical_rules, rules_of, spec
+from meshwright.step.stages import staged_parameters
 
 
 def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["explicit", "auto"]) -> Mesh:

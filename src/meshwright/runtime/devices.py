@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
-from meshwright.processes import ALONE, REFUSED, Member, Processes, Relay, join, split_address
+from meshwright.hardware.system import System
+from meshwright.processes.host import REFUSED
+from meshwright.processes.member import Member, join
+from meshwright.processes.options import ALONE, Processes, split_address
+from meshwright.processes.relay import Relay
 
 # Simulated devices share a few cores, so that one may reach a collective long after the others. XLA's default is 40 s.
 CPU_COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds=600"

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from meshwright.notation import Communicate, Implementation, Multiply, ShardedArray, Sizes, Slice, Step
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.legality import Sizes
+from meshwright.notation.steps import Communicate, Implementation, Multiply, Slice, Step
 from meshwright.record import Collective, wire_bytes
 from meshwright.runtime.collective_matmul import can_overlap
 

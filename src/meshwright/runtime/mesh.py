@@ -11,7 +11,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import across_slices, within_slice
+from meshwright.hardware.slices import across_slices, within_slice
 from meshwright.mesh import MeshShape
 
 

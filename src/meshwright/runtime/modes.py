@@ -17,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import Communicate, Implementation, Multiply, ShardedArray, Slice, Step
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.steps import Communicate, Implementation, Multiply, Slice, Step
 from meshwright.runtime.collective_matmul import all_gather_matmul, matmul_reduce_scatter
 from meshwright.runtime.fuse_matmuls import CollectiveMatmul, FusedStep, fuse_collective_matmuls
 from meshwright.runtime.terms import Shape, product_of_terms, spec, spec_of_terms, sum_of_terms, term_dims

@@ -14,7 +14,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import Implementation, Inference, ShardedArray, Sizes
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.inference import Inference
+from meshwright.notation.legality import Sizes
+from meshwright.notation.steps import Implementation
 from meshwright.runtime.modes import Mode, automatic, explicit, manual, overlapped
 from meshwright.runtime.terms import as_terms, shape_of_terms, spec_of_terms, term_dims
 

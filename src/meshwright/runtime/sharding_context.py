@@ -12,7 +12,9 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, IN_USE, CacheSplit, Rules, Spec, check_rules, rules_of, spec
+from meshwright.step.rules import IN_USE, Rules, Spec, check_rules, rules_of, spec
+from meshwright.step.serving import CacheSplit
+from meshwright.step.strategy import DEFAULT
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from meshwright.notation import Communicate, Multiply, ShardedArray, Sizes, Slice
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.legality import Sizes
+from meshwright.notation.steps import Communicate, Multiply, Slice
 
 Shape = tuple[int, ...]
 Move = Communicate | Slice

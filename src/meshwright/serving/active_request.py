@@ -12,7 +12,7 @@ from meshwright.serving.constraints import Matcher, bits_of
 from meshwright.serving.request import Output, OutputCallback, Request, TokenLogprob
 from meshwright.serving.scheduler import Slice
 from meshwright.serving.sequence import TokenSequence
-from meshwright.text import Tokenizer, TokenStream
+from meshwright.text.tokenizer import Tokenizer, TokenStream
 
 
 @dataclass(eq=False)

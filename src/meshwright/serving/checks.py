@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.errors import MeshwrightError
-from meshwright.inference import LoadedModel
+from meshwright.inference.loaded import LoadedModel
 from meshwright.serving.request import MOST_LOGPROBS, MOST_STOP_TOKENS, Request
 
 

@@ -23,7 +23,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.serving.grammars import NAMES, compile_grammar, read_vocabulary
 from meshwright.serving.programs import WORD
 from meshwright.serving.request import Constraint
-from meshwright.text import Tokenizer
+from meshwright.text.tokenizer import Tokenizer
 
 MOST_SOURCE = 1 << 16
 """The characters of a constraint's source."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwright.cost import sequence_cache_bytes, token_cache_bytes
-from meshwright.inference import LoadedModel
+from meshwright.cost.kv_cache import sequence_cache_bytes, token_cache_bytes
+from meshwright.inference.loaded import LoadedModel
 from meshwright.planner.serving.plan import planned_speed
 from meshwright.serving.settings import EngineLayout, EngineSettings
-from meshwright.step import Serving, ServingLayout
 from meshwright.step.serve import page_parts
+from meshwright.step.serving import Serving, ServingLayout
 from meshwright.units import show_bytes, show_seconds
 
 

@@ -23,8 +23,9 @@ from meshwright.models.generation import decode_layout
 from meshwright.models.paged_cache import Pages
 from meshwright.models.sampling import Written, choose, likeliest_of
 from meshwright.serving.programs import Columns, Shape, newest_first, samplers_at, through_pages
-from meshwright.step import CacheSplit, ModelConfig
+from meshwright.step.model import ModelConfig
 from meshwright.step.serve import layers_by_window
+from meshwright.step.serving import CacheSplit
 
 
 @lru_cache(maxsize=64)

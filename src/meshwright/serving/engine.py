@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from meshwright.errors import MeshwrightError
-from meshwright.inference import LoadedModel
-from meshwright.models import GREEDY
+from meshwright.inference.loaded import LoadedModel
+from meshwright.models.sampling import GREEDY
 from meshwright.serving.active_request import ActiveRequest, token_logprob
 from meshwright.serving.checks import checked
 from meshwright.serving.constraints import ConstraintCompiler
@@ -42,7 +42,7 @@ from meshwright.serving.scheduler import Scheduler, Step
 from meshwright.serving.sequence import TokenSequence
 from meshwright.serving.settings import EngineSettings
 from meshwright.serving.stats import Stats
-from meshwright.step import ServingLayout
+from meshwright.step.serving import ServingLayout
 
 PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
 """An engine with nothing to do begins once no request came for so long, or at the latest after so long: requests that

@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from meshwright.errors import MeshwrightError
-from meshwright.models import Sampling
+from meshwright.models.sampling import Sampling
 from meshwright.serving.programs import Shape
 from meshwright.serving.runner import RowChange, Work
 from meshwright.serving.scheduler import PageCopy

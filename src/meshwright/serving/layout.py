@@ -11,16 +11,17 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from meshwright.errors import MeshwrightError
-from meshwright.inference import LoadedModel
+from meshwright.inference.loaded import LoadedModel
 from meshwright.models.cache import split_axes
 from meshwright.models.generation import decode_layout, switching_length
 from meshwright.models.paged_cache import abstract_pages, page_axes
-from meshwright.runtime import DTYPES, ShardingContext
+from meshwright.runtime.arrays import DTYPES
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.serving.settings import EngineLayout, EngineSettings
-from meshwright.step import CacheSplit, check_runnable
 from meshwright.step.frequencies import DynamicRopeScaling
-from meshwright.step.legality import learned_positions
+from meshwright.step.legality import check_runnable, learned_positions
 from meshwright.step.serve import layers_by_window, pages_read
+from meshwright.step.serving import CacheSplit
 from meshwright.units import show_bytes
 
 ROWS = 64

@@ -11,17 +11,18 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import serving_from_data
+from meshwright.families.registry import serving_from_data
 from meshwright.mesh import MeshShape
 from meshwright.models.generation import decode_layout
 from meshwright.models.int8_weights import in_int8
 from meshwright.models.paged_cache import abstract_pages, page_axes
 from meshwright.models.serving_step import check_served, dtype_of
 from meshwright.models.stationary import for_tpu_products
-from meshwright.runtime import DTYPES, abstract
+from meshwright.runtime.arrays import DTYPES, abstract
 from meshwright.serving.programs import Shape, greedy_program
-from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving, parameters
+from meshwright.step.parameter_tree import parameters
 from meshwright.step.serve import page_parts, table_entries
+from meshwright.step.serving import CacheSplit, Serving, ServingLayout, check_serving
 
 
 def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:

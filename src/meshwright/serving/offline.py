@@ -22,8 +22,7 @@ from meshwright.data.bad_data import BadData, BadRecordError, Rule
 from meshwright.data.records import FORMATS, kind_of, ranges, read_records
 from meshwright.errors import MeshwrightError
 from meshwright.files import append_line, check_output, write_error, write_file
-from meshwright.inference import LoadedModel, Prompt
-from meshwright.inference.loaded import Chat
+from meshwright.inference.loaded import Chat, LoadedModel, Prompt
 from meshwright.inference.prompts import as_message, prompt_of
 from meshwright.serving.engine import Engine
 from meshwright.serving.request import Output, Request

@@ -22,11 +22,12 @@ from meshwright.models.generation import decode_layout, through_cache
 from meshwright.models.norm import norm
 from meshwright.models.paged_cache import PagedCache, Pages
 from meshwright.models.sampling import Samplers, Written, choose, likeliest_of, with_chosen
-from meshwright.runtime import ShardingContext
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.serving.request import MOST_LOGPROBS
-from meshwright.step import CacheSplit, ModelConfig
 from meshwright.step.blocks import program
 from meshwright.step.layer import Norm
+from meshwright.step.model import ModelConfig
+from meshwright.step.serving import CacheSplit
 
 WORD = 32
 """The tokens that one word of a mask allows or not, the first in its lowest bit."""

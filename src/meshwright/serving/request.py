@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from meshwright.errors import MeshwrightError
-from meshwright.models import GREEDY, Sampling
+from meshwright.models.sampling import GREEDY, Sampling
 
 MOST_LOGPROBS = 20
 """The maximum number of alternatives per token with log probabilities; that of OpenAI's chat completions."""

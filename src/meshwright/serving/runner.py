@@ -20,14 +20,14 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.inference import LoadedModel
-from meshwright.models import GREEDY, Sampling
+from meshwright.inference.loaded import LoadedModel
 from meshwright.models.generation import decode_layout, placed_params
 from meshwright.models.int8_weights import in_int8
 from meshwright.models.paged_cache import Pages, abstract_pages, page_axes
-from meshwright.models.sampling import Written
+from meshwright.models.sampling import GREEDY, Sampling, Written
 from meshwright.models.stationary import for_tpu_products
-from meshwright.runtime import DTYPES, ShardingContext
+from meshwright.runtime.arrays import DTYPES
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.serving.draft_programs import draft_prefill_program, draft_program
 from meshwright.serving.faults import on_devices
 from meshwright.serving.layout import stored_dtype
@@ -44,7 +44,7 @@ from meshwright.serving.programs import (
 )
 from meshwright.serving.scheduler import PageCopy, Step
 from meshwright.serving.settings import EngineLayout, EngineSettings
-from meshwright.step import ModelConfig
+from meshwright.step.model import ModelConfig
 from meshwright.step.serve import layers_by_window
 
 COPIES = 8

@@ -7,8 +7,8 @@ from typing import Literal
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
-from meshwright.step import CacheSplit
 from meshwright.step.serve import pages_read
+from meshwright.step.serving import CacheSplit
 
 Int8 = Literal["int8"]
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from meshwright.hlo import Instruction, Module, Shape
+from meshwright.hlo.module import Instruction, Module
+from meshwright.hlo.shapes import Shape
 
 _VIEWS = frozenset({"bitcast", "opt-barrier", "domain", "add-dependency", "get-dimension-size"})
 _ELEMENTWISE = frozenset(

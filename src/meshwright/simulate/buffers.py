@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwright.hlo import Module, Shape, contradictions_as_errors, describe
+from meshwright.hlo.module import Module, contradictions_as_errors
+from meshwright.hlo.phases import describe
+from meshwright.hlo.shapes import Shape
 from meshwright.record import Phase
 from meshwright.simulate.aliasing import Leaf
 from meshwright.simulate.liveness import Liveness

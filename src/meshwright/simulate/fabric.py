@@ -13,11 +13,16 @@ from functools import cached_property
 
 import numpy as np
 
-from meshwright.cost import achieved_seconds
-from meshwright.hardware import MeshPlacement, Placement, System, lay_mesh, within_slice
-from meshwright.hlo import Instruction, Module, Shape, dcn_kind, describe, groups_of
-from meshwright.hlo.collectives import collective_entries
+from meshwright.cost.rates.collective_time import achieved_seconds
+from meshwright.hardware.fabric import MeshPlacement, Placement, lay_mesh
+from meshwright.hardware.slices import within_slice
+from meshwright.hardware.system import System
+from meshwright.hlo.collectives import collective_entries, groups_of
+from meshwright.hlo.dcn import dcn_kind
 from meshwright.hlo.groups import Axes, Groups
+from meshwright.hlo.module import Instruction, Module
+from meshwright.hlo.phases import describe
+from meshwright.hlo.shapes import Shape
 from meshwright.record import Phase
 
 HOST_SPACE = 5
@@ -68,7 +73,7 @@ class Fabric:
     def collective(self, instruction: Instruction) -> Transfer | None:
         """A collective on the links of its axes; None if its groups have one device.
 
-        Priced as in a plan (`planner.predict`). If its groups are no product of axes, all axes they touch are used. A
+        Priced as in a plan (`planner.prediction.predict`). If its groups are no product of axes, all axes they touch are used. A
         permute uses the links of one direction of a ring, once for each hop.
         """
         entries = list(collective_entries(self.module, instruction, self.slice_mesh))

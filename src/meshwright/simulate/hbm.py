@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from meshwright.hlo import Instruction, Module
+from meshwright.hlo.module import Instruction, Module
 from meshwright.simulate.aliasing import parse_aliases
 
 _FREE = frozenset(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from meshwright.hlo import Instruction, Module
 from meshwright.hlo.loops import called_in_sequence, sequential_computations
+from meshwright.hlo.module import Instruction, Module
 from meshwright.simulate.aliasing import Leaf, alias_buffers, leaves, reusable_operands
 
 _FORWARDS = frozenset({"tuple", "get-tuple-element"})

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from meshwright.cost import product_efficiency
 from meshwright.cost.rates.achieved import HBM_SHARE
 from meshwright.cost.rates.attention import (
     TPU_PRODUCTS,
@@ -24,10 +23,11 @@ from meshwright.cost.rates.attention import (
     tpu_kernel_share,
 )
 from meshwright.cost.rates.data_files import tpu_products
-from meshwright.cost.rates.efficiency import gpu_figures
-from meshwright.hardware import System
-from meshwright.hlo import Instruction, Module, count_executions, flops_of
-from meshwright.hlo.flops import is_kernel
+from meshwright.cost.rates.efficiency import gpu_figures, product_efficiency
+from meshwright.hardware.system import System
+from meshwright.hlo.flops import flops_of, is_kernel
+from meshwright.hlo.loops import count_executions
+from meshwright.hlo.module import Instruction, Module
 from meshwright.simulate.hbm import hbm_bytes, is_free
 
 Basis = Literal["compiler", "roofline", "kernel"]

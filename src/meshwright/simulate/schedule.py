@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from meshwright.cost import contention_seconds, straggling_seconds
+from meshwright.cost.rates.achieved import contention_seconds, straggling_seconds
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
-from meshwright.hlo import Module, contradictions_as_errors, count_flops
+from meshwright.hardware.system import System
+from meshwright.hlo.flops import count_flops
+from meshwright.hlo.module import Module, contradictions_as_errors
 from meshwright.hlo.phases import source_and_scope
 from meshwright.record import KINDS, PHASES, Collective
 from meshwright.simulate.events import COMPUTE, Event

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from meshwright.hlo import Instruction, Module
 from meshwright.hlo.collectives import collective_kind
+from meshwright.hlo.module import Instruction, Module
 from meshwright.simulate.fabric import Fabric, Transfer, touches_host
 from meshwright.simulate.op_seconds import op_seconds
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.hlo import Instruction, describe
 from meshwright.hlo.loops import trip_count
+from meshwright.hlo.module import Instruction
+from meshwright.hlo.phases import describe
 from meshwright.simulate.events import COMPUTE, Event, Repeat
 from meshwright.simulate.fabric import Fabric, Transfer
 from meshwright.simulate.op_seconds import OpSeconds, op_seconds

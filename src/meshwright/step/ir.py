@@ -16,7 +16,7 @@ from itertools import count
 from typing import Literal, NamedTuple
 
 from meshwright.mesh import MeshShape
-from meshwright.notation import ShardedArray
+from meshwright.notation.array import ShardedArray
 from meshwright.record import Kind, Phase
 
 Width = Literal["compute", "gradient", "float32"]

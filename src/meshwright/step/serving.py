@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
 from meshwright.mesh import MeshShape
 from meshwright.step.model import ModelConfig
 from meshwright.step.parameter_tree import leaves, parameters

@@ -17,7 +17,7 @@ MatmulDtype = Literal["int8", "fp8"]
 Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd", "muon"]
 OnBadStep = Literal["stop", "skip"]
 RateSchedule = Literal["cosine", "linear", "wsd", "constant"]
-"""The schedule of the learning rate after its warm-up (`training.Optimizer`)."""
+"""The schedule of the learning rate after its warm-up (`training.update.optimizer.Optimizer`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

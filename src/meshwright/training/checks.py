@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.errors import MeshwrightError
 from meshwright.record import Record
-from meshwright.training.data import BYTES
+from meshwright.training.data.texts import BYTES
 from meshwright.training.run_directory.run import RunConfig
 from meshwright.units import show_bytes, show_percent
 

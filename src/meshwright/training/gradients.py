@@ -19,14 +19,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.models import loss_and_load, staged_loss_and_load
+from meshwright.models.decoder import loss_and_load
 from meshwright.models.dropout import DropoutRng, token_numbers
 from meshwright.models.ends import LossParts
-from meshwright.models.pipelined import layout_before_stages, microbatches
-from meshwright.runtime import DTYPES, ShardingContext
-from meshwright.runtime.arrays import widest
-from meshwright.step import Parameter, Strategy, Workload, leaves, map_leaves, parameters
-from meshwright.step.parameter_tree import RANK
+from meshwright.models.pipelined import layout_before_stages, microbatches, staged_loss_and_load
+from meshwright.runtime.arrays import DTYPES, widest
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.parameter_tree import RANK, Parameter, leaves, map_leaves, parameters
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
 from meshwright.training.preference.loss import DPO, PairParts, Preference, pair_loss
 from meshwright.training.trainable import drop_paths, merge_trees
 

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
-from meshwright.runtime import ShardingContext, token_order
-from meshwright.text import Tokenizer
-from meshwright.training.data import Batches, RunData, open_data
+from meshwright.runtime.attention.sequence import token_order
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.text.tokenizer import Tokenizer
+from meshwright.training.data.batches import Batches
 from meshwright.training.data.pair_batches import PairBatches
+from meshwright.training.data.run_data import RunData, open_data
 from meshwright.training.run_directory.checkpoint import Note
 from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.step import State

@@ -12,13 +12,15 @@ from typing import Any, Unpack
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_new_directory
-from meshwright.planner import Count, Plan, PlanLike, given, plan_to_run, read_count
+from meshwright.planner.library import PlanLike, plan_to_run
+from meshwright.planner.options import Count, given, read_count
+from meshwright.planner.plan import Plan
 from meshwright.record import Record
-from meshwright.runtime import claim_devices
+from meshwright.runtime.devices import claim_devices
 from meshwright.training.checks import check_start
-from meshwright.training.data import check_templates, default_rows, open_data
 from meshwright.training.data.config import DataConfig
 from meshwright.training.data.pairs import load_pairs
+from meshwright.training.data.run_data import check_templates, default_rows, open_data
 from meshwright.training.loop import Outcome, run_steps
 from meshwright.training.preference.loss import check_preference_options
 from meshwright.training.pretrained import check_same_model, find_pretrained

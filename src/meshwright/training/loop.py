@@ -15,20 +15,18 @@ from jax.sharding import Mesh
 from meshwright.data.sources import FileSource
 from meshwright.errors import MeshwrightError
 from meshwright.record import Record
-from meshwright.runtime import ShardingContext, build_mesh
-from meshwright.step import (
-    check_mesh,
-    check_reference,
-    check_runnable,
-    check_stage_remat,
-    check_strategy,
-    rules_of,
-    stream_rules,
-)
-from meshwright.text import Tokenizer
-from meshwright.training.data import BYTES, RunData, check_templates, open_data
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.legality import check_mesh, check_runnable
+from meshwright.step.reference import check_reference
+from meshwright.step.rules import rules_of, stream_rules
+from meshwright.step.stages import check_stage_remat
+from meshwright.step.strategy_checks import check_strategy
+from meshwright.text.tokenizer import Tokenizer
 from meshwright.training.data.pairs import RunPairs, open_pairs
+from meshwright.training.data.run_data import RunData, check_templates, open_data
 from meshwright.training.data.stores import run_sources
+from meshwright.training.data.texts import BYTES
 from meshwright.training.inputs import text_inputs
 from meshwright.training.interrupt import Interruption, Leave, interruptions
 from meshwright.training.preference.inputs import pair_inputs
@@ -53,16 +51,12 @@ from meshwright.training.step import State, abstract_state, train_step
 from meshwright.training.step_hooks import StepHooks
 from meshwright.training.stepping import BatchSource, take_steps
 from meshwright.training.update.bad_steps import BadSteps, LimitedBatches
-from meshwright.training.watch import (
-    Evaluator,
-    Profiler,
-    RunLog,
-    Shortfall,
-    Tasks,
-    find_profile,
-    load_wandb,
-    parse_profile,
-)
+from meshwright.training.watch.evaluation import Evaluator
+from meshwright.training.watch.log import RunLog
+from meshwright.training.watch.profile import Profiler, find_profile, parse_profile
+from meshwright.training.watch.shortfall import Shortfall
+from meshwright.training.watch.tasks import Tasks
+from meshwright.training.watch.weights_and_biases import load_wandb
 
 
 class Outcome(NamedTuple):

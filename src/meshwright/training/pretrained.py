@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS, load_model
+from meshwright.families.load import load_model
+from meshwright.families.registry import PRESETS
 from meshwright.files import write_file
-from meshwright.step import Model
-from meshwright.text import FILES, Tokenizer, read_tokenizer
+from meshwright.step.model import Model
+from meshwright.text.tokenizer import FILES, Tokenizer, read_tokenizer
 from meshwright.training.run_directory.run import RunConfig
 
 MODEL_FILES = ("config.json", "generation_config.json", *FILES)

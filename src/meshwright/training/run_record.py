@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
-from meshwright.cost import model_flops
+from meshwright.cost.flops import model_flops
 from meshwright.record import Record
 from meshwright.runtime.program_memory import program_memory
 from meshwright.training.run_directory.run import Row, RunConfig

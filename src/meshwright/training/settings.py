@@ -8,10 +8,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from meshwright.data import Rule
-from meshwright.planner import Count, PlanOptions
-from meshwright.step import OnBadStep, RateSchedule
-from meshwright.training.data import RowKind
+from meshwright.data.bad_data import Rule
+from meshwright.planner.options import Count, PlanOptions
+from meshwright.step.strategy import OnBadStep, RateSchedule
+from meshwright.training.data.config import RowKind
 from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.run_directory.saving import read_save_every
 from meshwright.training.watching import EvaluationConfig

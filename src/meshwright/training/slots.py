@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from meshwright.runtime import ShardingContext
-from meshwright.step import ModelConfig, Strategy, num_staged_layers
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.model import ModelConfig
 from meshwright.step.passes.schedule import slot_layers
+from meshwright.step.stages import num_staged_layers
+from meshwright.step.strategy import Strategy
 
 Tree = Any
 """A pytree of arrays or abstract arrays, with layers under the name `layers`."""

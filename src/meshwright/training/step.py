@@ -13,30 +13,18 @@ import optax
 from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from meshwright.families import workload_from_data
+from meshwright.families.registry import workload_from_data
 from meshwright.mesh import MeshShape
-from meshwright.runtime import DTYPES, ShardingContext, abstract, initialise
-from meshwright.runtime.arrays import widest
-from meshwright.step import (
-    DEFAULT,
-    Dtype,
-    Parameter,
-    Strategy,
-    Tree,
-    Workload,
-    check_mesh,
-    check_runnable,
-    check_strategy,
-    is_zigzag,
-    leaves,
-    map_leaves,
-    parameters,
-    rules_of,
-    staged_parameters,
-    strategy_from_data,
-    stream_rules,
-)
-from meshwright.step.parameter_tree import is_adapter
+from meshwright.runtime.arrays import DTYPES, abstract, initialise, widest
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.legality import check_mesh, check_runnable
+from meshwright.step.parameter_tree import Parameter, Tree, is_adapter, leaves, map_leaves, parameters
+from meshwright.step.rules import rules_of, stream_rules
+from meshwright.step.sequence import is_zigzag
+from meshwright.step.stages import staged_parameters
+from meshwright.step.strategy import DEFAULT, Strategy, strategy_from_data
+from meshwright.step.strategy_checks import check_strategy
+from meshwright.step.workload import Dtype, Workload
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import loss_and_gradients
 from meshwright.training.preference.loss import DPO, Preference
@@ -45,7 +33,8 @@ from meshwright.training.trainable import drop_paths, merge_trees
 from meshwright.training.update.optimizer import Optimizer
 from meshwright.training.update.skipping import NORM_LIMIT, is_bad, unless
 from meshwright.training.update.transformation import transformation
-from meshwright.weights import load_weights, read_adapter, read_tensors
+from meshwright.weights.load import load_weights, read_tensors
+from meshwright.weights.peft import read_adapter
 
 State = dict[str, Any]
 """Trees of arrays: `params`, `optimizer` and, with narrower parameters, their float32 copies `master`."""

@@ -18,7 +18,10 @@ from meshwright.training.run_directory.saver import Saver
 from meshwright.training.run_record import compiled_record
 from meshwright.training.step import State
 from meshwright.training.update.bad_steps import FILE, BadSteps, log_bad_step
-from meshwright.training.watch import Evaluator, Profiler, RunLog, Shortfall
+from meshwright.training.watch.evaluation import Evaluator
+from meshwright.training.watch.log import RunLog
+from meshwright.training.watch.profile import Profiler
+from meshwright.training.watch.shortfall import Shortfall
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from meshwright.hlo import canonicalize_collective
+from meshwright.hlo.canonical import canonicalize_collective
 from meshwright.mesh import MeshShape
 from meshwright.record import PHASES, Collective, Record, merge
 from meshwright.verification.differences import UNNAMED, Cause, Difference

@@ -7,26 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from meshwright.compiler import Effort
+from meshwright.compiler.targets import Effort
 from meshwright.errors import MeshwrightError
-from meshwright.planner import (
-    MeshLike,
-    Plan,
-    PlanLike,
-    PlanOptions,
-    ServingOptions,
-    ServingPlan,
-    best_serving_plan,
-    given,
-    is_run_directory,
-    is_serving_plan_file,
-    plan_to_run,
-    read_serving_plan,
-)
+from meshwright.planner.files import is_run_directory
+from meshwright.planner.library import PlanLike, plan_to_run
+from meshwright.planner.options import MeshLike, PlanOptions, ServingOptions, given
+from meshwright.planner.plan import Plan
+from meshwright.planner.serving.plan import ServingPlan, is_serving_plan_file, read_serving_plan
+from meshwright.planner.serving.search import best_serving_plan
 from meshwright.record import Record
-from meshwright.step import CacheSplit, ModelConfig, ServingPhase
-from meshwright.training import measured, read_config, read_metrics
-from meshwright.training.watch import find_profile
+from meshwright.step.model import ModelConfig
+from meshwright.step.serving import CacheSplit, ServingPhase
+from meshwright.training.run_directory.run import read_config, read_metrics
+from meshwright.training.run_record import measured
+from meshwright.training.watch.profile import find_profile
 from meshwright.verification.plans import Verification, verify_plan
 from meshwright.verification.serving import ServingVerification, verify_serving
 

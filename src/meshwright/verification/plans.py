@@ -5,35 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.compiler import (
-    CompiledProgram,
-    CompileRequest,
-    Effort,
-    compile_all,
-    compile_in_child,
-    read_optimized,
-    read_program,
-)
-from meshwright.cost import (
-    argument_bytes,
+from meshwright.compiler.compile import compile_all, compile_in_child
+from meshwright.compiler.program import CompiledProgram, CompileRequest
+from meshwright.compiler.records import read_optimized, read_program
+from meshwright.compiler.targets import Effort
+from meshwright.cost.comm_volume import dropless_padding_collectives, step_collectives, untaken_branch_collectives
+from meshwright.cost.flops import (
+    StepFlops,
     attention_flops,
-    dropless_padding_collectives,
     dropless_padding_flops,
     model_flops,
     single_column_flops,
-    step_collectives,
-    untaken_branch_collectives,
     untaken_branch_flops,
 )
-from meshwright.cost.flops import StepFlops
+from meshwright.cost.memory import argument_bytes
 from meshwright.cost.rates.attention import BACKWARD_FLOPS, TPU_PRODUCTS, tpu_chunk_kernel, tpu_kernel
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
-from meshwright.planner import Plan, as_run
+from meshwright.planner.plan import Plan, as_run
 from meshwright.record import Collective, Record
-from meshwright.simulate import Schedule, simulate
-from meshwright.step import Strategy, Workload, is_zigzag, reference_pass
+from meshwright.simulate.schedule import Schedule, simulate
+from meshwright.step.reference import reference_pass
+from meshwright.step.sequence import is_zigzag
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
 from meshwright.verification.comparison import Row, StaticOverhead, compare, in_plans_terms, quantity_of
 from meshwright.verification.differences import Cause, Difference
 from meshwright.verification.reference import reference_requests, with_reference

@@ -9,12 +9,16 @@ from dataclasses import dataclass, replace
 import jax
 import numpy as np
 
-from meshwright.hlo import canonicalize_collective, parse_hlo, read_collectives
+from meshwright.hlo.canonical import canonicalize_collective
+from meshwright.hlo.collectives import read_collectives
+from meshwright.hlo.parser import parse_hlo
 from meshwright.hlo.text import hlo_text
-from meshwright.notation import Implementation, Inference
-from meshwright.notation.steps import einsum_formula
+from meshwright.notation.inference import Inference
+from meshwright.notation.steps import Implementation, einsum_formula
 from meshwright.record import Collective, merge
-from meshwright.runtime import Mode, compile_product, make_product_mesh, overlapped_collectives
+from meshwright.runtime.fuse_matmuls import overlapped_collectives
+from meshwright.runtime.modes import Mode
+from meshwright.runtime.product import compile_product, make_product_mesh
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.record import Collective, Record, merge
-from meshwright.training.watch import Profile
+from meshwright.training.watch.profile import Profile
 from meshwright.verification.comparison import in_plans_terms
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from meshwright.compiler import CompileRequest, Effort
+from meshwright.compiler.program import CompileRequest
+from meshwright.compiler.targets import Effort
 from meshwright.cost.model_states import States
-from meshwright.planner import Plan
+from meshwright.planner.plan import Plan
 from meshwright.record import Record, merge
-from meshwright.step import reference_pass, shares_base
+from meshwright.step.reference import reference_pass, shares_base
 
 REFERENCE_STEP = "meshwright.training.preference.reference:lower_reference_step"
 """The function that lowers the reference's pass, called by name in the process that compiles."""

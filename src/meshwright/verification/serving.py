@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from meshwright.compiler import CompiledProgram, CompileRequest, Effort, compile_in_child, read_optimized
-from meshwright.cost import serving_argument_bytes, serving_device_flops, serving_flops
+from meshwright.compiler.compile import compile_in_child
+from meshwright.compiler.program import CompiledProgram, CompileRequest
+from meshwright.compiler.records import read_optimized
+from meshwright.compiler.targets import Effort
+from meshwright.cost.serving_bytes import serving_argument_bytes
+from meshwright.cost.serving_seconds import serving_device_flops, serving_flops
 from meshwright.models.serving_step import check_served
 from meshwright.models.stationary import LEAST_TPU_ROWS
-from meshwright.planner import ServingPlan
-from meshwright.planner.serving.plan import step_tokens
+from meshwright.planner.serving.plan import ServingPlan, step_tokens
 from meshwright.record import Record
 from meshwright.serving.lowered import check_engine_step
-from meshwright.simulate import Schedule
+from meshwright.simulate.schedule import Schedule
 from meshwright.verification.comparison import Row, compare
 from meshwright.verification.differences import UNNAMED, Cause, Difference
 from meshwright.verification.plans import compiled_record

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from meshwright.models.cached_attention import CACHED_ATTENTION
 from meshwright.models.stationary import WEIGHTS
-from meshwright.planner import ServingPlan
-from meshwright.simulate import Schedule
+from meshwright.planner.serving.plan import ServingPlan
 from meshwright.simulate.events import COMPUTE, Event
-from meshwright.simulate.schedule import EXPOSED_COMMUNICATION
+from meshwright.simulate.schedule import EXPOSED_COMMUNICATION, Schedule
 from meshwright.verification.differences import Cause, Difference
 
 PLANNED_TERMS: Mapping[str, tuple[str, ...]] = {

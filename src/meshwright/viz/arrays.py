@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import ShardedArray, Sizes
-from meshwright.notation.legality import is_legal
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.legality import Sizes, is_legal
 from meshwright.units import show_bytes
 from meshwright.viz.colours import fill
 from meshwright.viz.holdings import Block, Holdings, Span, holdings_of

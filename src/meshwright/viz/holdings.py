@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.notation import ShardedArray, Sizes, check
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.legality import Sizes, check
 
 Span = tuple[int, int]
 """The first index of a dim that a device holds, and the one after the last."""

@@ -13,10 +13,10 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import divisors
-from meshwright.planner import Plan
-from meshwright.runtime import ShardingContext
-from meshwright.step import rules_of
-from meshwright.training import abstract_batch, abstract_params
+from meshwright.planner.plan import Plan
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.rules import rules_of
+from meshwright.training.step import abstract_batch, abstract_params
 from meshwright.units import show_bytes, show_count
 from meshwright.viz.holdings import Holder, Holdings, Span, device_blocks
 from meshwright.viz.panels import Cell, Panel, Sketch

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from meshwright.compiler import read_optimized
-from meshwright.hardware import parse_system
-from meshwright.inspection import Finding, Inspection
+from meshwright.compiler.records import read_optimized
+from meshwright.hardware.system import parse_system
+from meshwright.inspection.finding import Finding
+from meshwright.inspection.inspection import Inspection
 from meshwright.record import Record
-from meshwright.simulate import read_buffers
+from meshwright.simulate.buffers import read_buffers
 from meshwright.units import show_degrees, show_flops, show_percent, show_seconds
-from meshwright.verification import Verification
+from meshwright.verification.plans import Verification
 from meshwright.viz.document import Section, html_table, render
 from meshwright.viz.rows import answer, costs, short_path
 from meshwright.viz.sections import buffers_section, collectives_section, memory_section, timeline_section

@@ -13,13 +13,15 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_output, write_file
-from meshwright.planner import Plan
+from meshwright.planner.plan import Plan
 from meshwright.record import Record
-from meshwright.training import RunConfig, measured, read_config, read_metrics
-from meshwright.training.run_directory.run import Row, read_json_lines
-from meshwright.training.watch import ACCOUNTS, Profile, find_profile, goodput, read_compiled, read_restarts
+from meshwright.training.run_directory.run import Row, RunConfig, read_config, read_json_lines, read_metrics
+from meshwright.training.run_record import measured
+from meshwright.training.watch.goodput import ACCOUNTS, goodput, read_restarts
+from meshwright.training.watch.log import read_compiled
+from meshwright.training.watch.profile import Profile, find_profile
 from meshwright.units import show_bytes, show_estimate, show_percent, show_rate, show_seconds
-from meshwright.verification import compare_profile
+from meshwright.verification.profiles import compare_profile
 from meshwright.viz.curves import RUN_COLOURS, curves
 from meshwright.viz.document import Section, html_table, legend, render
 from meshwright.viz.rows import PROFILE_COLUMNS, profile_rows

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.inspection import Finding, Inspection
+from meshwright.inspection.finding import Finding
+from meshwright.inspection.inspection import Inspection
 from meshwright.record import Collective, merge
-from meshwright.simulate import Buffer
+from meshwright.simulate.buffers import Buffer
 from meshwright.units import show_bytes, show_seconds
-from meshwright.verification import ProfileRow
+from meshwright.verification.profiles import ProfileRow
 
 _MOST_BUFFERS = 20
 _LONGEST_PATH = 40

@@ -10,7 +10,9 @@ from itertools import islice, product
 from urllib.parse import quote
 
 from meshwright.record import PHASES, Collective, Record, wire_bytes
-from meshwright.simulate import Buffer, Event, Schedule
+from meshwright.simulate.buffers import Buffer
+from meshwright.simulate.events import Event
+from meshwright.simulate.schedule import Schedule
 from meshwright.units import show_bytes, show_percent, show_seconds
 from meshwright.viz.charts import NOT_TERMS
 from meshwright.viz.colours import WRONG, named

@@ -10,10 +10,16 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System, dtype_bytes, lay_mesh, parse_system
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.fabric import lay_mesh
+from meshwright.hardware.system import System, parse_system
 from meshwright.mesh import MeshShape
-from meshwright.notation import ShardedArray, Sizes, check, parse_array, parse_numbers
-from meshwright.planner import Plan, read_system
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.array_parser import parse_array
+from meshwright.notation.legality import Sizes, check
+from meshwright.notation.parser import parse_numbers
+from meshwright.planner.options import read_system
+from meshwright.planner.plan import Plan
 from meshwright.record import Kind
 from meshwright.step.passes.schedule import Schedule
 from meshwright.viz import svg, terminal

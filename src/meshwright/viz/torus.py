@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import IDLE, MeshPlacement, System, lay_mesh
+from meshwright.hardware.fabric import IDLE, MeshPlacement, lay_mesh
+from meshwright.hardware.system import System
 from meshwright.viz.arrays import fills_of, mesh_text
 from meshwright.viz.holdings import Holdings
 from meshwright.viz.panels import Cell, Panel, Sketch, limit_panels

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.record import Collective, LoweredAs, Lowering
 from meshwright.units import show_bytes, show_flops, show_percent, show_rate, show_seconds
-from meshwright.verification import Cause, Difference, Row
+from meshwright.verification.comparison import Row
+from meshwright.verification.differences import Cause, Difference
 
 DIFFERENCES: Mapping[Difference, str] = {
     Difference.NOT_PLANNED: "not planned",

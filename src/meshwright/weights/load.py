@@ -13,8 +13,8 @@ from jax import Array
 
 from meshwright.errors import MeshwrightError
 from meshwright.families.wrappers import text_names
-from meshwright.step import ModelConfig, Tree
-from meshwright.step.parameter_tree import map_leaves
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import Tree, map_leaves
 from meshwright.weights.aliases import with_known_names
 from meshwright.weights.directory import DTYPES, SCALED_DTYPES, Tensor, read_files
 from meshwright.weights.fp8 import SUFFIX, with_fp8

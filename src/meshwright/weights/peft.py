@@ -18,10 +18,9 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 from meshwright.families.adapters import ADAPTER_CONFIG, adapter_config, module_scale
 from meshwright.files import write_file as write_text
-from meshwright.step import ModelConfig, Parameter
 from meshwright.step.lora import LoRA
-from meshwright.step.model import without_lora
-from meshwright.step.parameter_tree import LORA_A, LORA_B, RANK
+from meshwright.step.model import ModelConfig, without_lora
+from meshwright.step.parameter_tree import LORA_A, LORA_B, RANK, Parameter
 from meshwright.weights.directory import DTYPES, Tensor, read_file, write_file
 from meshwright.weights.places import Place, places
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PUBLISHED
 from meshwright.families.family import Published, PublishedFamily
-from meshwright.step import ModelConfig
+from meshwright.families.registry import PUBLISHED
 from meshwright.step.blocks import program
 from meshwright.step.layer import Linear, Lookup
+from meshwright.step.model import ModelConfig
 from meshwright.step.parameter_tree import Parameter, leaves, parameters
 
 

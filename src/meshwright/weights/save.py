@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from meshwright.step import ModelConfig, Tree
-from meshwright.step.parameter_tree import CHOICE_BIAS, leaves
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import CHOICE_BIAS, Tree, leaves
 from meshwright.weights.directory import DTYPES, INDEX, SINGLE, write_file
 from meshwright.weights.places import Place, places
 

@@ -4,30 +4,24 @@ from dataclasses import asdict, replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS, load_model, workload_from_data
-from meshwright.hardware import parse_system
+from meshwright.families.load import load_model
+from meshwright.families.registry import PRESETS, workload_from_data
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import rank
-from meshwright.step import (
-    RULES,
+from meshwright.planner.search import rank
+from meshwright.step.legality import check_mesh, check_runnable
+from meshwright.step.parameter_tree import (
     Parameter,
-    Strategy,
-    Workload,
-    can_halve_queries,
-    check_mesh,
-    check_runnable,
-    halves_queries,
     leaves,
-    local_parameter_shape,
     map_leaves,
     num_active_parameters,
     num_parameters,
-    num_query_chunks,
     parameters,
-    spec,
-    stream_rules,
-    token_axes,
 )
+from meshwright.step.rules import RULES, local_parameter_shape, spec, stream_rules, token_axes
+from meshwright.step.sequence import halves_queries
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload, can_halve_queries, num_query_chunks
 
 # Published counts: model cards, and the index files of the weights on Hugging Face. GPT-3: the sizes of table 2.1 of
 # arXiv:2005.14165 make 174.6B, as arXiv:2104.04473 has it. PaLM: arXiv:2204.02311, table 1, 540.35B. DeepSeek-V3:

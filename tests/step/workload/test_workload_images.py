@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import image_step_flops
+from meshwright.cost.images import image_step_flops
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.step import (
+from meshwright.step.images import (
     RESNETS,
     ImageWorkload,
     check_image_mesh,
     convolutions,
     image_parameters,
-    leaves,
     num_image_parameters,
 )
+from meshwright.step.parameter_tree import leaves
 
 RESNET50 = RESNETS["resnet50"]
 

@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.families.registry import PRESETS
+from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import as_run, make_plan
+from meshwright.planner.plan import as_run, make_plan
 from meshwright.planner.space import run_attentions
-from meshwright.runtime import ShardingContext
-from meshwright.step import DEFAULT, RULES, Experts, FrameworkProfile, Strategy, Workload, check_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.legality import check_mesh
+from meshwright.step.model import Experts
+from meshwright.step.rules import RULES
+from meshwright.step.strategy import DEFAULT, FrameworkProfile, Strategy
+from meshwright.step.workload import Workload
 
 TINY = PRESETS["tiny"]
 MOE = replace(TINY, experts=Experts(count=8, num_active=2, mlp=64))

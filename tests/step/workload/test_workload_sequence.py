@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS
+from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, Strategy, check_runnable, sequence_method
+from meshwright.step.legality import check_runnable
+from meshwright.step.sequence import sequence_method
+from meshwright.step.strategy import DEFAULT, Strategy
 
 LLAMA2, LLAMA3 = PRESETS["llama2-7b"], PRESETS["llama3-8b"]
 

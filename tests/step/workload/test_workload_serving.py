@@ -3,18 +3,11 @@ from dataclasses import asdict, replace
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import PRESETS, serving_from_data
+from meshwright.families.registry import PRESETS, serving_from_data
 from meshwright.mesh import MeshShape
-from meshwright.step import (
-    SERVING_RULES,
-    Serving,
-    ServingLayout,
-    cache_axes,
-    check_serving,
-    leaves,
-    local_parameter_shape,
-    parameters,
-)
+from meshwright.step.parameter_tree import leaves, parameters
+from meshwright.step.rules import local_parameter_shape
+from meshwright.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes, check_serving
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8192, output_len=512)
 

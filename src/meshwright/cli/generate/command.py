@@ -15,15 +15,16 @@ from meshwright.cli.loading import load_with_bar, note, note_advised_mesh
 from meshwright.cli.tables import console, show
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.cost import sequence_cache_bytes
+from meshwright.cost.kv_cache import sequence_cache_bytes
 from meshwright.errors import MeshwrightError
-from meshwright.planner import planned_speed
-from meshwright.step import Serving, ServingLayout
+from meshwright.planner.serving.plan import planned_speed
+from meshwright.step.serving import Serving, ServingLayout
 from meshwright.units import show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.inference import GenerateOptions, LoadedModel, Piece, Prompt
-    from meshwright.loading import Found
+    from meshwright.inference.loaded import LoadedModel, Prompt
+    from meshwright.inference.stream import GenerateOptions, Piece
+    from meshwright.loading.library import Found
 
 EXAMPLES = (
     'meshwright generate runs/tiny "def " --num-tokens 200',
@@ -66,7 +67,7 @@ def run(args: Args) -> int:
         raise MeshwrightError("--chat without a prompt talks on a terminal, and there is none; give a prompt")
     with waiting("loading JAX"):
         from meshwright.inference.prompts import as_message
-        from meshwright.loading import find_model
+        from meshwright.loading.library import find_model
 
     samples = samplings(args, args.num_samples if prompts or not args.chat else 1)
     options: GenerateOptions = {"max_tokens": args.num_tokens, "stop": args.stop}
@@ -131,8 +132,8 @@ def _write(
     model: LoadedModel, rows: list[Prompt], options: GenerateOptions, *, streams: bool
 ) -> tuple[list[dict[str, Any]], Speed]:
     """Return each row's text, and the speeds. streams: print the only one while it is generated."""
-    from meshwright.inference import collect
     from meshwright.inference.loaded import Chat
+    from meshwright.inference.stream import collect
 
     pieces: list[Piece] = []
     times = [perf_counter()]

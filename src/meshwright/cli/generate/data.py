@@ -17,7 +17,7 @@ from meshwright.cli.loading import load_with_bar, note, note_advised_mesh, start
 from meshwright.cli.tables import console
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.data import describe_bad
+from meshwright.data.bad_data import describe_bad
 from meshwright.errors import MeshwrightError
 from meshwright.units import show_rate
 
@@ -30,7 +30,7 @@ def answer_data(args: Args, data: Path) -> int:
     if args.output is None:
         raise MeshwrightError("--data needs a file for the answers: -o answers.jsonl")
     with waiting("loading JAX"):
-        from meshwright.loading import find_model
+        from meshwright.loading.library import find_model
         from meshwright.serving.engine import Engine
         from meshwright.serving.offline import PromptFile, answer_file
         from meshwright.serving.request import Request

@@ -12,8 +12,9 @@ from meshwright.cli.text import folded, prose_width, terms, wrap
 from meshwright.units import show_bytes, show_degrees, show_flops, show_percent, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.inspection import Finding, Inspection
-    from meshwright.simulate import Buffer
+    from meshwright.inspection.finding import Finding
+    from meshwright.inspection.inspection import Inspection
+    from meshwright.simulate.buffers import Buffer
 
 _MOST_SCOPES = 12
 _MOST_ROWS = 30

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, WorkloadArgs, option, positional
-from meshwright.step import RESNETS, Attention, Dtype, Optimizer
+from meshwright.step.strategy import Attention, Optimizer
+from meshwright.step.workload import Dtype
 
 Model = Annotated[tyro.conf.Positional[str], positional("MODEL")]
 Output = Annotated[Path | None, option("FILE", "-o")]
@@ -176,24 +177,3 @@ class ImageArgs:
     """How many meshes to print. Default: 8."""
     json: Json = False
     """Print data instead of tables: {"candidates": [record, …]}."""
-
-
-KINDS: dict[str, type] = {
-    "a training plan": Args,
-    "a serving plan (--serve decode)": ServeArgs,
-    "a plan of a model of images": ImageArgs,
-}
-"""The kinds of plans, as messages name them."""
-
-HINTS = {
-    ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len"},
-    Args: {"--prompt-len": "--seq-len"},
-}
-"""What a kind of plan has instead of another's options."""
-
-
-def args_of(words: list[str]) -> type:
-    """The kind of plan that some words ask for: --serve is serving, the name of a ResNet images, all else training."""
-    if any(word.split("=")[0] == "--serve" for word in words):
-        return ServeArgs
-    return ImageArgs if {word.lower() for word in words} & set(RESNETS) else Args

@@ -16,29 +16,19 @@ from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.plan.kept import print_kept
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.families import trained_seq_len
+from meshwright.families.load import trained_seq_len
 from meshwright.files import check_outputs
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
-from meshwright.planner import (
-    Plan,
-    Ranking,
-    check_data_file,
-    find_beyond,
-    find_meshes,
-    plan_one_mesh,
-    read_compared,
-    read_count,
-    read_mesh,
-    read_price,
-    read_strategy,
-    read_sweep,
-    read_workload,
-    remats,
-    training_run,
-)
-from meshwright.planner.sweep import Sweep, swept_options
-from meshwright.step import Remat, Workload
+from meshwright.planner.files import check_data_file
+from meshwright.planner.library import find_beyond, find_meshes, plan_one_mesh, read_compared
+from meshwright.planner.options import read_count, read_mesh, read_price, read_strategy, read_workload, remats
+from meshwright.planner.plan import Plan
+from meshwright.planner.reasons.training_run import training_run
+from meshwright.planner.search import Ranking
+from meshwright.planner.sweep import Sweep, read_sweep, swept_options
+from meshwright.step.images import RESNETS
+from meshwright.step.workload import Remat, Workload
 
 EXAMPLES = (
     "meshwright plan llama3-8b --on v5p:4x4x4 --batch 512 --seq-len 8192 -o plan.yaml",
@@ -48,6 +38,26 @@ EXAMPLES = (
     "meshwright plan resnet50 --on a100-80gb:8 --batch 256",
     "meshwright plan llama3-8b --serve decode --help",
 )
+
+KINDS: dict[str, type] = {
+    "a training plan": Args,
+    "a serving plan (--serve decode)": ServeArgs,
+    "a plan of a model of images": ImageArgs,
+}
+"""The kinds of plans, as messages name them."""
+
+HINTS = {
+    ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len"},
+    Args: {"--prompt-len": "--seq-len"},
+}
+"""What a kind of plan has instead of another's options."""
+
+
+def args_of(words: list[str]) -> type:
+    """The kind of plan that some words ask for: --serve is serving, the name of a ResNet images, all else training."""
+    if any(word.split("=")[0] == "--serve" for word in words):
+        return ServeArgs
+    return ImageArgs if {word.lower() for word in words} & set(RESNETS) else Args
 
 
 def run(args: Args | ServeArgs | ImageArgs) -> int:

@@ -9,7 +9,9 @@ from meshwright.cli.plan.columns import comparison
 from meshwright.cli.plan.screen import candidate, notes_of, print_head
 from meshwright.cli.tables import GAP, console, show
 from meshwright.cli.text import folded, next_line
-from meshwright.planner import Plan, gap_to, how
+from meshwright.planner.plan import Plan
+from meshwright.planner.reasons.gap import gap_to
+from meshwright.planner.reasons.step import how
 
 NAMES = 25
 """The columns of the names of a comparison's rows."""

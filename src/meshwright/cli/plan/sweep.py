@@ -12,15 +12,16 @@ from meshwright.cli.tables import console, mesh_name, show, table
 from meshwright.cli.text import folded
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
-from meshwright.planner import Plan, Point, computed_mfu, run_sweep
-from meshwright.planner.sweep import Sweep
+from meshwright.hardware.system import System
+from meshwright.planner.plan import Plan
+from meshwright.planner.reasons.step import computed_mfu
+from meshwright.planner.sweep import Point, Sweep, run_sweep
 from meshwright.record import Record
-from meshwright.step import Workload
+from meshwright.step.workload import Workload
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.viz import Limits
+    from meshwright.viz.charts import Limits
 
 
 def plan_sweep(
@@ -68,7 +69,7 @@ def plan_sweep(
 
 def plot_plan(plans: Sequence[Plan], path: Path) -> None:
     """Draw the candidates of a plan side by side, each with how it is run."""
-    from meshwright.viz import Bar, write_charts
+    from meshwright.viz.charts import Bar, write_charts
 
     workload, system = plans[0].workload, plans[0].system
     bars = [Bar(f"{place}   {plan.mesh}\n{run_as(plan)}", plan.predicted) for place, plan in enumerate(plans, start=1)]
@@ -77,7 +78,7 @@ def plot_plan(plans: Sequence[Plan], path: Path) -> None:
 
 def _plot(points: Sequence[Point], path: Path, workload: Workload, system: System, key: str) -> None:
     """Draw the points that there are."""
-    from meshwright.viz import Bar, write_charts
+    from meshwright.viz.charts import Bar, write_charts
 
     bars = [
         Bar(f"{point.value:,}\n{mesh_name(point.record)}", point.record, size=point.value)
@@ -99,7 +100,7 @@ def _headline(workload: Workload, *, sweep: str = "") -> str:
 
 def _limits(workload: Workload, system: System) -> Limits:
     """Return the limits of a device for the workload's matmuls."""
-    from meshwright.viz import Limits
+    from meshwright.viz.charts import Limits
 
     return Limits(system.peak(workload.compute_dtype), system.usable_bytes)
 

@@ -12,18 +12,10 @@ from meshwright.cli.loading import ModelArgs
 from meshwright.cli.processes import ProcessArgs
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.step import CacheSplit
+from meshwright.step.serving import CacheSplit
 
 if TYPE_CHECKING:
     from meshwright.serving.http.service import ApiKey, Limits
-
-EXAMPLES = (
-    "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
-    "meshwright serve runs/tiny --port 0 --rows 8 --context 256",
-    "meshwright serve Qwen3-8B --plan serve.yaml",
-    "meshwright serve Qwen3-8B --on h100:8 --mesh tp=4 --replicas 2",
-    "meshwright serve Qwen3-8B --on v5e:2x4 --mesh tp=8 --kv-dtype int8 --drafts 4",
-)
 
 KEYS_VARIABLE = "MESHWRIGHT_API_KEYS"
 """The environment variable with API keys, separated by commas."""

@@ -17,16 +17,25 @@ from meshwright.cli.serve.replicas import serve_replicas
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.processes import leave_at_once
+from meshwright.processes.member import leave_at_once
 from meshwright.units import show_count
 
 if TYPE_CHECKING:
-    from meshwright.inference import LoadedModel
-    from meshwright.processes import Member
+    from meshwright.inference.loaded import LoadedModel
+    from meshwright.processes.member import Member
     from meshwright.serving.engine import Engine
     from meshwright.serving.http.service import ApiKey, Limits, Service
     from meshwright.serving.runner import Work
     from meshwright.serving.settings import EngineSettings
+
+EXAMPLES = (
+    "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
+    "meshwright serve runs/tiny --port 0 --rows 8 --context 256",
+    "meshwright serve Qwen3-8B --plan serve.yaml",
+    "meshwright serve Qwen3-8B --on h100:8 --mesh tp=4 --replicas 2",
+    "meshwright serve Qwen3-8B --on v5e:2x4 --mesh tp=8 --kv-dtype int8 --drafts 4",
+)
+
 
 PLAN_OPTIONS = ("on", "mesh", "dtype", "rows", "context", "page_size", "cache", "kv_dtype", "weight_dtype")
 """Options that a serving plan has too."""
@@ -48,12 +57,13 @@ def run(args: Args) -> int:
     if args.replicas != 1:
         return serve_replicas(args, limits, api_keys)
     with waiting("loading JAX"):
-        from meshwright.loading import find_model
-        from meshwright.runtime import claim_devices, use_compile_cache
+        from meshwright.loading.library import find_model
+        from meshwright.runtime.compile_cache import use_compile_cache
+        from meshwright.runtime.devices import claim_devices
         from meshwright.serving.layout import ROWS
         from meshwright.serving.request import ClosedError
         from meshwright.serving.settings import EngineSettings
-        from meshwright.training import is_first_process
+        from meshwright.training.run_directory.restart import is_first_process
 
     plan = None if args.plan is None else read_decode_plan(args.plan)
     options = {name: value for name in PLAN_OPTIONS if (value := getattr(args, name)) is not None}
@@ -131,7 +141,7 @@ def _serve(
     """
     import jax
 
-    from meshwright.launch import REPLICA
+    from meshwright.launch.replicas import REPLICA
     from meshwright.serving.engine import Engine
     from meshwright.serving.followers import Leader
     from meshwright.serving.http.server import serve_http

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from meshwright.errors import MeshwrightError
-from meshwright.planner import ServingPlan, read_serving_plan
-from meshwright.step import Dtype, ModelConfig
+from meshwright.planner.serving.plan import ServingPlan, read_serving_plan
+from meshwright.step.model import ModelConfig
 from meshwright.step.serve import page_parts
+from meshwright.step.workload import Dtype
 
 
 def read_decode_plan(path: Path) -> ServingPlan:

@@ -18,8 +18,8 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_output, write_file
-from meshwright.planner import Plan
-from meshwright.viz import read_text, show, show_data
+from meshwright.planner.plan import Plan
+from meshwright.viz.showing import read_text, show, show_data
 
 EXAMPLES = (
     'meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8',

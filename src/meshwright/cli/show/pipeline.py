@@ -12,7 +12,8 @@ from meshwright.cli.tables import console
 from meshwright.cli.text import next_line
 from meshwright.files import check_output, write_file
 from meshwright.step.passes.schedule import Kind, Schedule
-from meshwright.viz import pipeline_data, show_pipeline
+from meshwright.viz.pipeline import pipeline_data
+from meshwright.viz.showing import show_pipeline
 
 EXAMPLES = (
     "meshwright show pipeline --stages 4 --microbatches 8",

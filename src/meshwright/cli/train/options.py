@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from meshwright.cli.arguments import option
-from meshwright.data import Rule
-from meshwright.step import OnBadStep, RateSchedule
+from meshwright.data.bad_data import Rule
+from meshwright.step.strategy import OnBadStep, RateSchedule
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,16 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
 from meshwright.cli.verify.serving import ServeArgs, verify_served, verify_serving_plan
 from meshwright.cli.waiting import waiting
-from meshwright.cli.words import spelled
+from meshwright.cli.words.spell import spelled
 from meshwright.files import check_output, write_file
-from meshwright.planner import Plan, is_run_directory, is_serving_plan_file, plan_to_run, read_serving_plan
+from meshwright.planner.files import is_run_directory
+from meshwright.planner.library import plan_to_run
+from meshwright.planner.plan import Plan
+from meshwright.planner.serving.plan import is_serving_plan_file, read_serving_plan
 from meshwright.record import Record
 
 if TYPE_CHECKING:
-    from meshwright.verification import Verification
+    from meshwright.verification.plans import Verification
 
 
 EXAMPLES = (
@@ -99,7 +102,8 @@ def run(args: Args | ServeArgs) -> int:
         what, options = plan_to_run(args.model, options), {}  # A mistake is told of before JAX is loaded.
     page, tolerance, as_json = compare.html, read_tolerance(compare.tolerance), compare.json
     with waiting("loading JAX"):
-        from meshwright.verification import plan_and_measured, verify_plan
+        from meshwright.verification.library import plan_and_measured
+        from meshwright.verification.plans import verify_plan
 
     plan, measured = plan_and_measured(what, compare.run, options)
     effort = compare.effort if plan.system.chip.kind == "tpu" else "fast"

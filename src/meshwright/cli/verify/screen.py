@@ -13,7 +13,9 @@ from meshwright.record import Record
 from meshwright.units import show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.verification import Row, ServingVerification, Verification
+    from meshwright.verification.comparison import Row
+    from meshwright.verification.plans import Verification
+    from meshwright.verification.serving import ServingVerification
 
 
 def read_tolerance(tolerance: float | None) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.cost.rates.efficiency import product_efficiency
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 
 HBM_SHARE = 0.88
 """Fraction of HBM bandwidth: adding two arrays of 4,096 x 8,192 on an A100 moves 1,797 of 2,039 GB/s.

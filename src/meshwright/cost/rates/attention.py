@@ -15,7 +15,7 @@ from typing import Literal
 
 from meshwright.cost.rates.data_files import gpu_attention, tpu_attention_shares
 from meshwright.cost.rates.efficiency import gpu_figures
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 
 SIMULATED_SHARE = 0.6
 """Fraction of peak on simulated devices; an assumption, like their other figures."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from meshwright.cost.rates.data_files import tpu_attention_shares, tpu_layer_shares, tpu_products
 from meshwright.cost.rates.efficiency import relative
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 
 LENDER = "v5p"
 """The TPU whose figures are used for one whose kernels and matmuls were not compiled."""

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwright.hardware import Crossing, Placement, Ring
+from meshwright.hardware.fabric import Crossing, Placement, Ring
 from meshwright.record import Kind
 
 

@@ -8,7 +8,8 @@ from functools import lru_cache
 
 from meshwright.cost.rates.collective import collective_seconds
 from meshwright.cost.rates.links import collective_efficiency
-from meshwright.hardware import MeshPlacement, Placement, System
+from meshwright.hardware.fabric import MeshPlacement, Placement
+from meshwright.hardware.system import System
 from meshwright.record import Collective, Kind
 
 _LEAST_CHIPS = 16

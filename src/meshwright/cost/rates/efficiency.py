@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from meshwright.cost.rates.data_files import gpu_products, tpu_layer_shares, tpu_products
 from meshwright.cost.roofline import matmul_bytes
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 
 TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64))
 SPLITS = (1, 2, 4)

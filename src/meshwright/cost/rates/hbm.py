@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from meshwright.cost.activations import Activations
 from meshwright.cost.model_states import trained_elements
-from meshwright.hardware import dtype_bytes
+from meshwright.hardware.dtypes import dtype_bytes
 from meshwright.mesh import MeshShape
-from meshwright.step import DEFAULT, Remat, Workload
 from meshwright.step.blocks import program
 from meshwright.step.passes.pipeline import EMBEDDING, LOGITS, stage_layers
+from meshwright.step.strategy import DEFAULT
 from meshwright.step.train import train_step
+from meshwright.step.workload import Remat, Workload
 
 STAGE = replace(DEFAULT, spmd_pipeline=False)
 """The default strategy, but that stages do nothing while they wait."""

@@ -15,7 +15,7 @@ from functools import cache
 from meshwright.cost.rates.collective import CollectiveTime
 from meshwright.cost.rates.data_files import gpu_products
 from meshwright.cost.rates.efficiency import relative
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 
 TPU_LINK_SHARE = 0.95
 """An all-gather on v5e reaches about 95% of the links' bandwidth from 10 MB on 16 chips (scaling book, sharding)."""

@@ -11,8 +11,13 @@ from meshwright.cost.rates.collective import CollectiveTime, collective_seconds
 from meshwright.cost.roofline import hardware_intensity, intensity, op_seconds
 from meshwright.cost.threshold import Threshold, flops_per_byte, inequality, say_threshold
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import MeshPlacement, System, dtype_bytes, lay_mesh
-from meshwright.notation import Communicate, Implementation, Inference, ShardedArray, Sizes
+from meshwright.hardware.dtypes import dtype_bytes
+from meshwright.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.hardware.system import System
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.inference import Inference
+from meshwright.notation.legality import Sizes
+from meshwright.notation.steps import Communicate, Implementation
 from meshwright.record import Bound, Collective
 
 

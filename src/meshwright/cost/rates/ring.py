@@ -14,10 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.cost.seconds import PassSeconds, attention_seconds
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
 from meshwright.record import Collective, Phase
-from meshwright.step import Strategy, Workload
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
 
 
 @dataclass(frozen=True)

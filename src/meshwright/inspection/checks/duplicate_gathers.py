@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.hlo import VIEWS, Instruction, Shape, origin
+from meshwright.hlo.dataflow import VIEWS, origin
+from meshwright.hlo.module import Instruction
+from meshwright.hlo.shapes import Shape
 from meshwright.inspection.context import CompiledCollective, ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 from meshwright.record import Phase

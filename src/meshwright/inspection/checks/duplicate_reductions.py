@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.hlo import VIEWS, Description, Instruction, Shape, describe, origin, uses
+from meshwright.hlo.dataflow import VIEWS, origin, uses
+from meshwright.hlo.module import Instruction
+from meshwright.hlo.phases import Description, describe
+from meshwright.hlo.shapes import Shape
 from meshwright.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind

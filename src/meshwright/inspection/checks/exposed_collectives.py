@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshwright.hlo import Instruction
+from meshwright.hlo.module import Instruction
 from meshwright.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 from meshwright.record import Kind, Phase
-from meshwright.simulate import COMPUTE
+from meshwright.simulate.events import COMPUTE
 
 _SHARE_OF_STEP = 0.02
 """The fraction of a step below which waiting is not reported."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.compiler import read_full_rematerializations
-from meshwright.hlo import Shape, Spec
+from meshwright.compiler.full_rematerializations import read_full_rematerializations
+from meshwright.hlo.shapes import Shape
+from meshwright.hlo.specs import Spec
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
-from meshwright.cost import achieved_seconds
+from meshwright.cost.rates.collective_time import achieved_seconds
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import MeshPlacement, lay_mesh
+from meshwright.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 from meshwright.record import Collective, Kind, merge

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.hlo import Instruction, Shape
+from meshwright.hlo.module import Instruction
+from meshwright.hlo.shapes import Shape
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 

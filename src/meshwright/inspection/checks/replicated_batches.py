@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.hlo import Shape
+from meshwright.hlo.shapes import Shape
 from meshwright.inspection.checks.redundant_compute import redundant_compute
 from meshwright.inspection.context import Argument, ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.hlo import Shape
+from meshwright.hlo.shapes import Shape
 from meshwright.inspection.checks.replicated_states import replicated_names
 from meshwright.inspection.context import Argument, ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind

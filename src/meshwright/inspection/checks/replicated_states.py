@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.hlo import Shape
+from meshwright.hlo.shapes import Shape
 from meshwright.inspection.context import Argument, ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 

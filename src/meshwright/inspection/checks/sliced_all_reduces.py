@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.hlo import VIEWS, Instruction, uses
+from meshwright.hlo.dataflow import VIEWS, uses
+from meshwright.hlo.module import Instruction
 from meshwright.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.hlo import Shape
+from meshwright.hlo.shapes import Shape
 from meshwright.inspection.context import Argument, ProgramContext, Result
 from meshwright.inspection.finding import Finding, FindingKind
 
@@ -28,7 +28,7 @@ class NotDonated(Finding):
 def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
     """Return arguments of a train step whose update is a result of equal shape and sharding in another buffer.
 
-    Updates are recognized by what computes them (`hlo.Updates`), or named by the caller as state.
+    Updates are recognized by what computes them (`hlo.updates.Updates`), or named by the caller as state.
     """
     if context.program is None or not context.is_train_step:
         return

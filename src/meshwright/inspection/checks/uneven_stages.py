@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.hlo import CALL_KEYS, Instruction, evaluate
+from meshwright.hlo.evaluation import evaluate
+from meshwright.hlo.module import CALL_KEYS, Instruction
 from meshwright.inspection.checks.redundant_compute import SHARE_OF_WORK
 from meshwright.inspection.context import ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind

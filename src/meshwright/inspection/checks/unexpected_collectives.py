@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from meshwright.hlo import Instruction, scope_of, split_op_name
+from meshwright.hlo.module import Instruction
+from meshwright.hlo.phases import scope_of, split_op_name
 from meshwright.inspection.context import CompiledCollective, ProgramContext
 from meshwright.inspection.finding import Finding, FindingKind
 from meshwright.record import Collective, Kind, Phase

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
-from meshwright.cost import step_memory
+from meshwright.cost.memory import step_memory
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 from meshwright.mesh import AXES, MeshShape, divisors
 from meshwright.planner.prediction import predict
-from meshwright.step import DEFAULT, REMATS, RULES, Strategy, Workload, check_mesh, stream_rules
+from meshwright.step.legality import check_mesh
+from meshwright.step.rules import RULES, stream_rules
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import REMATS, Workload
 
 MOST_CHANGES = 3
 """Maximum number of changes combined."""

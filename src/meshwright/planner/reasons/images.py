@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.cost import IMAGE_AXES, image_memory
+from meshwright.cost.images import IMAGE_AXES, image_memory
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import System
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
 from meshwright.planner.images import ImageRanking, predict_images
 from meshwright.planner.reasons.fact import Fact
 from meshwright.planner.reasons.gap import Gap, GapKind, largest_excess
 from meshwright.record import Record
-from meshwright.step import ImageWorkload, num_image_parameters
+from meshwright.step.images import ImageWorkload, num_image_parameters
 from meshwright.units import show_bytes, show_count, show_percent, show_seconds
 
 STATES = ("parameters", "gradients", "optimizer")

@@ -15,7 +15,9 @@ from meshwright.planner.reasons.gap import dearest_axes
 from meshwright.planner.reasons.step import data_axes, local_tokens, wanted_tokens
 from meshwright.planner.search import find_best
 from meshwright.record import Bound
-from meshwright.step import RULES, Workload, check_mesh, learned_positions, stream_rules
+from meshwright.step.legality import check_mesh, learned_positions
+from meshwright.step.rules import RULES, stream_rules
+from meshwright.step.workload import Workload
 from meshwright.units import show_bytes, show_percent
 
 MAX_FACTOR = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from meshwright.cost import step_memory
+from meshwright.cost.memory import step_memory
 from meshwright.mesh import MeshShape
 from meshwright.planner.plan import Plan
 from meshwright.planner.reasons.fact import Fact

@@ -7,16 +7,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
-from meshwright.cost import (
-    batch_of_equal_reads,
-    compute_bound_batch,
-    most_sequences,
-    prefill_servers,
-    sequence_cache_bytes,
-    serving_memory,
-    wasted_share,
-)
-from meshwright.hardware import System
+from meshwright.cost.kv_cache import sequence_cache_bytes, wasted_share
+from meshwright.cost.serving_bytes import most_sequences, serving_memory
+from meshwright.cost.serving_seconds import batch_of_equal_reads, compute_bound_batch, prefill_servers
+from meshwright.hardware.system import System
 from meshwright.planner.reasons.fact import Fact
 from meshwright.planner.reasons.gap import largest_excess
 from meshwright.planner.serving.plan import ServingPlan, make_serving_plan
@@ -210,7 +204,7 @@ def thresholds(plan: ServingPlan, system: System) -> ServingThresholds:
 def prefill_share(plan: ServingPlan, system: System) -> PrefillShare | None:
     """Return the systems needed for prefill, one prompt per group at a time, per system that decodes as planned.
 
-    None if no prompt fits. In steady state as many sequences are prefilled as end (`cost.prefill_servers`).
+    None if no prompt fits. In steady state as many sequences are prefilled as end (`cost.serving_seconds.prefill_servers`).
     """
     prefill = best_prefill(plan.serving, system)
     if prefill is None:

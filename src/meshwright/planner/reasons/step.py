@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from meshwright.cost import gather_bytes_per_second, model_flops, network_intensity
-from meshwright.hardware import lay_mesh
+from meshwright.cost.flops import model_flops
+from meshwright.cost.rates.collective import gather_bytes_per_second
+from meshwright.cost.roofline import network_intensity
+from meshwright.hardware.fabric import lay_mesh
 from meshwright.planner.plan import Plan
 from meshwright.planner.reasons.fact import Fact
 from meshwright.planner.reasons.gap import dearest_axes
-from meshwright.step import token_axes
+from meshwright.step.rules import token_axes
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 ATTENTION = {"scores": "attention scores through memory", "flash": "a fused attention kernel"}

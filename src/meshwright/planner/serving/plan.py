@@ -8,16 +8,20 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.cost import ServingStep, borrowed_notes, pool_notes, serving_flops, serving_memory, serving_step
+from meshwright.cost.memory import pool_notes
+from meshwright.cost.rates.borrowed import borrowed_notes
+from meshwright.cost.serving_bytes import serving_memory
+from meshwright.cost.serving_seconds import ServingStep, serving_flops, serving_step
 from meshwright.errors import MeshwrightError
-from meshwright.families import serving_from_data
+from meshwright.families.registry import serving_from_data
 from meshwright.field_types import from_data
-from meshwright.hardware import MeshPlacement, System, lay_mesh, parse_system
+from meshwright.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.hardware.system import System, parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planner.files import has_fields, read_data, write_data
 from meshwright.planner.plan import is_plan_file
 from meshwright.record import Record, merge
-from meshwright.step import CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.step.serving import CacheSplit, Serving, ServingLayout, check_serving
 
 FORMAT = 1
 """The version of the file; another is refused."""

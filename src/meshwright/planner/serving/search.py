@@ -10,24 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.cost import most_sequences, serving_step
+from meshwright.cost.serving_bytes import most_sequences
+from meshwright.cost.serving_seconds import serving_step
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import MeshPlacement, System, lay_mesh
+from meshwright.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.hardware.system import System
 from meshwright.mesh import MeshShape
 from meshwright.planner.options import MeshLike, read_mesh, read_serving
 from meshwright.planner.serving.plan import ServingPlan, make_serving_plan, step_tokens
 from meshwright.planner.space import factorings
-from meshwright.step import (
+from meshwright.step.model import ModelConfig
+from meshwright.step.parameter_tree import leaves, parameters
+from meshwright.step.serving import (
     CACHE_SPLITS,
     CacheSplit,
-    ModelConfig,
     Serving,
     ServingLayout,
     ServingPhase,
     cache_axes,
     check_serving,
-    leaves,
-    parameters,
 )
 
 AXES = ("dp", "ep", "fsdp", "sp", "tp")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwright.runtime.attention.segments import Mask, Segments, any_visible, pairwise_mask
-from meshwright.step import BLOCK
+from meshwright.step.sequence import BLOCK
 
 Tree = TypeVar("Tree")
 

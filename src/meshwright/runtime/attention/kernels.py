@@ -24,7 +24,7 @@ from meshwright.runtime.attention.blockwise import ATTENTION_RESIDUALS, Keys
 from meshwright.runtime.attention.ring import ring_attention
 from meshwright.runtime.attention.segments import Mask, Segments
 from meshwright.runtime.mesh import mesh_platform
-from meshwright.step import Attention
+from meshwright.step.strategy import Attention
 
 Kernel = Literal["blockwise", "flash", "splash", "cudnn"]
 

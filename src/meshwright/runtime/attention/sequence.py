@@ -24,7 +24,8 @@ from meshwright.runtime.attention.segments import Mask, Segments
 from meshwright.runtime.attention.ulysses import gathered_attention, ulysses_attention
 from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.runtime.shards import on_shards
-from meshwright.step import Attention, SequenceMethod, Strategy, is_zigzag
+from meshwright.step.sequence import is_zigzag
+from meshwright.step.strategy import Attention, SequenceMethod, Strategy
 
 QUERIES = ("batch", "sequence", "kv_heads", "group", "head_dim")
 KEYS = ("batch", "sequence", "kv_heads", "head_dim")

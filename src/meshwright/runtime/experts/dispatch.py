@@ -31,7 +31,7 @@ from meshwright.runtime.experts.all_to_all import (
 )
 from meshwright.runtime.experts.permutation import group_by_expert, identity, pad_groups, permute, sort_copies
 from meshwright.runtime.experts.routing import Choice
-from meshwright.step import Experts
+from meshwright.step.model import Experts
 
 Keep = Callable[[Array], Array]
 """Names values received from other devices (`checkpoint_name`), so that a remat policy can save them."""

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.runtime.arrays import widest
-from meshwright.step import expert_blocks
+from meshwright.step.token_routing import expert_blocks
 
 
 def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any) -> Array:

@@ -31,7 +31,7 @@ from meshwright.serving.http.openai.stateless_responses import RESPONSES
 from meshwright.serving.http.openai.tokens import DETOKENIZE, TOKENIZE
 from meshwright.serving.http.openapi import openapi_document
 from meshwright.serving.http.service import Service
-from meshwright.text import chat_template
+from meshwright.text.chat import chat_template
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     COMPLETIONS, CHAT_COMPLETIONS, RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE,

@@ -17,7 +17,7 @@ from meshwright.serving.decode_stats import StepMeans
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.request import EngineClient
 from meshwright.serving.stats import Stats
-from meshwright.text import Tokenizer
+from meshwright.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 

@@ -9,9 +9,10 @@ from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from meshwright.mesh import LAYOUT
-from meshwright.notation import Communicate as Inferred
-from meshwright.notation import ShardedArray, Sizes
+from meshwright.notation.array import ShardedArray
+from meshwright.notation.legality import Sizes
 from meshwright.notation.reshard import reshard
+from meshwright.notation.steps import Communicate as Inferred
 from meshwright.record import Kind
 from meshwright.step.ir import OPERANDS, Array, Block, Dim, Operand, Pass, Region
 from meshwright.step.layer import (

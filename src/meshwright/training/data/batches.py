@@ -28,7 +28,7 @@ class Batches:
         sharding: of a batch [rows, seq_len]; each process reads only the rows of its own devices.
         shape: of a batch.
         seed: determines the order of the rows.
-        order: token positions in storage order, from `runtime.token_order`; None for natural order.
+        order: token positions in storage order, from `runtime.attention.sequence.token_order`; None for natural order.
         draws: whether a batch contains the random key of its step.
     """
 

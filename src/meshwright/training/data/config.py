@@ -9,7 +9,9 @@ from glob import glob
 from pathlib import Path
 from typing import Literal
 
-from meshwright.data import FileSource, Rule, StoreSource, find_source, parse_sources, parse_templates
+from meshwright.data.bad_data import Rule
+from meshwright.data.sources import FileSource, StoreSource, find_source, parse_sources
+from meshwright.data.template import parse_templates
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.data import Dataset
+from meshwright.data.document import Dataset
 
 CHUNK = 4096
 """Documents that are packed by themselves: no row has documents of two chunks, so that chunks are packed at once."""

@@ -11,8 +11,10 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwright.runtime import ShardingContext, token_order
-from meshwright.step import Strategy, Workload
+from meshwright.runtime.attention.sequence import token_order
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.strategy import Strategy
+from meshwright.step.workload import Workload
 from meshwright.training.data.pairs import PairData, RunPairs
 
 REFERENCE_BATCH = "of_reference"

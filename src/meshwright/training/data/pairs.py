@@ -14,15 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.data import PreferencePairs, Rule, TokenStore, describe_bad, find_encoder, find_source
-from meshwright.data.bad_data import BadData, BadRecordError
+from meshwright.data.bad_data import BadData, BadRecordError, Rule, describe_bad
 from meshwright.data.document import Document, Pair
+from meshwright.data.encoding import find_encoder
 from meshwright.data.records import ranges, read_records
-from meshwright.data.sources import FileSource
+from meshwright.data.sources import FileSource, find_source
+from meshwright.data.store import PreferencePairs, TokenStore
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_error
-from meshwright.step import Workload
-from meshwright.text import Tokenizer
+from meshwright.step.workload import Workload
+from meshwright.text.tokenizer import Tokenizer
 from meshwright.training.data.cache import cache_directory
 from meshwright.training.data.config import DataConfig
 from meshwright.training.data.held_out import split

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.data import Dataset
+from meshwright.data.document import Dataset
 from meshwright.errors import MeshwrightError
 from meshwright.training.data.packing import CHUNK, pack, pieces
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from meshwright.data import Dataset
+from meshwright.data.document import Dataset
 from meshwright.training.data.row_index import RowIndex
 
 Arrays = dict[str, np.ndarray]

@@ -9,20 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from meshwright.data import (
-    Dataset,
-    FileSource,
-    StoreSource,
-    TokenStore,
-    describe_bad,
-    parse_sources,
-    parse_templates,
-)
+from meshwright.data.bad_data import describe_bad
+from meshwright.data.document import Dataset
 from meshwright.data.records import UNIT_BYTES
+from meshwright.data.sources import FileSource, StoreSource, parse_sources
+from meshwright.data.store import TokenStore
+from meshwright.data.template import parse_templates
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import not_a_choice
-from meshwright.step import Workload
-from meshwright.text import Tokenizer, byte_tokenizer, chat_template
+from meshwright.step.workload import Workload
+from meshwright.text.chat import chat_template
+from meshwright.text.tokenizer import Tokenizer, byte_tokenizer
 from meshwright.training.data.cache import cached_directory
 from meshwright.training.data.config import DataConfig, RowKind
 from meshwright.training.data.held_out import Part, split

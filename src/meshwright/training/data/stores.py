@@ -6,10 +6,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from meshwright.data import FileSource, StoreSource, Tokenizing, find_encoder, parse_sources, tokenize
+from meshwright.data.encoding import find_encoder
+from meshwright.data.sources import FileSource, StoreSource, parse_sources
 from meshwright.data.store import STORE, StoreInfo, read_info
-from meshwright.step import Workload
-from meshwright.text import Tokenizer
+from meshwright.data.tokenizing import Tokenizing, tokenize
+from meshwright.step.workload import Workload
+from meshwright.text.tokenizer import Tokenizer
 from meshwright.training.data.cache import locked_directory
 from meshwright.training.data.config import DataConfig
 from meshwright.training.data.text_files import standard_library

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.data import Document
+from meshwright.data.document import Document
 from meshwright.errors import MeshwrightError
 
 

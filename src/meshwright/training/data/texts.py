@@ -8,6 +8,9 @@ from pathlib import Path
 
 from meshwright.errors import MeshwrightError
 
+BYTES = 256
+"""The vocabulary of text read as bytes."""
+
 
 def read_texts(paths: Sequence[str]) -> dict[str, bytes]:
     """The UTF-8 text of each file by its path; a folder stands for every `.txt`, `.md` and `.py` file in it."""

@@ -22,10 +22,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
-from meshwright.runtime import DTYPES, ShardingContext, build_mesh
-from meshwright.step import leaves, reference_pass, rules_of, shares_base
-from meshwright.step.parameter_tree import is_adapter
-from meshwright.step.reference import ReferencePass
+from meshwright.runtime.arrays import DTYPES
+from meshwright.runtime.mesh import build_mesh
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.parameter_tree import is_adapter, leaves
+from meshwright.step.reference import ReferencePass, reference_pass, shares_base
+from meshwright.step.rules import rules_of
 from meshwright.training.data.pair_batches import REFERENCE_BATCH, BatchPlacement, PairBatches
 from meshwright.training.data.pairs import PairData, RunPairs
 from meshwright.training.inputs import StepInputs
@@ -34,7 +36,7 @@ from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.step import State, first_parameters
 from meshwright.training.trainable import drop_paths
-from meshwright.training.watch import HeldOutPairs
+from meshwright.training.watch.evaluation import HeldOutPairs
 
 FOLDER, FILE = "reference", "log_probabilities.npz"
 

@@ -18,10 +18,11 @@ from jax.sharding import PartitionSpec as P
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
 from meshwright.models.decoder import log_probabilities_and_load
-from meshwright.runtime import ShardingContext
 from meshwright.runtime.experts.routing import Load
-from meshwright.step import ModelConfig, Workload
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.model import ModelConfig
 from meshwright.step.passes.shard_ends import PAIR_MEANS
+from meshwright.step.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,21 +11,16 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import workload_from_data
+from meshwright.families.registry import workload_from_data
 from meshwright.mesh import MeshShape
 from meshwright.models.decoder import log_probabilities_and_load
 from meshwright.models.pipelined import microbatches
-from meshwright.runtime import DTYPES, ShardingContext, abstract
-from meshwright.step import (
-    check_reference,
-    leaves,
-    map_leaves,
-    parameters,
-    reference_pass,
-    rules_of,
-    strategy_from_data,
-)
-from meshwright.step.reference import ReferencePass
+from meshwright.runtime.arrays import DTYPES, abstract
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.parameter_tree import leaves, map_leaves, parameters
+from meshwright.step.reference import ReferencePass, check_reference, reference_pass
+from meshwright.step.rules import rules_of
+from meshwright.step.strategy import strategy_from_data
 from meshwright.training.compiler import compiler_options
 from meshwright.training.step import abstract_batch
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.planner import Plan, PlanLike, plan_to_run
+from meshwright.planner.library import PlanLike, plan_to_run
 from meshwright.planner.options import STRATEGY_OPTIONS, read_model
-from meshwright.planner.plan import is_plan_file
-from meshwright.step import Workload
+from meshwright.planner.plan import Plan, is_plan_file
+from meshwright.step.workload import Workload
 from meshwright.training.pretrained import find_pretrained
 from meshwright.training.run_directory.run import RunConfig
 

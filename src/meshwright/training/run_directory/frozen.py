@@ -16,8 +16,9 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
-from meshwright.runtime import ShardingContext
-from meshwright.step import Strategy, leaves, map_leaves
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.parameter_tree import leaves, map_leaves
+from meshwright.step.strategy import Strategy
 from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.step import State, first_parameters
 from meshwright.training.trainable import drop_paths, merge_trees

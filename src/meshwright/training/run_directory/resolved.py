@@ -11,10 +11,10 @@ import yaml
 
 from meshwright.files import write_file
 from meshwright.mesh import MeshShape
-from meshwright.planner import plan_to_run
+from meshwright.planner.library import plan_to_run
 from meshwright.planner.options import STRATEGY_OPTIONS, WORKLOAD_OPTIONS
 from meshwright.planner.plan import is_plan_file
-from meshwright.step import DEFAULT
+from meshwright.step.strategy import DEFAULT
 from meshwright.training.run_directory.resume import option_value
 from meshwright.training.run_directory.run import RunConfig
 from meshwright.training.settings import SETTINGS, get_setting

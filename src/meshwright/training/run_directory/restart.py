@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
-from meshwright.runtime import ShardingContext
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.training.preference.inputs import FOLDER
 from meshwright.training.pretrained import PRETRAINED, copy_pretrained_files
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
@@ -41,7 +41,7 @@ from meshwright.training.slots import in_order, to_order, to_stage_layout
 from meshwright.training.step import State, abstract_state, initial_state
 from meshwright.training.update.bad_steps import keep_bad_steps
 from meshwright.training.update.transformation import transformation
-from meshwright.training.watch import note_restart
+from meshwright.training.watch.goodput import note_restart
 
 
 def is_first_process() -> bool:

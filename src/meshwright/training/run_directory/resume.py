@@ -13,11 +13,27 @@ from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.models import merge_adapters
-from meshwright.planner import Count, PlanLike, given, read_count, read_mesh, read_system
-from meshwright.planner.options import LORA_OPTIONS, STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
-from meshwright.runtime import ShardingContext, abstract, abstract_for_inference
-from meshwright.step import DEFAULT, Dtype, Workload, check_positions, parameters, unused_options
+from meshwright.models.adapters import merge_adapters
+from meshwright.planner.library import PlanLike
+from meshwright.planner.options import (
+    LORA_OPTIONS,
+    STRATEGY_OPTIONS,
+    Count,
+    given,
+    read_adapters,
+    read_count,
+    read_mesh,
+    read_names,
+    read_strategy,
+    read_system,
+)
+from meshwright.runtime.arrays import abstract, abstract_for_inference
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.legality import check_positions
+from meshwright.step.parameter_tree import parameters
+from meshwright.step.strategy import DEFAULT
+from meshwright.step.strategy_checks import unused_options
+from meshwright.step.workload import Dtype, Workload
 from meshwright.training.preference.loss import check_preference_options
 from meshwright.training.run_directory.begun_with import check_begun_with
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note

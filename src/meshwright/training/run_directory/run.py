@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.families import workload_from_data
+from meshwright.families.registry import workload_from_data
 from meshwright.field_types import check_fields, from_data
 from meshwright.files import append_line, write_file
-from meshwright.hardware import System, parse_system
+from meshwright.hardware.system import System, parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner import Plan, make_plan, read_mesh
-from meshwright.step import DEFAULT, Strategy, Workload, strategy_from_data
+from meshwright.planner.options import read_mesh
+from meshwright.planner.plan import Plan, make_plan
+from meshwright.step.strategy import DEFAULT, Strategy, strategy_from_data
+from meshwright.step.workload import Workload
 from meshwright.training.data.config import DataConfig
 from meshwright.training.preference.loss import Preference
 from meshwright.training.run_directory.saving import Saving

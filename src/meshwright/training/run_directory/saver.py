@@ -21,7 +21,7 @@ from meshwright.training.interrupt import Interruption
 from meshwright.training.run_directory.checkpoint import Checkpoints, Note
 from meshwright.training.run_directory.run import NotFiniteError, RunConfig
 from meshwright.training.step import State
-from meshwright.training.watch import RunLog
+from meshwright.training.watch.log import RunLog
 
 
 class Saver:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields
-from meshwright.planner import Count, read_count
+from meshwright.planner.options import Count, read_count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,11 @@ import optax
 from jax import Array
 
 from meshwright.mesh import LAYOUT
-from meshwright.runtime import DTYPES, ShardingContext
-from meshwright.step import Parameter, Workload
+from meshwright.runtime.arrays import DTYPES
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.parameter_tree import Parameter
 from meshwright.step.passes.muon import COEFFICIENTS, ITERATIONS, RMS, matrices, matrix_of
+from meshwright.step.workload import Workload
 from meshwright.training.update.optimizer import Optimizer
 
 

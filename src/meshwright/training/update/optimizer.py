@@ -11,8 +11,10 @@ import optax
 
 from meshwright.errors import MeshwrightError
 from meshwright.field_types import check_fields, from_data
-from meshwright.step import Model, RateSchedule, Strategy, leaves, parameters
+from meshwright.step.model import Model
+from meshwright.step.parameter_tree import leaves, parameters
 from meshwright.step.patterns import check_patterns, matches
+from meshwright.step.strategy import RateSchedule, Strategy
 from meshwright.units import parse_number
 
 NO_DECAY = ("*norm*", "*bias*", "sinks", "embedding", "positions")

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from meshwright.errors import MeshwrightError
-from meshwright.runtime import DTYPES, ShardingContext
-from meshwright.step import DEFAULT, Dtype, Strategy, Workload
+from meshwright.runtime.arrays import DTYPES
+from meshwright.runtime.sharding_context import ShardingContext
+from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.step.workload import Dtype, Workload
 from meshwright.training.update.muon import scale_by_muon
 from meshwright.training.update.optimizer import Optimizer
 

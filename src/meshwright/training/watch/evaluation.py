@@ -15,7 +15,7 @@ import jax
 from jax import Array
 
 from meshwright.errors import MeshwrightError
-from meshwright.runtime import ShardingContext
+from meshwright.runtime.sharding_context import ShardingContext
 from meshwright.training.compiler import compiler_options
 from meshwright.training.gradients import evaluated_means
 from meshwright.training.preference.loss import MEANS

@@ -17,7 +17,9 @@ from jax.experimental.multihost_utils import process_allgather
 
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_file
-from meshwright.hlo import Module, parse_hlo, read_collectives
+from meshwright.hlo.collectives import read_collectives
+from meshwright.hlo.module import Module
+from meshwright.hlo.parser import parse_hlo
 from meshwright.record import Record, record_from_json
 from meshwright.training.program import StepProgram
 from meshwright.training.run_directory.run import RunConfig

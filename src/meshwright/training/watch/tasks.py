@@ -9,9 +9,9 @@ from typing import Any
 from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
-from meshwright.inference import LoadedModel, answer, check_answerable, read_task
-from meshwright.inference.tasks import TaskFigures
-from meshwright.text import Tokenizer, byte_tokenizer_for
+from meshwright.inference.loaded import LoadedModel
+from meshwright.inference.tasks import TaskFigures, answer, check_answerable, read_task
+from meshwright.text.tokenizer import Tokenizer, byte_tokenizer_for
 from meshwright.training.run_directory.run import RunConfig
 
 

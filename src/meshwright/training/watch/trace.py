@@ -1,7 +1,7 @@
 """Read a profile: the collectives that ran, by axes and phase, and how busy each device was.
 
 A trace names the ops that ran; their bytes, mesh axes and phase come from the HLO of the compiled step
-(`hlo.each_collective`). Counts are those of the trace, so bytes are measured too.
+(`hlo.collectives.each_collective`). Counts are those of the trace, so bytes are measured too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any
 from jax.profiler import ProfileData
 
 from meshwright.errors import MeshwrightError
-from meshwright.hlo import Module, count_executions, each_collective
+from meshwright.hlo.collectives import each_collective
+from meshwright.hlo.loops import count_executions
+from meshwright.hlo.module import Module
 from meshwright.record import Collective
 
 _DEVICE = re.compile(r"/device:(?:GPU|TPU):(\d+)")

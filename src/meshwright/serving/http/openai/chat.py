@@ -19,7 +19,7 @@ from meshwright.serving.http.openai.tool_calls import ToolParser, call_constrain
 from meshwright.serving.http.request_body import RequestModel
 from meshwright.serving.http.service import Service
 from meshwright.serving.request import Constraint, Output, Request
-from meshwright.text import chat_template
+from meshwright.text.chat import chat_template
 
 
 class NamedFunction(RequestModel):

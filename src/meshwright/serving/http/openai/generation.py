@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from meshwright.errors import MeshwrightError
-from meshwright.models import Sampling
+from meshwright.models.sampling import Sampling
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.openai.structured_outputs import StructuredOutputFields, requested_constraint
 from meshwright.serving.http.request_body import RequestModel, Texts, Tokens

@@ -12,7 +12,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.request_body import RequestModel
 from meshwright.serving.http.service import Service
-from meshwright.text import apply_chat_template
+from meshwright.text.chat import apply_chat_template
 
 
 class ContentPart(RequestModel):

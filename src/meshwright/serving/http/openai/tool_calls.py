@@ -9,7 +9,8 @@ from typing import Any
 
 from meshwright.serving.http.openai.messages import FunctionCall, Tool, ToolCall
 from meshwright.serving.request import Constraint
-from meshwright.text import Tokenizer, chat_template
+from meshwright.text.chat import chat_template
+from meshwright.text.tokenizer import Tokenizer
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 """The tags of Qwen and Hermes around a call, which is a JSON object with `name` and `arguments`."""
