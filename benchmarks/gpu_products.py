@@ -1,10 +1,10 @@
-"""How long products and all-reduces take on GPUs: fits what `cost/rates/efficiency.py` takes, and says how wrong it is.
+"""How long products and all-reduces take on GPUs: fits the constants of `cost.rates.efficiency`, prints their error.
 
     .venv/bin/python benchmarks/gpu_products.py FILE [--write]
 
 FILE has measured times by chip: `gemm_ops` (the products of a decoder layer, fp16, forward) and `all_reduce`. Every
 constant is fitted on all rows of its chip; the held-out error is of each kind of product with constants fitted on the
-other three. With --write the constants go to src/meshwright/cost/rates/data/gpu_products.json.
+other three. With --write the constants go to src/meshwright/planning/cost/rates/data/gpu_products.json.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from scipy.optimize import minimize
 
-from meshwright.cost.rates.collective import collective_seconds
-from meshwright.cost.rates.data_files import DATA
-from meshwright.cost.rates.efficiency import GpuFigures, gpu_product_seconds
-from meshwright.cost.rates.links import LinkFigures
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import System, parse_system
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import System, parse_system
+from meshwright.planning.cost.rates.collective import collective_seconds
+from meshwright.planning.cost.rates.data_files import DATA
+from meshwright.planning.cost.rates.efficiency import GpuFigures, gpu_product_seconds
+from meshwright.planning.cost.rates.links import LinkFigures
 
 CHIPS = {"A100-80GB-SXM": "a100-80gb", "H100-80GB-SXM": "h100"}
 # Those that are enabled. A100 and H100: NVIDIA's white papers. Blackwell: github.com/flashinfer-ai/flashinfer (pull

@@ -84,8 +84,8 @@ def here() -> Any:
     """One GPU of the kind that is here."""
     import jax
 
-    from meshwright.hardware.load import chip_names
-    from meshwright.hardware.system import parse_system
+    from meshwright.description.hardware.load import chip_names
+    from meshwright.description.hardware.system import parse_system
 
     kind = jax.devices()[0].device_kind.lower()
     return parse_system(next(chip for chip in chip_names() if chip.split("-")[0] in kind) + ":1")
@@ -97,13 +97,13 @@ def train(name: str, steps: int, trace: Path | None = None) -> dict[str, Any]:
     import numpy as np
 
     import meshwright
-    from meshwright.runtime.mesh import build_mesh
-    from meshwright.runtime.program_memory import program_memory
-    from meshwright.runtime.sharding_context import ShardingContext
-    from meshwright.step.rules import rules_of
-    from meshwright.training.program import StepProgram
-    from meshwright.training.step import initial_state, train_step
-    from meshwright.training.update.optimizer import Optimizer
+    from meshwright.description.step.rules import rules_of
+    from meshwright.execution.runtime.mesh import build_mesh
+    from meshwright.execution.runtime.program_memory import program_memory
+    from meshwright.execution.runtime.sharding_context import ShardingContext
+    from meshwright.execution.training.program import StepProgram
+    from meshwright.execution.training.step import initial_state, train_step
+    from meshwright.execution.training.update.optimizer import Optimizer
 
     plan: Any = meshwright.plan(name.split()[0], str(here()), **ROWS[name])
     workload, predicted = plan.workload, plan.predicted
@@ -151,8 +151,8 @@ def products() -> list[dict[str, Any]]:
     import jax
     import jax.numpy as jnp
 
-    from meshwright.cost.rates.efficiency import gpu_figures, gpu_product_seconds
-    from meshwright.cost.roofline import matmul_bytes
+    from meshwright.planning.cost.rates.efficiency import gpu_figures, gpu_product_seconds
+    from meshwright.planning.cost.roofline import matmul_bytes
 
     system, rows = here(), []
     for m, k, n in PRODUCTS:

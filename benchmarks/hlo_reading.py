@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import toy_programs as toys
 
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.records import read_hlo
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.records import read_hlo
 
 MESH = {"fsdp": 2, "tp": 4}
 

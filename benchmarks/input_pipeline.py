@@ -25,19 +25,19 @@ import jax
 import numpy as np
 
 import meshwright as mw
-from meshwright.data.encoding import find_encoder
-from meshwright.data.sources import find_files
-from meshwright.data.store import TokenStore
-from meshwright.data.tokenizing import Tokenizing, tokenize
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.workload import Workload
+from meshwright.execution.data.encoding import find_encoder
+from meshwright.execution.data.sources import find_files
+from meshwright.execution.data.store import TokenStore
+from meshwright.execution.data.tokenizing import Tokenizing, tokenize
+from meshwright.execution.runtime.devices import claim_devices
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.training.data.batches import Batches
+from meshwright.execution.training.data.config import DataConfig
+from meshwright.execution.training.data.run_data import open_data
 from meshwright.mesh import MeshShape
-from meshwright.runtime.devices import claim_devices
-from meshwright.runtime.mesh import build_mesh
-from meshwright.step.workload import Workload
-from meshwright.training.data.batches import Batches
-from meshwright.training.data.config import DataConfig
-from meshwright.training.data.run_data import open_data
 
 BATCH, SEQ_LEN = 16, 256
 """The demo's."""

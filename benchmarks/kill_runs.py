@@ -27,19 +27,19 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
+from meshwright.execution.runtime.devices import claim_devices
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.loop import run_steps
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints
+from meshwright.execution.training.run_directory.checksums import find_damage
+from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
+from meshwright.execution.training.run_directory.saving import Saving
+from meshwright.execution.training.step import abstract_state
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.runtime.devices import claim_devices
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.workload import Workload
-from meshwright.training.loop import run_steps
-from meshwright.training.run_directory.checkpoint import Checkpoints
-from meshwright.training.run_directory.checksums import find_damage
-from meshwright.training.run_directory.run import RunConfig, read_metrics
-from meshwright.training.run_directory.saving import Saving
-from meshwright.training.step import abstract_state
-from meshwright.training.update.optimizer import Optimizer
 
 STEPS = 200
 CONFIG = RunConfig(

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import meshwright as mw
-from meshwright.inference.tasks import answer, read_task
+from meshwright.execution.models.inference.tasks import answer, read_task
 
 CONTEXT, NEW_TOKENS = 128, 24
 ENDS = """

@@ -26,13 +26,13 @@ import ml_dtypes
 import numpy as np
 
 import meshwright as mw
-from meshwright.families.llama import preset
-from meshwright.families.registry import hugging_face_config
-from meshwright.hardware.system import parse_system
-from meshwright.runtime.devices import claim_devices
-from meshwright.weights.directory import INDEX, write_file
-from meshwright.weights.load import read_tensors
-from meshwright.weights.places import places
+from meshwright.description.families.llama import preset
+from meshwright.description.families.registry import hugging_face_config
+from meshwright.description.hardware.system import parse_system
+from meshwright.execution.runtime.devices import claim_devices
+from meshwright.execution.weights.directory import INDEX, write_file
+from meshwright.execution.weights.load import read_tensors
+from meshwright.execution.weights.places import places
 
 WIDTHS = (2048, 8192, 16, 4, 32_000)
 """Embed, mlp, heads, kv heads and vocab of a Llama with 122 MB of bf16 a layer."""

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/memory.py [--json] [--write tests/data/compiled_memory.json]
 
-The steps of a few scanned layers at the widths of real models, each compiled for hardware that need not be there
-(10 to 60 s each the first time, then read from the cache), its peak as `meshwright.compiler` defines it beside the
+The steps of a few scanned layers at the widths of real models, each compiled for hardware that need not be there (10 to
+60 s each the first time, then read from the cache), its peak as `meshwright.proof.compiler` defines it beside the
 predicted one. Layers are alike, so few of them say what many do; every model is run as a Llama-style decoder of its
 widths. With `--write` the compiled figures go to a file, to which `tests/cost/test_cost_memory_compiled.py` holds the
 prediction without a compiler.
@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from meshwright.compiler.compile import compile_in_child
-from meshwright.compiler.program import CompileRequest
-from meshwright.cost.memory import step_memory
-from meshwright.hardware.system import parse_system
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
-from meshwright.step.model import ModelConfig
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Remat, Workload
-from meshwright.verification.plans import TRAIN_STEP
+from meshwright.planning.cost.memory import step_memory
+from meshwright.proof.compiler.compile import compile_in_child
+from meshwright.proof.compiler.program import CompileRequest
+from meshwright.proof.verification.plans import TRAIN_STEP
 
 GIB = 2**30
 

@@ -19,7 +19,7 @@ from jax import Array
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.step.model import ModelConfig
+from meshwright.description.step.model import ModelConfig
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, 0.9, 0.95, weight_decay=0.1))
 

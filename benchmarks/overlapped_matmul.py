@@ -8,8 +8,8 @@ schedule it counts the collectives that are asynchronous, and for each the parti
 and its done: with none there, nothing hides it. Nothing is run, so nothing is timed.
 
 plain: `jax.jit(jnp.einsum)` with shardings. one way, two ways: `runtime.collective_matmul.all_gather_matmul` and
-`runtime.collective_matmul.matmul_reduce_scatter`, each shard whole in one direction, or in halves in both. A switch has no two
-directions, and XLA keeps one collective of a GPU in flight: there, one way does all.
+`runtime.collective_matmul.matmul_reduce_scatter`, each shard whole in one direction, or in halves in both. A switch has
+no two directions, and XLA keeps one collective of a GPU in flight: there, one way does all.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from jax import P
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from meshwright.cli.tables import console, show, table
-from meshwright.compiler.compile import compile_in_child
-from meshwright.compiler.program import CompileRequest
-from meshwright.hlo.module import Instruction, Module
-from meshwright.hlo.parser import parse_hlo
-from meshwright.runtime.collective_matmul import all_gather_matmul, matmul_reduce_scatter
+from meshwright.description.hlo.module import Instruction, Module
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.execution.runtime.collective_matmul import all_gather_matmul, matmul_reduce_scatter
+from meshwright.proof.compiler.compile import compile_in_child
+from meshwright.proof.compiler.program import CompileRequest
 
 SIZES = {"b": 4, "s": 8192, "d": 8192, "f": 28672}
 """Sequences, tokens of each, and the width and hidden size of Llama-3-70B (config.json of meta-llama/Meta-Llama-3-70B

@@ -16,19 +16,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.compiler.compile import compile_in_child
-from meshwright.cost.flops import model_flops
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.parser import parse_hlo
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import Plan, make_plan
-from meshwright.simulate.buffers import read_buffers
-from meshwright.simulate.schedule import simulate
-from meshwright.step.model import ModelConfig
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Remat, Workload
-from meshwright.verification.plans import step_request
+from meshwright.planning.cost.flops import model_flops
+from meshwright.planning.plan import Plan, make_plan
+from meshwright.proof.compiler.compile import compile_in_child
+from meshwright.proof.simulate.buffers import read_buffers
+from meshwright.proof.simulate.schedule import simulate
+from meshwright.proof.verification.plans import step_request
 
 CHIPS = 256
 

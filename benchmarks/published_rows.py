@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.cost.memory import step_memory
+from meshwright.description.hardware.chip import Chip
+from meshwright.description.hardware.load import load_chip
+from meshwright.description.hardware.system import System, make_system
+from meshwright.description.step.legality import check_mesh
+from meshwright.description.step.model import Experts, ModelConfig
+from meshwright.description.step.strategy import Attention, FrameworkProfile, Strategy
+from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.chip import Chip
-from meshwright.hardware.load import load_chip
-from meshwright.hardware.system import System, make_system
 from meshwright.mesh import MeshShape
-from meshwright.step.legality import check_mesh
-from meshwright.step.model import Experts, ModelConfig
-from meshwright.step.strategy import Attention, FrameworkProfile, Strategy
-from meshwright.step.workload import Remat, Workload
+from meshwright.planning.cost.memory import step_memory
 
 Row = Mapping[str, Any]
 

@@ -24,7 +24,7 @@ from urllib.parse import urlparse
 from published_rows import Row, measured_seconds, model_flops_seconds, read_setting
 
 from meshwright.errors import MeshwrightError
-from meshwright.planner.prediction import predict
+from meshwright.planning.prediction import predict
 
 GIB = 2**30
 

@@ -39,21 +39,21 @@ from scaling_book_formulas import (
     utilisation,
 )
 
-from meshwright.cost.rates.collective import collective_seconds
-from meshwright.cost.rates.product import price
-from meshwright.cost.roofline import op_seconds
-from meshwright.cost.serving_seconds import prefill_servers
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.dtypes import dtype_bytes
-from meshwright.hardware.load import load_chip
-from meshwright.hardware.system import parse_system
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.load import load_chip
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.notation.array_parser import parse_array
+from meshwright.description.notation.inference import infer
+from meshwright.description.notation.legality import Sizes, check
+from meshwright.description.notation.parser import parse
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import leaves, num_parameters, parameters
 from meshwright.mesh import MeshShape
-from meshwright.notation.array_parser import parse_array
-from meshwright.notation.inference import infer
-from meshwright.notation.legality import Sizes, check
-from meshwright.notation.parser import parse
-from meshwright.step.model import ModelConfig
-from meshwright.step.parameter_tree import leaves, num_parameters, parameters
+from meshwright.planning.cost.rates.collective import collective_seconds
+from meshwright.planning.cost.rates.product import price
+from meshwright.planning.cost.roofline import op_seconds
+from meshwright.planning.cost.serving_seconds import prefill_servers
 
 ADAM_BYTES = dtype_bytes("bf16") + 2 * dtype_bytes("f32")
 """The book's bytes a parameter: bf16 weights and two float32 moments; gradients and master weights it leaves out."""

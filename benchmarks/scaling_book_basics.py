@@ -16,10 +16,18 @@ from scaling_book_formulas import (
     pipeline_transfer_seconds,
 )
 
-from meshwright.cost.rates.collective import collective_seconds
-from meshwright.cost.rates.links import collective_efficiency
-from meshwright.cost.rates.product import price
-from meshwright.cost.roofline import (
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.fabric import Crossing, Placement, lay_mesh
+from meshwright.description.hardware.load import load_chip
+from meshwright.description.hardware.system import System, parse_system
+from meshwright.description.notation.inference import Inference, infer
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.parser import parse
+from meshwright.description.notation.steps import Implementation
+from meshwright.planning.cost.rates.collective import collective_seconds
+from meshwright.planning.cost.rates.links import collective_efficiency
+from meshwright.planning.cost.rates.product import price
+from meshwright.planning.cost.roofline import (
     critical_batch,
     hardware_intensity,
     intensity,
@@ -27,14 +35,6 @@ from meshwright.cost.roofline import (
     network_intensity,
     op_seconds,
 )
-from meshwright.hardware.dtypes import dtype_bytes
-from meshwright.hardware.fabric import Crossing, Placement, lay_mesh
-from meshwright.hardware.load import load_chip
-from meshwright.hardware.system import System, parse_system
-from meshwright.notation.inference import Inference, infer
-from meshwright.notation.legality import Sizes
-from meshwright.notation.parser import parse
-from meshwright.notation.steps import Implementation
 
 Record = Mapping[str, Any]
 Answers = dict[str, Any]

@@ -1,8 +1,8 @@
 """Formulas of the scaling book (jax-ml.github.io/scaling-book) that its worked examples need and no plan does.
 
 Thresholds of layouts and serving in closed form: rules for many devices at their full rate, so that times are lower
-bounds. alpha is `cost.roofline.network_intensity`: the flops that a device does in the time of one byte on the links of one
-physical axis, both directions together, or on its share of a level of switches.
+bounds. alpha is `cost.roofline.network_intensity`: the flops that a device does in the time of one byte on the links of
+one physical axis, both directions together, or on its share of a level of switches.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from meshwright.cost.roofline import op_seconds
+from meshwright.description.hardware.chip import Chip
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.system import System, make_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.chip import Chip
-from meshwright.hardware.dtypes import dtype_bytes
-from meshwright.hardware.system import System, make_system
+from meshwright.planning.cost.roofline import op_seconds
 
 
 def critical_tokens_data(alpha: float, *, links: float = 1, degree: float = math.inf) -> float:

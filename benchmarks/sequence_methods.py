@@ -14,20 +14,20 @@ import argparse
 from dataclasses import asdict, replace
 from typing import Any
 
-from meshwright.cost.comm_volume import activation_collectives
-from meshwright.cost.rates.attention import fused_attention_time
-from meshwright.cost.rates.collective_time import planned_seconds
+from meshwright.description.families.load import load_model
+from meshwright.description.families.registry import PRESETS, workload_from_data
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import System, parse_system
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.sequence import check_sequence, is_zigzag, sequence_method
+from meshwright.description.step.strategy import SequenceMethod, Strategy, strategy_from_data
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.load import load_model
-from meshwright.families.registry import PRESETS, workload_from_data
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import System, parse_system
 from meshwright.mesh import MeshShape
+from meshwright.planning.cost.comm_volume import activation_collectives
+from meshwright.planning.cost.rates.attention import fused_attention_time
+from meshwright.planning.cost.rates.collective_time import planned_seconds
 from meshwright.record import Collective
-from meshwright.step.model import ModelConfig
-from meshwright.step.sequence import check_sequence, is_zigzag, sequence_method
-from meshwright.step.strategy import SequenceMethod, Strategy, strategy_from_data
-from meshwright.step.workload import Workload
 from meshwright.units import show_bytes, show_seconds
 
 METHODS: tuple[SequenceMethod, ...] = ("gather", "ring", "ulysses")
@@ -111,11 +111,11 @@ def held_bytes(model: ModelConfig, length: int, degree: int, method: SequenceMet
 
 def show_compiled(method: SequenceMethod, length: int, degree: int) -> None:
     """Compile attention for v5e and print what it moves over sp beside what is planned, and what its schedule says."""
-    from meshwright.compiler.compile import compile_in_child
-    from meshwright.compiler.program import CompileRequest
-    from meshwright.compiler.records import read_program
-    from meshwright.hlo.parser import parse_hlo
-    from meshwright.simulate.schedule import simulate
+    from meshwright.description.hlo.parser import parse_hlo
+    from meshwright.proof.compiler.compile import compile_in_child
+    from meshwright.proof.compiler.program import CompileRequest
+    from meshwright.proof.compiler.records import read_program
+    from meshwright.proof.simulate.schedule import simulate
 
     on = "v5e:2x4" if degree == 8 else "v5e:4x4"
     mesh, strategy = MeshShape(sp=degree), Strategy(attention="flash", sp_method=method)
@@ -146,9 +146,9 @@ def lower(mesh: Any, *, workload: dict[str, Any], strategy: dict[str, Any]) -> A
     import jax
     import jax.numpy as jnp
 
-    from meshwright.runtime.attention.segments import Mask, Segments
-    from meshwright.runtime.attention.sequence import KEYS, QUERIES, TOKENS, attend, token_order
-    from meshwright.runtime.sharding_context import ShardingContext
+    from meshwright.execution.runtime.attention.segments import Mask, Segments
+    from meshwright.execution.runtime.attention.sequence import KEYS, QUERIES, TOKENS, attend, token_order
+    from meshwright.execution.runtime.sharding_context import ShardingContext
 
     asked, way = workload_from_data(workload), strategy_from_data(strategy)
     model, shape = asked.model, MeshShape(**dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)))

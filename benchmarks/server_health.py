@@ -29,12 +29,12 @@ import argparse, inspect, json, sys, jax
 from dataclasses import replace
 from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
-from meshwright.inference import LoadedModel
+from meshwright.description.families import PRESETS
+from meshwright.description.hardware import parse_system
+from meshwright.execution.models.inference import LoadedModel
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.step import parameters
+from meshwright.execution.runtime import ShardingContext, build_mesh, initialise
+from meshwright.description.step import parameters
 directory = Path(sys.argv[1])
 tokenizer = Tokenizer(models.BPE())
 tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()

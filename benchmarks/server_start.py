@@ -24,18 +24,18 @@ def start(cache: str, devices: int, mesh: str, layers: int) -> None:
     """Start an engine with the defaults of `meshwright serve`, and print what that took as JSON."""
     import jax
 
-    from meshwright.families.registry import PRESETS
-    from meshwright.hardware.system import parse_system
-    from meshwright.inference.loaded import LoadedModel
+    from meshwright.description.families.registry import PRESETS
+    from meshwright.description.hardware.system import parse_system
+    from meshwright.description.step.parameter_tree import parameters
+    from meshwright.execution.models.inference.loaded import LoadedModel
+    from meshwright.execution.runtime.arrays import initialise
+    from meshwright.execution.runtime.compile_cache import use_compile_cache
+    from meshwright.execution.runtime.devices import claim_devices
+    from meshwright.execution.runtime.mesh import build_mesh
+    from meshwright.execution.runtime.sharding_context import ShardingContext
+    from meshwright.execution.text.tokenizer import byte_tokenizer
     from meshwright.mesh import parse_mesh
-    from meshwright.runtime.arrays import initialise
-    from meshwright.runtime.compile_cache import use_compile_cache
-    from meshwright.runtime.devices import claim_devices
-    from meshwright.runtime.mesh import build_mesh
-    from meshwright.runtime.sharding_context import ShardingContext
-    from meshwright.serving.engine import Engine
-    from meshwright.step.parameter_tree import parameters
-    from meshwright.text.tokenizer import byte_tokenizer
+    from meshwright.serving.engine.engine import Engine
 
     system = parse_system(f"cpu:{devices}")
     claim_devices(system)

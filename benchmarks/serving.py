@@ -5,7 +5,7 @@ weights in float32, on 8 simulated devices. Each request has a prompt of 32 toke
 a process of its own; they take turns, so that what else the machine does meets all alike, and the median of the rounds
 from the third on is printed:
 
-- raw: `models.generation`, all prompts at once, a step after another with the tokens left on the devices;
+- raw: `models.generation.generate`, all prompts at once, a step after another with the tokens left on the devices;
 - server: `meshwright serve`, the requests sent at once over HTTP, each answer in one piece.
 
 "of raw" is the rate beside that of the raw loop with as many rows, "of 8" beside that of the same way with 8. The mesh
@@ -131,12 +131,12 @@ async def take_turns(
 MAKE = """
 import sys, jax
 from dataclasses import replace
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
-from meshwright.inference import LoadedModel
+from meshwright.description.families import PRESETS
+from meshwright.description.hardware import parse_system
+from meshwright.execution.models.inference import LoadedModel
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.step import parameters
+from meshwright.execution.runtime import ShardingContext, build_mesh, initialise
+from meshwright.description.step import parameters
 base = PRESETS["tiny"]
 config = replace(base, name="llama-40m", num_layers=8, embed=512, mlp=1408, num_heads=8, num_kv_heads=4, head_dim=64,
                  vocab=16384)
@@ -162,8 +162,14 @@ def raw(directory: str, mesh: str) -> None:
     import numpy as np
 
     import meshwright as mw
-    from meshwright.models.generation import cache_split, decode_layout, placed_params, programs, prompt_layout
-    from meshwright.models.sampling import Written, likeliest_of
+    from meshwright.execution.models.generation.generate import (
+        cache_split,
+        decode_layout,
+        placed_params,
+        programs,
+        prompt_layout,
+    )
+    from meshwright.execution.models.generation.sampling import Written, likeliest_of
 
     model = mw.load(directory, on="cpu:8", mesh=mesh)
     split = cache_split(model.config, model.mesh_shape, 8)

@@ -43,13 +43,13 @@ MALFORMED: tuple[dict[str, Any], ...] = (
 MAKE = """
 import sys, jax
 from dataclasses import replace
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
-from meshwright.inference import LoadedModel
+from meshwright.description.families import PRESETS
+from meshwright.description.hardware import parse_system
+from meshwright.execution.models.inference import LoadedModel
 from meshwright.mesh import MeshShape
-from meshwright.runtime import ShardingContext, build_mesh, initialise
-from meshwright.step import parameters
-from meshwright.text import byte_tokenizer
+from meshwright.execution.runtime import ShardingContext, build_mesh, initialise
+from meshwright.description.step import parameters
+from meshwright.execution.text import byte_tokenizer
 config, shape = replace(PRESETS["tiny"], name="tiny-1", num_layers=1), MeshShape()
 mesh = build_mesh(shape, jax.devices()[:1])
 with jax.set_mesh(mesh):

@@ -11,12 +11,12 @@ import argparse
 import gzip
 from pathlib import Path
 
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.parser import parse_hlo
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.parser import parse_hlo
 from meshwright.mesh import parse_mesh
-from meshwright.simulate.buffers import read_buffers
-from meshwright.simulate.perfetto import write_trace
-from meshwright.simulate.schedule import Schedule, simulate
+from meshwright.proof.simulate.buffers import read_buffers
+from meshwright.proof.simulate.perfetto import write_trace
+from meshwright.proof.simulate.schedule import Schedule, simulate
 
 
 def main() -> None:

@@ -21,15 +21,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtime"))
 from kit_rows import FAMILIES, FINE_TUNING, ROWS, Row  # pyright: ignore[reportMissingImports]
 from verify_matrix import show
 
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.model import LatentAttention, ModelConfig
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import parse_system
-from meshwright.inspection.finding import Finding
-from meshwright.inspection.inspection import read_inspection
-from meshwright.inspection.words import evidence
-from meshwright.planner.plan import Plan, make_plan
-from meshwright.step.model import LatentAttention, ModelConfig
-from meshwright.step.workload import Workload
-from meshwright.verification.plans import Verification, verify_all
+from meshwright.planning.plan import Plan, make_plan
+from meshwright.proof.inspection.finding import Finding
+from meshwright.proof.inspection.inspection import read_inspection
+from meshwright.proof.inspection.words import evidence
+from meshwright.proof.verification.plans import Verification, verify_all
 
 HARDWARE = {
     "h100": {1: "h100:1", 2: "h100:2", 4: "h100:4", 8: "h100:8"},

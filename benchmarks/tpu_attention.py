@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/tpu_attention.py [--chips v5e v6e …]
 
-Compiles the kernels of `runtime/attention/kernels.py` (JAX's splash attention), forward and backward, causal, for one
-device of each chip, with libtpu and no TPU; a minute or two each. A TPU runs one bundle of instructions a cycle, in
-order, and the compiler writes those of a kernel down (`--xla_jf_dump_to`, final_bundles): those of a block of scores,
-those of each step of the grid, made or skipped, and those that begin and end a row of blocks. A block takes no fewer
-cycles than its products keep the matrix units busy; what else the hardware waits for is not in them. Writes the shares
-to src/meshwright/cost/rates/data/tpu_attention.json; chips that are not named stay as they are there.
+Compiles the kernels of `execution/runtime/attention/kernels.py` (JAX's splash attention), forward and backward, causal,
+for one device of each chip, with libtpu and no TPU; a minute or two each. A TPU runs one bundle of instructions a
+cycle, in order, and the compiler writes those of a kernel down (`--xla_jf_dump_to`, final_bundles): those of a block of
+scores, those of each step of the grid, made or skipped, and those that begin and end a row of blocks. A block takes no
+fewer cycles than its products keep the matrix units busy; what else the hardware waits for is not in them. Writes the
+shares to src/meshwright/planning/cost/rates/data/tpu_attention.json; chips that are not named stay as they are there.
 
 What was measured is of a like kernel, tokamax's splash attention on v6e (github.com/vlasenkoalexey/
 tpu_performance_autoresearch_wiki, Qwen3-8B, 24,576 tokens of 8,192 a sequence): 6.0 ms forward and 13.5 backward for 32
@@ -26,10 +26,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from meshwright.compiler.targets import environment
-from meshwright.cost.rates.attention import TPU_PRODUCTS, TpuKernel, tpu_block
-from meshwright.hardware.load import load_chip
-from meshwright.hardware.system import make_system
+from meshwright.description.hardware.load import load_chip
+from meshwright.description.hardware.system import make_system
+from meshwright.planning.cost.rates.attention import TPU_PRODUCTS, TpuKernel, tpu_block
+from meshwright.proof.compiler.targets import environment
 
 DATA = Path(__file__).parents[1] / "src/meshwright/cost/data"
 CHIPS = ("v5e", "v6e", "v5p", "v4", "tpu7x")
@@ -116,9 +116,9 @@ def compile_kernels(chip: str, head_dim: int) -> None:
     import jax.numpy as jnp
     from jax.experimental import topologies
 
-    from meshwright.compiler.targets import topology
-    from meshwright.runtime.attention.kernels import full_sequence_attention
-    from meshwright.runtime.attention.segments import Mask
+    from meshwright.execution.runtime.attention.kernels import full_sequence_attention
+    from meshwright.execution.runtime.attention.segments import Mask
+    from meshwright.proof.compiler.targets import topology
 
     described = topologies.get_topology_desc(**topology(make_system(load_chip(chip), (1,))))
     device = jax.sharding.SingleDeviceSharding(described.devices[0])

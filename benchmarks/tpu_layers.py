@@ -5,8 +5,8 @@
 A product compiled alone is the best case: inside a layer's program norms and sums run in its kernel, gradients are
 masked on the way in, weights are copied to other layouts. Compiles a layer of Llama 2 7B, forward and, made again,
 backward, for one device of each chip, with libtpu and no TPU (minutes a chip), sums `estimated_cycles` of its fusions,
-and writes counted over estimated to src/meshwright/cost/rates/data/tpu_layers.json: of attention between its products
-with weights, and of all else. To be run again whenever what is counted changes; chips that are not named stay.
+and writes counted over estimated to src/meshwright/planning/cost/rates/data/tpu_layers.json: of attention between its
+products with weights, and of all else. To be run again whenever what is counted changes; chips that are not named stay.
 """
 
 import argparse
@@ -20,15 +20,15 @@ from pathlib import Path
 
 from tpu_products import one_chip
 
-from meshwright.compiler.targets import environment
-from meshwright.cost.seconds import layer_parts
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import System
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import System
+from meshwright.description.step.strategy import DEFAULT
+from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.step.strategy import DEFAULT
-from meshwright.step.workload import Workload
+from meshwright.planning.cost.seconds import layer_parts
+from meshwright.proof.compiler.targets import environment
 
-FILE = Path(__file__).parents[1] / "src/meshwright/cost/rates/data/tpu_layers.json"
+FILE = Path(__file__).parents[1] / "src/meshwright/planning/cost/rates/data/tpu_layers.json"
 CHIPS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 BATCH, SEQ_LEN = 4, 2048
 MODEL = PRESETS["llama2-7b"]
@@ -73,7 +73,7 @@ def compile_layer(system: System) -> None:
     import jax
     import jax.numpy as jnp
 
-    from meshwright.compiler.devices import system_devices
+    from meshwright.proof.compiler.devices import system_devices
 
     where = jax.sharding.SingleDeviceSharding(system_devices(system)[0])
     embed, mlp, heads, size = MODEL.embed, MODEL.mlp, MODEL.num_heads, MODEL.query_key_dim

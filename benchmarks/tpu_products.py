@@ -1,10 +1,10 @@
-"""The TPU compiler's own estimate of the cycles of bf16 products of many sizes, for `cost/rates/efficiency.py`.
+"""The TPU compiler's own estimate of the cycles of bf16 products of many sizes, for `cost.rates.efficiency`.
 
     .venv/bin/python benchmarks/tpu_products.py [--chips v5e v5p …] [--held-out]
 
 Compiles [m, k] @ [k, n] for one device of each chip, with libtpu and no TPU: five to twenty minutes a chip on a core
 that is shared. The estimates are `estimated_cycles` in the backend_config of the fusions in `compiled.as_text()`.
-Writes the grid to src/meshwright/cost/rates/data/tpu_products.json or, with --held-out, other sizes to
+Writes the grid to src/meshwright/planning/cost/rates/data/tpu_products.json or, with --held-out, other sizes to
 tests/data/tpu_products_held_out.json; chips that are not named stay as they are there.
 
 An estimate is not of the operands that the compiler has copied to faster memory before the product, so it can be below
@@ -23,9 +23,9 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from meshwright.compiler.targets import environment
-from meshwright.hardware.load import load_chip
-from meshwright.hardware.system import System, make_system
+from meshwright.description.hardware.load import load_chip
+from meshwright.description.hardware.system import System, make_system
+from meshwright.proof.compiler.targets import environment
 
 ROOT = Path(__file__).parents[1]
 GRID = {
@@ -48,7 +48,9 @@ def main() -> None:
         compile_products(one_chip(args.compile_here), sizes)
         return
     name = (
-        "tests/data/tpu_products_held_out.json" if args.held_out else "src/meshwright/cost/rates/data/tpu_products.json"
+        "tests/data/tpu_products_held_out.json"
+        if args.held_out
+        else "src/meshwright/planning/cost/rates/data/tpu_products.json"
     )
     file = ROOT / name
     for chip in args.chips:
@@ -113,7 +115,7 @@ def compile_products(system: System, sizes: tuple[tuple[int, int, int], ...]) ->
     import jax
     import jax.numpy as jnp
 
-    from meshwright.compiler.devices import system_devices
+    from meshwright.proof.compiler.devices import system_devices
 
     where = jax.sharding.SingleDeviceSharding(system_devices(system)[0])
     for m, k, n in sizes:

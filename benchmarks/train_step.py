@@ -35,22 +35,22 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from naive_step import naive_step
 
-from meshwright.hardware.system import parse_system
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import num_parameters
+from meshwright.description.step.workload import Workload
+from meshwright.execution.runtime.devices import claim_devices
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.program import StepProgram
+from meshwright.execution.training.run_directory.run import RunConfig
+from meshwright.execution.training.step import initial_state, train_step
+from meshwright.execution.training.stepping import take_steps
+from meshwright.execution.training.update.optimizer import Optimizer
+from meshwright.execution.training.watch.log import RunLog
+from meshwright.execution.training.watch.shortfall import Shortfall
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.record import Record
-from meshwright.runtime.devices import claim_devices
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.model import ModelConfig
-from meshwright.step.parameter_tree import num_parameters
-from meshwright.step.workload import Workload
-from meshwright.training.program import StepProgram
-from meshwright.training.run_directory.run import RunConfig
-from meshwright.training.step import initial_state, train_step
-from meshwright.training.stepping import take_steps
-from meshwright.training.update.optimizer import Optimizer
-from meshwright.training.watch.log import RunLog
-from meshwright.training.watch.shortfall import Shortfall
 
 MODEL = ModelConfig(
     name="llama-14m", num_layers=6, embed=384, mlp=1024, num_heads=8, num_kv_heads=8, head_dim=48, vocab=4096

@@ -12,15 +12,15 @@ import argparse
 import sys
 from collections.abc import Iterator
 
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import Plan, make_plan
-from meshwright.step.model import ModelConfig
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Workload
-from meshwright.verification.plans import Verification, verify_all
-from meshwright.viz.words import row_cells
+from meshwright.pictures.words import row_cells
+from meshwright.planning.plan import Plan, make_plan
+from meshwright.proof.verification.plans import Verification, verify_all
 
 HARDWARE = ("cpu:8", "v5e:4x4", "v5p:2x2x4", "v6e:4x4", "tpu7x:2x2x2", "h100:8")
 

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax import P
 from jax.sharding import Mesh
 
-from meshwright.compiler.compile import compile_in_child
-from meshwright.compiler.program import CompileRequest
-from meshwright.hardware.slices import within_slice
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.records import read_hlo
+from meshwright.description.hardware.slices import within_slice
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.records import read_hlo
+from meshwright.proof.compiler.compile import compile_in_child
+from meshwright.proof.compiler.program import CompileRequest
 
 SLICES = ("v5e:2x4", "v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:16x16", "v6e:4x4", "v6e:4x8", "v5p:2x2x4", "v5p:4x4x4")
 IN_TURN = {"v5e:4x4": (4, 4), "v5e:8x8": (8, 8), "v5e:16x16": (16, 16), "v6e:4x4": (4, 4), "v5p:4x4x4": (16, 4)}

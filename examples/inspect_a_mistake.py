@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwright
-from meshwright.inspection.words import evidence, fix
+from meshwright.proof.inspection.words import evidence, fix
 
 
 def program() -> tuple:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cost.rates.collective import collective_seconds, gather_bytes_per_second
-from meshwright.cost.roofline import network_intensity
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.load import load_chip
+from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.load import load_chip
-from meshwright.hardware.system import parse_system
+from meshwright.planning.cost.rates.collective import collective_seconds, gather_bytes_per_second
+from meshwright.planning.cost.roofline import network_intensity
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 

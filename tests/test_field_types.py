@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan, plan_from_data, plan_to_data
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
+from meshwright.planning.plan import make_plan, plan_from_data, plan_to_data
 
 PLAN = make_plan(
     Workload(model=PRESETS["tiny"], batch=16, seq_len=64, compute_dtype="f32"),

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.files import append_line, check_new_directory, check_output, write_file
+from meshwright.support.files import append_line, check_new_directory, check_output, write_file
 
 FULL = os.makedev(1, 7)
 """The device that is always full, on Linux."""
@@ -123,7 +123,7 @@ def test_a_device_stays_a_device(tmp_path):
 
 
 def test_the_output_of_a_process_is_written_in_order_whatever_it_is(tmp_path):
-    code = "from meshwright.files import write_file; print('a'); write_file('/dev/stdout', 'b\\n'); print('c')"
+    code = "from meshwright.support.files import write_file; print('a'); write_file('/dev/stdout', 'b\\n'); print('c')"
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
     assert (tmp_path / "out").read_text() == "a\nb\nc\n"

@@ -4,7 +4,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,54 +15,50 @@ import meshwright
 
 ROOT = Path(meshwright.__file__).parent
 
-# From the ground up. Before `runtime` nothing imports JAX, so that `meshwright plan` answers at once.
+# From the ground up: modules of the top level, wings, and the packages of a wing, each before what may import it.
 FLOORS = (
     "errors",
     "units",
-    "encoding",
-    "files",
-    "signals",
-    "field_types",
-    "notebook",
+    "support",
     "mesh",
     "record",
-    "processes",
-    "notation",
-    "hardware",
-    "step",
-    "families",
-    "cost",
-    "planner",
-    "runtime",
-    "models",
-    "text",
-    "data",
-    "weights",
-    "inference",
-    "hlo",
-    "training",
-    "loading",
+    "description.notation",
+    "description.hardware",
+    "description.step",
+    "description.families",
+    "planning.cost",
+    "planning",
+    "execution.processes",
+    "description.hlo",
+    "execution.text",
+    "execution.data",
+    "execution.runtime",
+    "execution.weights",
+    "execution.models",
+    "execution.training",
+    "execution.loading",
     "serving",
-    "compiler",
-    "simulate",
-    "verification",
-    "inspection",
-    "viz",
-    "launch",
+    "proof.compiler",
+    "proof.simulate",
+    "proof.verification",
+    "proof.inspection",
+    "pictures",
     "cli",
     "__main__",
 )
-WITHOUT_JAX = FLOORS[: FLOORS.index("runtime")]
+WINGS = {floor.split(".")[0] for floor in FLOORS if (ROOT / floor.split(".")[0]).is_dir()}
+# Planning imports neither JAX nor NumPy, so that `meshwright plan` answers at once.
+WITHOUT_JAX = FLOORS[: FLOORS.index("description.hlo")]
 
 # Packages of use to any JAX user: all that they may import of meshwright.
-NEEDS = {"hlo": {"errors", "record", "hlo"}}
+NEEDS = {"description.hlo": {"errors", "record", "description.hlo"}}
 
 # What a shape and a plan do in JAX stands above them, and so do an inspection's screen and page; these files load it in
 # the methods that need it, by these names.
 BRIDGES = {
-    "mesh.py": ("meshwright.runtime.carry",),
-    "planner/plan.py": ("meshwright.runtime.carry",),
-    "inspection/inspection.py": ("meshwright.viz.pages", "meshwright.cli.inspect.screen"),
+    "mesh.py": ("meshwright.execution.runtime.carry",),
+    "planning/plan.py": ("meshwright.execution.runtime.carry",),
+    "proof/inspection/inspection.py": ("meshwright.pictures.pages", "meshwright.cli.inspect.screen"),
 }
 
 # A module, or a function in one, that a string names: for import_module, a table of lazy names, or a child's `-m`.
@@ -75,7 +72,7 @@ def module_name(path: Path) -> str:
 
 
 MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
-FILES = sorted(path for path in MODULES.values() if path != ROOT / "__init__.py")
+FILES = sorted(path for path in MODULES.values() if path.name != "__init__.py")
 
 
 @cache
@@ -105,13 +102,17 @@ def packages_of(path: Path) -> set[str]:
     names = [f"{module}.{name}" for module, name in import_statements(path)] + list(named_in_strings(path))
     bridges = BRIDGES.get(str(path.relative_to(ROOT)), ()) if path.is_relative_to(ROOT) else ()
     names = [name for name in names if not name.startswith(bridges)] if bridges else names
-    parts = [name.split(".") for name in names]
-    return {part[1] for part in parts if part[0] == "meshwright" and part[1] in FLOORS}
+    return {floor for name in names if name.startswith("meshwright.") and (floor := floor_named(name.split(".")[1:]))}
+
+
+def floor_named(parts: Sequence[str]) -> str:
+    """The floor of a module by the parts of its name below `meshwright`, '' if it has none."""
+    return next((floor for count in (2, 1) if (floor := ".".join(parts[:count])) in FLOORS), "")
 
 
 def floor_of(path: Path) -> str:
-    """The floor a file stands on."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    """The floor a file stands on; the docstrings of a wing and of the whole stand on none."""
+    return floor_named(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def needed(module: str, name: str) -> str:
@@ -162,6 +163,17 @@ def test_a_package_for_any_jax_user_needs_little_else(package):
     assert needed <= NEEDS[package]
 
 
+def test_every_file_stands_on_a_floor_and_every_folder_is_a_wing():
+    assert [str(path.relative_to(ROOT)) for path in FILES if not floor_of(path)] == []
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == WINGS
+
+
+def test_a_folder_has_at_most_25_modules():
+    folders = Counter(str(path.parent.relative_to(ROOT)) for path in FILES)
+    assert {name: count for name, count in folders.items() if count > 25} == {}
+
+
 def test_no_modules_import_each_other():
     graph = {
         name: {
@@ -195,14 +207,17 @@ def test_circles_are_seen():
 def test_imports_in_functions_and_in_strings_are_seen(tmp_path):
     path = tmp_path / "hidden.py"
     path.write_text(
-        "def f(name):\n    import meshwright.cli.main\n    from meshwright.viz import show\n"
-        '    run(["-m", "meshwright.compiler.worker"])\n    import_module(f"meshwright.training.{name}")\n'
-        'HOMES = {"f": ("meshwright.verification", "f"), "g": "meshwright.inspection.lower:g"}\n'
+        "def f(name):\n    import meshwright.cli.main\n    from meshwright.pictures import show\n"
+        '    run(["-m", "meshwright.proof.compiler.worker"])\n'
+        '    import_module(f"meshwright.execution.training.{name}")\n'
+        'HOMES = {"f": ("meshwright.proof.verification", "f"), "g": "meshwright.proof.inspection.lower:g"}\n'
     )
-    assert packages_of(path) == {"cli", "viz", "compiler", "training", "verification", "inspection"}
+    assert packages_of(path) == {
+        "cli", "pictures", "proof.compiler", "execution.training", "proof.verification", "proof.inspection",
+    }  # fmt: skip
 
 
-def test_the_ground_floor_names_no_jax():
+def test_the_lower_floors_name_neither_jax_nor_numpy():
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in FILES
@@ -235,6 +250,6 @@ def test_planning_loads_neither_jax_nor_numpy_nor_any_package_but_those_of_the_c
 
 
 def test_reading_hlo_loads_no_jax():
-    code = "import sys, meshwright.hlo, meshwright.hlo.text; print({'jax', 'jaxlib'} & set(sys.modules))"
+    code = "import sys, meshwright.description.hlo.text; print({'jax', 'jaxlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

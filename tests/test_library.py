@@ -12,9 +12,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli.main import main
-from meshwright.families.load import load_model
-from meshwright.hardware.system import parse_system
-from meshwright.step.parameter_tree import map_leaves, parameters
+from meshwright.description.families.load import load_model
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.parameter_tree import map_leaves, parameters
 
 TINY = {"on": "cpu:8", "batch": 16, "seq_len": 256}
 
@@ -30,7 +30,7 @@ def shapes(model):
 def test_importing_is_instant_and_planning_needs_neither_jax_nor_numpy():
     code = (
         "import sys, meshwright as mw; before = set(sys.modules)\n"
-        "assert not {'meshwright.planner', 'meshwright.hardware', 'rich', 'yaml'} & before\n"
+        "assert not {'meshwright.planning', 'meshwright.description.hardware', 'rich', 'yaml'} & before\n"
         "plan = mw.plan('llama3-8b', on='v5p:4x4x4', batch=512); plan.rules; plan.to_json(); plan._repr_html_()\n"
         "print({'jax', 'jaxlib', 'numpy'} & set(sys.modules))"
     )

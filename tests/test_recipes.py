@@ -10,7 +10,7 @@ import pytest
 from meshwright.cli.main import main
 from meshwright.cli.train.args import Args
 from meshwright.cli.words.read import canonical, read_words
-from meshwright.training.run_directory.run import read_metrics
+from meshwright.execution.training.run_directory.run import read_metrics
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(path.relative_to(ROOT) for path in (ROOT / "runs").glob("*.sh"))

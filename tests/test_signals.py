@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from meshwright.signals import handled_signals, not_ignored
+from meshwright.support.signals import handled_signals, not_ignored
 
 NUMBERS = (signal.SIGUSR1, signal.SIGUSR2)
 

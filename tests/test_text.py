@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from meshwright.errors import MeshwrightError
-from meshwright.text.chat import apply_chat_template
-from meshwright.text.tokenizer import TokenStream, byte_tokenizer, read_tokenizer
+from meshwright.execution.text.chat import apply_chat_template
+from meshwright.execution.text.tokenizer import TokenStream, byte_tokenizer, read_tokenizer
 
 TEXT = ["the quick brown fox jumps over the lazy dog", "naïve café — 東京 🙂", "def main():\n    return 0\n"]
 TEMPLATE = (

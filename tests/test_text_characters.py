@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from meshwright.text.characters import most_characters
-from meshwright.text.tokenizer import byte_tokenizer, read_tokenizer
+from meshwright.execution.text.characters import most_characters
+from meshwright.execution.text.tokenizer import byte_tokenizer, read_tokenizer
 
 
 def byte_level(**parts):

@@ -8,9 +8,9 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from meshwright.errors import MeshwrightError
-from meshwright.text.byte_files import byte_tokenizer_files
-from meshwright.text.chat import apply_chat_template
-from meshwright.text.tokenizer import TokenStream, byte_tokenizer, read_tokenizer
+from meshwright.execution.text.byte_files import byte_tokenizer_files
+from meshwright.execution.text.chat import apply_chat_template
+from meshwright.execution.text.tokenizer import TokenStream, byte_tokenizer, read_tokenizer
 
 
 @pytest.fixture

@@ -14,22 +14,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meshwright.description.hardware.system import System
+    from meshwright.description.step.strategy import Strategy
+    from meshwright.description.step.workload import Workload
     from meshwright.errors import MeshwrightError
-    from meshwright.hardware.system import System
-    from meshwright.inference.loaded import Chat
-    from meshwright.inspection.functions import inspect
-    from meshwright.loading.library import load
+    from meshwright.execution.loading.library import load
+    from meshwright.execution.models.generation.sampling import Sampling
+    from meshwright.execution.models.inference.loaded import Chat
+    from meshwright.execution.training.library import train
     from meshwright.mesh import MeshShape
-    from meshwright.models.sampling import Sampling
-    from meshwright.planner.library import plan
-    from meshwright.planner.plan import Plan
+    from meshwright.pictures.report import report
+    from meshwright.pictures.showing import show
+    from meshwright.planning.library import plan
+    from meshwright.planning.plan import Plan
+    from meshwright.proof.inspection.functions import inspect
+    from meshwright.proof.verification.library import verify
     from meshwright.record import Record
-    from meshwright.step.strategy import Strategy
-    from meshwright.step.workload import Workload
-    from meshwright.training.library import train
-    from meshwright.verification.library import verify
-    from meshwright.viz.report import report
-    from meshwright.viz.showing import show
 
 __version__ = "0.1.0"
 
@@ -54,22 +54,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Chat": "meshwright.inference.loaded",
+    "Chat": "meshwright.execution.models.inference.loaded",
     "MeshShape": "meshwright.mesh",
     "MeshwrightError": "meshwright.errors",
-    "Plan": "meshwright.planner.plan",
+    "Plan": "meshwright.planning.plan",
     "Record": "meshwright.record",
-    "Sampling": "meshwright.models.sampling",
-    "Strategy": "meshwright.step.strategy",
-    "System": "meshwright.hardware.system",
-    "Workload": "meshwright.step.workload",
-    "inspect": "meshwright.inspection.functions",
-    "load": "meshwright.loading.library",
-    "plan": "meshwright.planner.library",
-    "report": "meshwright.viz.report",
-    "show": "meshwright.viz.showing",
-    "train": "meshwright.training.library",
-    "verify": "meshwright.verification.library",
+    "Sampling": "meshwright.execution.models.generation.sampling",
+    "Strategy": "meshwright.description.step.strategy",
+    "System": "meshwright.description.hardware.system",
+    "Workload": "meshwright.description.step.workload",
+    "inspect": "meshwright.proof.inspection.functions",
+    "load": "meshwright.execution.loading.library",
+    "plan": "meshwright.planning.library",
+    "report": "meshwright.pictures.report",
+    "show": "meshwright.pictures.showing",
+    "train": "meshwright.execution.training.library",
+    "verify": "meshwright.proof.verification.library",
 }
 """The module that each public name is loaded from."""
 

@@ -43,7 +43,7 @@ class MeshShape:
 
         types: of every axis; programs with Flax's `logical_axis_rules` need `auto`.
         """
-        from meshwright.runtime.carry import mesh_of
+        from meshwright.execution.runtime.carry import mesh_of
 
         return mesh_of(self, devices, types)
 

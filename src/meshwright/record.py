@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
-from meshwright.field_types import from_data
-from meshwright.notebook import Table, card
+from meshwright.support.field_types import from_data
+from meshwright.support.notebook import Table, card
 from meshwright.units import show_bytes, show_degrees, show_percent, show_seconds
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]

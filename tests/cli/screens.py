@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from meshwright.cli.main import COMMANDS, main
-from meshwright.compiler.program import program_from_json
-from meshwright.training.run_directory.run import append_metrics, begin_run
+from meshwright.execution.training.run_directory.run import append_metrics, begin_run
+from meshwright.proof.compiler.program import program_from_json
 
 DATA = Path(__file__).parents[1] / "data" / "screens"
 WIDTHS = (60, 80, 100, 140, None)
@@ -113,7 +113,8 @@ TIMED = ["meshwright.cli.plan.command.find_meshes", "meshwright.cli.plan.command
          "meshwright.cli.plan.sweep.run_sweep", "meshwright.cli.plan.serving.rank_serving",
          "meshwright.cli.plan.screen.nearby", "meshwright.cli.plan.screen.ways_to_fit",
          "meshwright.cli.plan.screen.chips_that_fit", "meshwright.cli.matmul._execute",
-         "meshwright.verification.plans.verify_plan", "meshwright.inspection.functions.inspect"]  # fmt: skip
+         "meshwright.proof.verification.plans.verify_plan",
+         "meshwright.proof.inspection.functions.inspect"]  # fmt: skip
 """What takes time, and is the same at every width."""
 
 
@@ -169,10 +170,10 @@ def _on_screen(text):
 
 def make_folder(folder):
     """Where the commands run: with a run, a text and folders whose names have a space."""
-    from meshwright.planner.library import plan_to_run
-    from meshwright.planner.serving.plan import write_serving_plan
-    from meshwright.planner.serving.search import best_serving_plan
-    from meshwright.training.library import new_run
+    from meshwright.execution.training.library import new_run
+    from meshwright.planning.library import plan_to_run
+    from meshwright.planning.serving.plan import write_serving_plan
+    from meshwright.planning.serving.search import best_serving_plan
 
     for name in ("my plans", "my runs", "runs", "runs/tiny", "home"):
         (folder / name).mkdir()
@@ -199,17 +200,17 @@ def _replace_work(patch, name, folder):
         patch.setattr(place, _kept(place, getattr(importlib.import_module(module), function)))
     if name in STORED:
         program = stored(STORED[name])
-        for module in ("meshwright.verification.plans", "meshwright.inspection.functions"):
+        for module in ("meshwright.proof.verification.plans", "meshwright.proof.inspection.functions"):
             patch.setattr(f"{module}.compile_in_child", lambda request: program)
     patch.setenv("HOME", str(folder / "home"))
-    patch.setattr("meshwright.training.loop.run_steps", _take_rows)
-    patch.setattr("meshwright.loading.library.Found.load", _loaded)
+    patch.setattr("meshwright.execution.training.loop.run_steps", _take_rows)
+    patch.setattr("meshwright.execution.loading.library.Found.load", _loaded)
     patch.setattr(
-        "meshwright.inference.loaded.generate_tokens",
+        "meshwright.execution.models.inference.loaded.generate_tokens",
         lambda *_, **__: map(np.array, zip(b"f(x):\n    re", strict=True)),
     )
-    patch.setattr("meshwright.inference.loaded.LoadedModel.save", _saved)
-    patch.setattr("meshwright.inference.loaded.LoadedModel.losses", _losses)
+    patch.setattr("meshwright.execution.models.inference.loaded.LoadedModel.save", _saved)
+    patch.setattr("meshwright.execution.models.inference.loaded.LoadedModel.losses", _losses)
     patch.setattr("meshwright.serving.load.drive.find_model", lambda *_: "llama3-8b")
     patch.setattr("meshwright.serving.load.drive.drive", _answered)
     patch.setattr("meshwright.cli.generate.command.perf_counter", itertools.count().__next__)
@@ -220,9 +221,9 @@ def _loaded(found, **_):
     """The model of a run, without parameters."""
     import jax
 
-    from meshwright.inference.loaded import LoadedModel
-    from meshwright.runtime.mesh import build_mesh
-    from meshwright.text.tokenizer import byte_tokenizer
+    from meshwright.execution.models.inference.loaded import LoadedModel
+    from meshwright.execution.runtime.mesh import build_mesh
+    from meshwright.execution.text.tokenizer import byte_tokenizer
 
     mesh = build_mesh(found.mesh, jax.devices()[: found.mesh.num_devices])
     return LoadedModel(
@@ -263,8 +264,8 @@ class Done:
 
 def _take_rows(config, directory, *, on_step, **_):
     """What `run_steps` does, with the steps of before."""
-    from meshwright.training.loop import Outcome
-    from meshwright.training.run_record import measured
+    from meshwright.execution.training.loop import Outcome
+    from meshwright.execution.training.run_record import measured
 
     for row in ROWS:
         on_step(row)
@@ -295,7 +296,7 @@ def _store():
     """Compile every stored program anew."""
     import tempfile
 
-    from meshwright.compiler.compile import compile_in_child
+    from meshwright.proof.compiler.compile import compile_in_child
 
     DATA.mkdir(exist_ok=True)
     for name, file in STORED.items():
@@ -312,7 +313,7 @@ def _store():
 
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as cache:
             patch.setenv("XDG_CACHE_HOME", cache)
-            for module in ("meshwright.verification.plans", "meshwright.inspection.functions"):
+            for module in ("meshwright.proof.verification.plans", "meshwright.proof.inspection.functions"):
                 patch.setattr(f"{module}.compile_in_child", compiled)
             main(SCREENS[name])
 

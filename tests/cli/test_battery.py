@@ -10,7 +10,7 @@ import battery_plan
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.hardware.load import DATA
+from meshwright.description.hardware.load import DATA
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from meshwright.cli.main import COMMANDS, main
-from meshwright.verification.differences import Difference
+from meshwright.proof.verification.differences import Difference
 
 TRAIN = ["train", "tiny", "--on", "cpu:8", "--seq-len", "256"]
 

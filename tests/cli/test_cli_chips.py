@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import meshwright.hardware
+import meshwright.description.hardware
 from meshwright.cli.main import main
-from meshwright.hardware.load import chip_names, load_chip
+from meshwright.description.hardware.load import chip_names, load_chip
 
-V5E = Path(meshwright.hardware.__file__).parent / "data" / "v5e.toml"
+V5E = Path(meshwright.description.hardware.__file__).parent / "data" / "v5e.toml"
 
 
 def test_the_table_has_a_line_for_every_chip(capsys):

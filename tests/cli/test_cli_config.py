@@ -9,9 +9,9 @@ from meshwright.cli.main import main
 from meshwright.cli.train.args import Args
 from meshwright.cli.words.read import read_words
 from meshwright.errors import MeshwrightError
-from meshwright.planner.library import plan_to_run
-from meshwright.training.library import new_run
-from meshwright.training.run_directory.resolved import resolved_yaml
+from meshwright.execution.training.library import new_run
+from meshwright.execution.training.run_directory.resolved import resolved_yaml
+from meshwright.planning.library import plan_to_run
 
 RUN = """\
 # A run

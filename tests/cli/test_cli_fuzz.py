@@ -24,12 +24,12 @@ def reach(*args, **options):
 
 
 LONG = [
-    "meshwright.verification.plans.verify_plan",
-    "meshwright.verification.serving.verify_serving",
-    "meshwright.training.loop.run_steps",
-    "meshwright.loading.library.Found.load",
-    "meshwright.inspection.functions.inspect",
-    "meshwright.runtime.devices.claim_devices",
+    "meshwright.proof.verification.plans.verify_plan",
+    "meshwright.proof.verification.serving.verify_serving",
+    "meshwright.execution.training.loop.run_steps",
+    "meshwright.execution.loading.library.Found.load",
+    "meshwright.proof.inspection.functions.inspect",
+    "meshwright.execution.runtime.devices.claim_devices",
     "meshwright.cli.demo._story",
     "meshwright.cli.completion._place",
     "meshwright.cli.plan.sweep.plot_plan",
@@ -156,9 +156,9 @@ def rarely(draw):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with good and broken files, where whatever takes long is not begun."""
-    from meshwright.hardware.load import DATA
-    from meshwright.planner import search
-    from meshwright.planner.serving import search as serving
+    from meshwright.description.hardware.load import DATA
+    from meshwright.planning import search
+    from meshwright.planning.serving import search as serving
 
     assert main(["plan", "tiny", "--on", "cpu:8", "--batch", "16", "-o", str(tmp_path / "plan.yaml")]) == 0
     for place in LONG:

@@ -9,11 +9,11 @@ import pytest
 
 from meshwright.cli.collective import KINDS
 from meshwright.cli.main import main
-from meshwright.cost.formulas import collective_formula
-from meshwright.cost.rates.collective import collective_seconds
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
-from meshwright.notation.parser import parse_numbers
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.notation.parser import parse_numbers
+from meshwright.planning.cost.formulas import collective_formula
+from meshwright.planning.cost.rates.collective import collective_seconds
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import meshwright.hardware
+import meshwright.description.hardware
 from meshwright.cli.main import main
-from meshwright.hardware.system import parse_system
-from meshwright.planner.plan import read_plan
+from meshwright.description.hardware.system import parse_system
+from meshwright.planning.plan import read_plan
 
-DATA = Path(meshwright.hardware.__file__).parent / "data"
+DATA = Path(meshwright.description.hardware.__file__).parent / "data"
 GPT3 = ["plan", "gpt3-175b", "--on", "a100-80gb:1024", "--batch", "1536"]
 SCREENS = [
     ["plan", "gpt2-xl", "--on", "a100-80gb:4", "--batch", "64"],

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.step.images import RESNETS
+from meshwright.description.step.images import RESNETS
 
 RESNET50 = ["plan", "resnet50", "--on", "a100-80gb:8", "--batch", "256"]
 

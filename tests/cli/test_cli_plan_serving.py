@@ -6,8 +6,8 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.cli.plan.serving import thinned
-from meshwright.planner.serving.plan import read_serving_plan, serving_plan_from_data
-from meshwright.planner.serving.search import ServingPoint
+from meshwright.planning.serving.plan import read_serving_plan, serving_plan_from_data
+from meshwright.planning.serving.search import ServingPoint
 from meshwright.units import parse_seconds
 
 DECODE = ["plan", "llama2-7b", "--on", "v5e:2x2", "--serve", "decode", "--prompt-len", "1984", "--output-len", "64"]

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.step.passes.schedule import Schedule
-from meshwright.viz.showing import show_pipeline
+from meshwright.description.step.passes.schedule import Schedule
+from meshwright.pictures.showing import show_pipeline
 
 ASKED = ["show", "pipeline", "--stages", "2", "--microbatches", "4"]
 

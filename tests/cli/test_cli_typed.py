@@ -15,12 +15,12 @@ from meshwright.cli.train.args import Args as TrainArgs
 from meshwright.cli.typed import check_all_read, watch
 from meshwright.cli.verify.serving import ServeArgs as VerifyServeArgs
 from meshwright.cli.words.options import declared_options
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.training.run_directory.run import RunConfig, begin_run
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.step.workload import Workload
-from meshwright.training.run_directory.run import RunConfig, begin_run
-from meshwright.training.update.optimizer import Optimizer
 
 
 class ReachedError(Exception):
@@ -40,17 +40,23 @@ WORK = {
         "meshwright.cli.plan.images.rank_images",
         "meshwright.cli.plan.images.plan_image_mesh",
     ],
-    "verify": ["meshwright.verification.plans.verify_plan", "meshwright.verification.serving.verify_serving"],
+    "verify": [
+        "meshwright.proof.verification.plans.verify_plan",
+        "meshwright.proof.verification.serving.verify_serving",
+    ],
     "tokenize": ["meshwright.cli.tokenize.tokenize"],
     "train": ["meshwright.cli.train.on_devices.TrainScreen"],
-    "launch": ["meshwright.launch.supervisor.supervise"],
-    "report": ["meshwright.viz.report.report"],
-    "generate": ["meshwright.loading.library.Found.load"],
-    "serve": ["meshwright.loading.library.Found.load", "meshwright.launch.replicas.Replicas"],
-    "export": ["meshwright.loading.library.Found.load"],
-    "eval": ["meshwright.loading.library.Found.load"],
+    "launch": ["meshwright.execution.processes.launch.supervisor.supervise"],
+    "report": ["meshwright.pictures.report.report"],
+    "generate": ["meshwright.execution.loading.library.Found.load"],
+    "serve": [
+        "meshwright.execution.loading.library.Found.load",
+        "meshwright.execution.processes.launch.replicas.Replicas",
+    ],
+    "export": ["meshwright.execution.loading.library.Found.load"],
+    "eval": ["meshwright.execution.loading.library.Found.load"],
     "bench-serve": ["meshwright.serving.load.drive.find_model", "meshwright.serving.load.drive.drive"],
-    "inspect": ["meshwright.inspection.functions.inspect"],
+    "inspect": ["meshwright.proof.inspection.functions.inspect"],
     "matmul": ["meshwright.cli.matmul.price"],
     "collective": ["meshwright.cli.collective.lay_mesh"],
     "completion": ["meshwright.cli.completion._place"],

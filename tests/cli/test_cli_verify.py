@@ -5,7 +5,7 @@ import json
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.compiler import targets
+from meshwright.proof.compiler import targets
 
 TINY = ["verify", "tiny", "--on", "cpu:8", "--mesh", "1,2,4,1", "--batch", "8", "--seq-len", "64"]
 
@@ -75,7 +75,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "said"), MISTAKES)
 def test_a_mistake_is_found_before_anything_is_compiled(words, said, capsys, monkeypatch):
-    monkeypatch.setattr("meshwright.compiler.compile.CompileProcess", None)
+    monkeypatch.setattr("meshwright.proof.compiler.compile.CompileProcess", None)
     assert main(words) == 2
     printed = capsys.readouterr().err
     assert all(word in printed for word in said)

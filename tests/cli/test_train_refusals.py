@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
+from meshwright.execution.training.run_directory.run import RunConfig, begin_run
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.step.workload import Workload
-from meshwright.training.run_directory.run import RunConfig, begin_run
-from meshwright.training.update.optimizer import Optimizer
 
 TINY = ["tiny", "--on", "cpu:8", "--mesh", "1,8,1,1", "--batch", "16", "--seq-len", "64"]
 LLAMA = {

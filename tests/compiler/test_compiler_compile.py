@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import toy_programs as toys
 
-from meshwright.compiler.compile import cache_directory, compile_all, compile_in_child
-from meshwright.compiler.program import CompileRequest
-from meshwright.compiler.records import read_program
+from meshwright.description.hlo.canonical import canonicalize_collective
 from meshwright.errors import MeshwrightError
-from meshwright.hlo.canonical import canonicalize_collective
 from meshwright.mesh import MeshShape
+from meshwright.proof.compiler.compile import cache_directory, compile_all, compile_in_child
+from meshwright.proof.compiler.program import CompileRequest
+from meshwright.proof.compiler.records import read_program
 from meshwright.record import merge
 
 MESH = MeshShape(fsdp=2, tp=4)
@@ -136,7 +136,7 @@ def test_an_interrupt_ends_the_child(tmp_path):
     started = tmp_path / "pid"
     code = (
         "import signal\n"
-        "from meshwright.compiler import CompileRequest, compile_in_child\n"
+        "from meshwright.proof.compiler.compile import CompileRequest, compile_in_child\n"
         # A shell that runs the tests in the background may have it ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "compile_in_child(CompileRequest(function='sleeper:sleep', hardware='cpu:1', mesh={'dp': 1},"
@@ -266,8 +266,8 @@ class Pretended:
 @pytest.mark.parametrize(("free", "cores", "at_once"), [(64 << 30, 2, 2), (5 << 30, 8, 1), (0, 8, 1), (64 << 30, 8, 5)])
 def test_as_many_compile_at_once_as_there_are_cores_and_memory_for(free, cores, at_once, monkeypatch):
     Pretended.alive = Pretended.most = 0
-    monkeypatch.setattr("meshwright.compiler.compile.CompileProcess", Pretended)
-    monkeypatch.setattr("meshwright.compiler.compile._free_bytes", lambda: free)
+    monkeypatch.setattr("meshwright.proof.compiler.compile.CompileProcess", Pretended)
+    monkeypatch.setattr("meshwright.proof.compiler.compile._free_bytes", lambda: free)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     outcomes = dict(compile_all([request("matmuls", "cpu:1", MeshShape(), number=n) for n in range(5)]))
     assert {str(outcome) for outcome in outcomes.values()} == {"it only pretends"}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from meshwright.compiler.program import CompiledProgram, MeshMethod
-from meshwright.compiler.records import read_optimized
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.phases import describe
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.phases import describe
+from meshwright.proof.compiler.program import CompiledProgram, MeshMethod
+from meshwright.proof.compiler.records import read_optimized
 
 BACKWARD = "jit(step)/transpose(jvp(layers))/while/body/eval_jaxpr"
 GATHERED = f"{BACKWARD}/checkpoint/rematted_computation/mlp"

@@ -4,11 +4,11 @@ import re
 import pytest
 import toy_programs as toys
 
-from meshwright.compiler.program import CompiledProgram, MeshMethod
-from meshwright.compiler.records import read_program
+from meshwright.description.hlo.records import read_hlo
 from meshwright.errors import MeshwrightError
-from meshwright.hlo.records import read_hlo
 from meshwright.mesh import MeshShape
+from meshwright.proof.compiler.program import CompiledProgram, MeshMethod
+from meshwright.proof.compiler.records import read_program
 from meshwright.record import merge, record_from_json
 
 MESH = MeshShape(fsdp=2, tp=4)

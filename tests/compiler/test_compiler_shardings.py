@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import pytest
 from jax import P
 
-from meshwright.compiler.compile import compile_in_child
-from meshwright.compiler.full_rematerializations import read_full_rematerializations
-from meshwright.compiler.program import CompiledProgram, CompileRequest, MeshMethod
-from meshwright.compiler.shardings import read_shardings
-from meshwright.hlo.specs import Spec, parse_hlo_sharding, parse_shardy_sharding
+from meshwright.description.hlo.specs import Spec, parse_hlo_sharding, parse_shardy_sharding
 from meshwright.mesh import MeshShape
+from meshwright.proof.compiler.compile import compile_in_child
+from meshwright.proof.compiler.full_rematerializations import read_full_rematerializations
+from meshwright.proof.compiler.program import CompiledProgram, CompileRequest, MeshMethod
+from meshwright.proof.compiler.shardings import read_shardings
 
 XY = {"x": 2, "y": 4}
 XYZ = {"x": 2, "y": 2, "z": 2}

@@ -1,10 +1,10 @@
 import pytest
 
-from meshwright.compiler.targets import check_compiler, compiler_name, compiler_options, environment, topology
+from meshwright.description.hardware.slices import across_slices
+from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.slices import across_slices
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
+from meshwright.proof.compiler.targets import check_compiler, compiler_name, compiler_options, environment, topology
 
 TOPOLOGIES = [
     ("v5e:4x4", {"platform": "tpu", "topology_name": "v5e:4x4"}),

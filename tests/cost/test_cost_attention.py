@@ -2,23 +2,23 @@
 
 import pytest
 
-from meshwright.cost.elementwise import pass_of, softmax_passes
-from meshwright.cost.rates.attention import (
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.train import train_step
+from meshwright.description.step.workload import Workload
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.elementwise import pass_of, softmax_passes
+from meshwright.planning.cost.rates.attention import (
     attention_share,
     fused_attention_time,
     tpu_block,
     tpu_kernel,
     tpu_kernel_share,
 )
-from meshwright.cost.rates.collective import collective_seconds
-from meshwright.cost.rates.efficiency import layer_shares
-from meshwright.cost.rates.links import RINGS, TREE, collective_efficiency
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
-from meshwright.mesh import MeshShape
-from meshwright.step.train import train_step
-from meshwright.step.workload import Workload
+from meshwright.planning.cost.rates.collective import collective_seconds
+from meshwright.planning.cost.rates.efficiency import layer_shares
+from meshwright.planning.cost.rates.links import RINGS, TREE, collective_efficiency
 
 H100 = parse_system("h100:8")
 

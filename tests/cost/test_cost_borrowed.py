@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-import meshwright.hardware
+import meshwright.description.hardware
 from meshwright.cli.main import main
-from meshwright.cost.rates.borrowed import borrowed_figures
-from meshwright.hardware.system import parse_system
+from meshwright.description.hardware.system import parse_system
+from meshwright.planning.cost.rates.borrowed import borrowed_figures
 
-DATA = Path(meshwright.hardware.__file__).parent / "data"
+DATA = Path(meshwright.description.hardware.__file__).parent / "data"
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from meshwright.cost.rates.collective import collective_seconds, gather_bytes_per_second
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
+from meshwright.planning.cost.rates.collective import collective_seconds, gather_bytes_per_second
 from meshwright.record import KINDS, wire_bytes
 
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.planner.prediction import predict
+from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
+from meshwright.planning.prediction import predict
 from meshwright.record import Collective
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
 
 COMPILED = {
     "v5e:2x2": False,

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.comm_volume import step_collectives
-from meshwright.cost.flops import model_flops, step_flops
-from meshwright.cost.memory import step_memory
-from meshwright.cost.rates.efficiency import gpu_figures
-from meshwright.cost.seconds import buffer_seconds, layer_parts, microbatch_seconds, update_seconds
-from meshwright.cost.table import op_table
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.parameter_tree import num_parameters
+from meshwright.description.step.strategy import DEFAULT, FrameworkProfile, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.step.parameter_tree import num_parameters
-from meshwright.step.strategy import DEFAULT, FrameworkProfile, Strategy
-from meshwright.step.workload import Workload
+from meshwright.planning.cost.comm_volume import step_collectives
+from meshwright.planning.cost.flops import model_flops, step_flops
+from meshwright.planning.cost.memory import step_memory
+from meshwright.planning.cost.rates.efficiency import gpu_figures
+from meshwright.planning.cost.seconds import buffer_seconds, layer_parts, microbatch_seconds, update_seconds
+from meshwright.planning.cost.table import op_table
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=64, seq_len=4096, remat="none")
 DEEPSEEK = Workload(model=PRESETS["deepseek-v3"], batch=256, seq_len=4096, remat="none")

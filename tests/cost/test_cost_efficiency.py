@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cost.rates.collective import collective_seconds
-from meshwright.cost.rates.data_files import tpu_products
-from meshwright.cost.rates.efficiency import gpu_figures, gpu_product_seconds, product_efficiency
-from meshwright.cost.rates.links import collective_efficiency
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
+from meshwright.planning.cost.rates.collective import collective_seconds
+from meshwright.planning.cost.rates.data_files import tpu_products
+from meshwright.planning.cost.rates.efficiency import gpu_figures, gpu_product_seconds, product_efficiency
+from meshwright.planning.cost.rates.links import collective_efficiency
 
 TABLES = tpu_products()
 HELD_OUT = json.loads((Path(__file__).parents[1] / "data" / "tpu_products_held_out.json").read_text())["chips"]

@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.flops import matmul_flops
-from meshwright.cost.images import (
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.images import RESNETS, ImageWorkload, image_step
+from meshwright.description.step.ir import Matmul
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.flops import matmul_flops
+from meshwright.planning.cost.images import (
     image_collectives,
     image_flops,
     image_memory,
@@ -13,11 +17,7 @@ from meshwright.cost.images import (
     image_step_flops,
     image_update_seconds,
 )
-from meshwright.cost.rates.achieved import product_seconds
-from meshwright.hardware.system import parse_system
-from meshwright.mesh import MeshShape
-from meshwright.step.images import RESNETS, ImageWorkload, image_step
-from meshwright.step.ir import Matmul
+from meshwright.planning.cost.rates.achieved import product_seconds
 
 RESNET50 = ImageWorkload(model=RESNETS["resnet50"], batch=256)
 A100 = parse_system("a100-80gb:8")

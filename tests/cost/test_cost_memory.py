@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.activations import Activations
-from meshwright.cost.memory import argument_bytes, host_bytes, in_flight, step_memory
-from meshwright.cost.model_states import states_bytes, tiled_elements
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import num_parameters
+from meshwright.description.step.strategy import DEFAULT, FrameworkProfile, Strategy
+from meshwright.description.step.workload import REMATS, Workload
 from meshwright.mesh import MeshShape
-from meshwright.step.model import ModelConfig
-from meshwright.step.parameter_tree import num_parameters
-from meshwright.step.strategy import DEFAULT, FrameworkProfile, Strategy
-from meshwright.step.workload import REMATS, Workload
+from meshwright.planning.cost.activations import Activations
+from meshwright.planning.cost.memory import argument_bytes, host_bytes, in_flight, step_memory
+from meshwright.planning.cost.model_states import states_bytes, tiled_elements
 
 GIB = 2**30
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=16, seq_len=8192)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.hardware.chip import MEMORY_HEADROOM
+from meshwright.description.hardware.chip import MEMORY_HEADROOM
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

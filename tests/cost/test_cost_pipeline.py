@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from meshwright.description.step.passes.schedule import Schedule, chunk_layers, slot_layers
 from meshwright.errors import MeshwrightError
-from meshwright.step.passes.schedule import Schedule, chunk_layers, slot_layers
 
 SCHEDULES = [
     Schedule(stages=stages, microbatches=microbatches, kind=kind, virtual_stages=virtual_stages)

@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from meshwright.cost.rates.product import price
-from meshwright.cost.threshold import say_threshold
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.notation.inference import infer
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.parser import parse, parse_numbers
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import parse_system
-from meshwright.notation.inference import infer
-from meshwright.notation.legality import Sizes
-from meshwright.notation.parser import parse, parse_numbers
+from meshwright.planning.cost.rates.product import price
+from meshwright.planning.cost.threshold import say_threshold
 
 
 def priced(text, mesh, dims, on, dtype="bf16", element_bytes=2):

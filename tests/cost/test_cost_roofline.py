@@ -4,8 +4,10 @@ import math
 
 import pytest
 
-from meshwright.cost.rates.collective import gather_bytes_per_second
-from meshwright.cost.roofline import (
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
+from meshwright.planning.cost.rates.collective import gather_bytes_per_second
+from meshwright.planning.cost.roofline import (
     critical_batch,
     hardware_intensity,
     intensity,
@@ -13,8 +15,6 @@ from meshwright.cost.roofline import (
     network_intensity,
     op_seconds,
 )
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
 
 V5E, V5P, H100 = parse_system("v5e:1x1"), parse_system("v5p:1x1x1"), parse_system("h100:1")
 

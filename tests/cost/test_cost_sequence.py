@@ -5,19 +5,19 @@ from dataclasses import asdict, replace
 import jax
 import pytest
 
-from meshwright.cost.memory import step_memory
-from meshwright.cost.rates.ring import RingWork
-from meshwright.cost.seconds import PassSeconds
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.training.step import lower_train_step
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan
-from meshwright.runtime.mesh import build_mesh
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.step import lower_train_step
-from meshwright.verification.differences import Difference
-from meshwright.verification.library import verify
+from meshwright.planning.cost.memory import step_memory
+from meshwright.planning.cost.rates.ring import RingWork
+from meshwright.planning.cost.seconds import PassSeconds
+from meshwright.planning.plan import make_plan
+from meshwright.proof.verification.differences import Difference
+from meshwright.proof.verification.library import verify
 
 TINY = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=4),
@@ -46,7 +46,7 @@ def test_a_ring_waits_for_what_the_work_of_a_turn_does_not_hide(degree, phase, k
 
 @pytest.mark.parametrize(("length", "is_hidden"), [(32768, True), (4096, False)])
 def test_a_long_sequence_hides_all_that_goes_round_a_ring_but_its_last_send(length, is_hidden):
-    """As the schedule of `cost/rates/ring.py`: work grows with the square of a device's tokens, sends with these."""
+    """As `planning/cost/rates/ring.py` schedules: work grows with the square of a device's tokens, sends with these."""
     model = replace(PRESETS["llama3-8b"], num_layers=2, embed=1024, mlp=4096)
     plan = make_plan(
         Workload(model=model, batch=1, seq_len=length),

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.kv_cache import (
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.parameter_tree import num_parameters
+from meshwright.description.step.serve import kept_tokens, paged_tokens
+from meshwright.description.step.serving import Serving, ServingLayout
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.kv_cache import (
     device_cache_bytes,
     mean_cache_bytes,
     read_cache_bytes,
@@ -12,13 +18,7 @@ from meshwright.cost.kv_cache import (
     token_cache_bytes,
     wasted_share,
 )
-from meshwright.cost.serving_bytes import most_sequences, serving_memory, weight_bytes
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
-from meshwright.mesh import MeshShape
-from meshwright.step.parameter_tree import num_parameters
-from meshwright.step.serve import kept_tokens, paged_tokens
-from meshwright.step.serving import Serving, ServingLayout
+from meshwright.planning.cost.serving_bytes import most_sequences, serving_memory, weight_bytes
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8000, output_len=192, weight_dtype="int8", kv_dtype="int8")
 V5E = parse_system("v5e:2x4")

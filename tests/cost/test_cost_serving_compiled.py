@@ -8,24 +8,24 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.cost.serving_bytes import serving_argument_bytes, serving_memory
-from meshwright.cost.serving_seconds import serving_collectives
-from meshwright.families.load import load_model
-from meshwright.hlo.canonical import canonicalize_collective
-from meshwright.hlo.collectives import read_collectives
-from meshwright.hlo.parser import parse_hlo
-from meshwright.models.cache import abstract_caches
-from meshwright.models.generation import decode_layout, programs
-from meshwright.models.sampling import Written, likeliest_of
-from meshwright.models.serving_step import lower_prefill_step
-from meshwright.planner.options import read_mesh
+from meshwright.description.families.load import load_model
+from meshwright.description.hlo.canonical import canonicalize_collective
+from meshwright.description.hlo.collectives import read_collectives
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import parameters
+from meshwright.description.step.serving import Serving, ServingLayout
+from meshwright.execution.models.generation.cache import abstract_caches
+from meshwright.execution.models.generation.generate import decode_layout, programs
+from meshwright.execution.models.generation.sampling import Written, likeliest_of
+from meshwright.execution.models.generation.serving_step import lower_prefill_step
+from meshwright.execution.runtime.arrays import abstract
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.planning.cost.serving_bytes import serving_argument_bytes, serving_memory
+from meshwright.planning.cost.serving_seconds import serving_collectives
+from meshwright.planning.options import read_mesh
 from meshwright.record import merge
-from meshwright.runtime.arrays import abstract
-from meshwright.runtime.mesh import build_mesh
-from meshwright.serving.lowered import lower_engine_step
-from meshwright.step.model import ModelConfig
-from meshwright.step.parameter_tree import parameters
-from meshwright.step.serving import Serving, ServingLayout
+from meshwright.serving.engine.lowered import lower_engine_step
 
 SMALL = ModelConfig(
     name="small", num_layers=2, embed=64, mlp=256, num_heads=8, num_kv_heads=4, head_dim=16, vocab=512

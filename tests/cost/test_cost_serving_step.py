@@ -5,11 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.kv_cache import sequence_cache_bytes
-from meshwright.cost.rates.achieved import HBM_SHARE
-from meshwright.cost.rates.collective_time import achieved_seconds
-from meshwright.cost.roofline import critical_batch, op_seconds
-from meshwright.cost.serving_seconds import (
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.notation.inference import infer
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.parser import parse
+from meshwright.description.step.parameter_tree import num_active_parameters, num_parameters
+from meshwright.description.step.serve import activated_experts, keys_of_query, serve_step
+from meshwright.description.step.serving import CACHE_SPLITS, Serving, ServingLayout
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.kv_cache import sequence_cache_bytes
+from meshwright.planning.cost.rates.achieved import HBM_SHARE
+from meshwright.planning.cost.rates.collective_time import achieved_seconds
+from meshwright.planning.cost.roofline import critical_batch, op_seconds
+from meshwright.planning.cost.serving_seconds import (
     BOUNDS,
     batch_of_equal_reads,
     compute_bound_batch,
@@ -18,16 +28,6 @@ from meshwright.cost.serving_seconds import (
     serving_flops,
     serving_step,
 )
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
-from meshwright.mesh import MeshShape
-from meshwright.notation.inference import infer
-from meshwright.notation.legality import Sizes
-from meshwright.notation.parser import parse
-from meshwright.step.parameter_tree import num_active_parameters, num_parameters
-from meshwright.step.serve import activated_experts, keys_of_query, serve_step
-from meshwright.step.serving import CACHE_SPLITS, Serving, ServingLayout
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8000, output_len=192, weight_dtype="int8", kv_dtype="int8")
 V5E = parse_system("v5e:2x4")

@@ -5,21 +5,21 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from meshwright.cost.comm_volume import step_collectives
-from meshwright.cost.flops import model_flops, step_flops
-from meshwright.cost.memory import argument_bytes
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.records import read_hlo
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.records import read_hlo
+from meshwright.description.step.parameter_tree import num_parameters
+from meshwright.description.step.workload import REMATS, Workload
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.training.step import lower_train_step
 from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.planner.prediction import predict
+from meshwright.planning.cost.comm_volume import step_collectives
+from meshwright.planning.cost.flops import model_flops, step_flops
+from meshwright.planning.cost.memory import argument_bytes
+from meshwright.planning.prediction import predict
+from meshwright.proof.verification.comparison import compare, in_plans_terms
+from meshwright.proof.verification.differences import Cause, Difference
 from meshwright.record import merge
-from meshwright.runtime.mesh import build_mesh
-from meshwright.step.parameter_tree import num_parameters
-from meshwright.step.workload import REMATS, Workload
-from meshwright.training.step import lower_train_step
-from meshwright.verification.comparison import compare, in_plans_terms
-from meshwright.verification.differences import Cause, Difference
 
 TINY = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16), batch=16, seq_len=32, compute_dtype="f32"

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.comm_volume import step_collectives
-from meshwright.cost.flops import step_flops
-from meshwright.cost.table import op_table
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.legality import check_mesh
+from meshwright.description.step.model import Experts
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import REMATS, Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.step.legality import check_mesh
-from meshwright.step.model import Experts
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import REMATS, Workload
+from meshwright.planning.cost.comm_volume import step_collectives
+from meshwright.planning.cost.flops import step_flops
+from meshwright.planning.cost.table import op_table
 
 MESHES = [
     MeshShape(),

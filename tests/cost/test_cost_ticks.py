@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.comm_volume import step_collectives, untaken_branch_collectives
-from meshwright.cost.flops import step_flops, untaken_branch_flops
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.blocks import program
+from meshwright.description.step.passes.pipeline import EMBEDDING, KEPT_INPUTS, LOGITS, STAGES, repeats
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.planner.prediction import predict
-from meshwright.step.blocks import program
-from meshwright.step.passes.pipeline import EMBEDDING, KEPT_INPUTS, LOGITS, STAGES, repeats
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
+from meshwright.planning.cost.comm_volume import step_collectives, untaken_branch_collectives
+from meshwright.planning.cost.flops import step_flops, untaken_branch_flops
+from meshwright.planning.prediction import predict
 
 MODEL = replace(PRESETS["tiny"], num_layers=8)
 WORKLOAD = Workload(model=MODEL, batch=16, seq_len=32, compute_dtype="f32")

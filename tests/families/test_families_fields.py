@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from meshwright.errors import MeshwrightError
-from meshwright.families.registry import (
+from meshwright.description.families.registry import (
     FAMILIES,
     PRESETS,
     PUBLISHED,
@@ -15,7 +14,7 @@ from meshwright.families.registry import (
     model_from_data,
     model_from_hugging_face,
 )
-from meshwright.step.frequencies import (
+from meshwright.description.step.frequencies import (
     DynamicRopeScaling,
     Frequencies,
     LinearRopeScaling,
@@ -23,7 +22,8 @@ from meshwright.step.frequencies import (
     LongRopeScaling,
     YarnRopeScaling,
 )
-from meshwright.step.parameter_tree import leaves, parameters
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.errors import MeshwrightError
 
 LLAMA = {
     "model_type": "llama",

@@ -18,7 +18,7 @@ import fields
 from drawn import drawn
 
 import meshwright as mw
-from meshwright.weights.places import places
+from meshwright.execution.weights.places import places
 
 WEIGHTS = "model.safetensors"
 TOLERANCE = 2e-5

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.description.families.registry import model_from_hugging_face
+from meshwright.description.step.parameter_tree import num_active_parameters, num_parameters
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import model_from_hugging_face
-from meshwright.step.parameter_tree import num_active_parameters, num_parameters
 
 FILE = Path(__file__).parents[1] / "data" / "published_models.json"
 """Models by their repository on huggingface.co: the fields of config.json that say a shape, and the parameters that the

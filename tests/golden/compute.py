@@ -13,30 +13,40 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from meshwright.cost.comm_volume import dropless_padding_collectives, step_collectives, untaken_branch_collectives
-from meshwright.cost.flops import attention_flops, dropless_padding_flops, model_flops, step_flops, untaken_branch_flops
-from meshwright.cost.images import image_collectives, image_step_flops
-from meshwright.cost.memory import argument_bytes, host_bytes, offloaded_bytes, step_memory
-from meshwright.cost.rates.hbm import hbm_bytes
-from meshwright.cost.serving_seconds import serving_collectives, serving_flops
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.records import read_hlo
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.records import read_hlo
+from meshwright.description.step.images import RESNETS, ImageWorkload
+from meshwright.description.step.model import Experts, ModelConfig
+from meshwright.description.step.serving import Serving, ServingLayout
+from meshwright.description.step.strategy import DEFAULT, FrameworkProfile, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.mesh import parse_mesh
-from meshwright.planner.images import plan_image_mesh, rank_images
-from meshwright.planner.plan import Plan, make_plan
-from meshwright.planner.search import rank
-from meshwright.planner.serving.plan import make_serving_plan
-from meshwright.planner.serving.search import rank_serving
+from meshwright.planning.cost.comm_volume import (
+    dropless_padding_collectives,
+    step_collectives,
+    untaken_branch_collectives,
+)
+from meshwright.planning.cost.flops import (
+    attention_flops,
+    dropless_padding_flops,
+    model_flops,
+    step_flops,
+    untaken_branch_flops,
+)
+from meshwright.planning.cost.images import image_collectives, image_step_flops
+from meshwright.planning.cost.memory import argument_bytes, host_bytes, offloaded_bytes, step_memory
+from meshwright.planning.cost.rates.hbm import hbm_bytes
+from meshwright.planning.cost.serving_seconds import serving_collectives, serving_flops
+from meshwright.planning.images import plan_image_mesh, rank_images
+from meshwright.planning.plan import Plan, make_plan
+from meshwright.planning.search import rank
+from meshwright.planning.serving.plan import make_serving_plan
+from meshwright.planning.serving.search import rank_serving
+from meshwright.proof.verification.comparison import compare, in_plans_terms
+from meshwright.proof.verification.differences import Difference
+from meshwright.proof.verification.plans import static_overhead
 from meshwright.record import Collective, Record, record_from_json
-from meshwright.step.images import RESNETS, ImageWorkload
-from meshwright.step.model import Experts, ModelConfig
-from meshwright.step.serving import Serving, ServingLayout
-from meshwright.step.strategy import DEFAULT, FrameworkProfile, Strategy
-from meshwright.step.workload import Workload
-from meshwright.verification.comparison import compare, in_plans_terms
-from meshwright.verification.differences import Difference
-from meshwright.verification.plans import static_overhead
 
 Case = Mapping[str, Any]
 
@@ -250,12 +260,12 @@ def compile_kit_row(row: Any) -> tuple[dict[str, Any], str]:
     """The program of a row of `kit_rows.py` on simulated CPU devices as a record, and its HLO text."""
     import jax
 
-    from meshwright.runtime.mesh import build_mesh
-    from meshwright.runtime.sharding_context import ShardingContext
-    from meshwright.step.legality import check_runnable
-    from meshwright.step.rules import rules_of
-    from meshwright.training.step import abstract_batch, abstract_state, train_step
-    from meshwright.training.update.optimizer import Optimizer
+    from meshwright.description.step.legality import check_runnable
+    from meshwright.description.step.rules import rules_of
+    from meshwright.execution.runtime.mesh import build_mesh
+    from meshwright.execution.runtime.sharding_context import ShardingContext
+    from meshwright.execution.training.step import abstract_batch, abstract_state, train_step
+    from meshwright.execution.training.update.optimizer import Optimizer
 
     check_runnable(row.model, row.mesh, row.strategy)
     mesh = build_mesh(row.mesh, jax.devices()[: row.mesh.num_devices])

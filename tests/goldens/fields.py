@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 from mutations import ABSENT, STRANGERS
 
+from meshwright.description.families.registry import model_from_hugging_face
+from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.model import ModelConfig
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import model_from_hugging_face
 from meshwright.mesh import MeshShape
-from meshwright.step.legality import check_runnable
-from meshwright.step.model import ModelConfig
 
 FOLDER = Path(__file__).parent
 FAMILIES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/mutations.json")))

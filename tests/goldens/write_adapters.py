@@ -8,9 +8,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.families.adapters import read_adapter_config
-from meshwright.families.load import load_model
-from meshwright.weights.peft import read_adapter, write_adapter
+from meshwright.description.families.adapters import read_adapter_config
+from meshwright.description.families.load import load_model
+from meshwright.execution.weights.peft import read_adapter, write_adapter
 
 GOLDENS = Path(__file__).parent
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 from jax.experimental import mesh_utils
 
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
 
 AXES = ("dp", "fsdp", "tp")
 

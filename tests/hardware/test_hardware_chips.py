@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from meshwright.description.hardware.load import chip_names, chips, load_chip
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.load import chip_names, chips, load_chip
 
 GIB = 2**30
 
@@ -143,5 +143,8 @@ def test_chips_can_be_keys():
 
 
 def test_chips_are_read_without_jax_or_numpy():
-    code = "import sys; from meshwright.hardware import chips; chips(); print({'jax', 'numpy'} & set(sys.modules))"
+    code = (
+        "import sys; from meshwright.description.hardware.load import chips; chips();"
+        " print({'jax', 'numpy'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

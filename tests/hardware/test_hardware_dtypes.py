@@ -1,7 +1,7 @@
 import pytest
 
+from meshwright.description.hardware.dtypes import canonical_dtype, dtype_bytes
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.dtypes import canonical_dtype, dtype_bytes
 
 SPELLINGS = [
     ("bfloat16", "bf16", 2),

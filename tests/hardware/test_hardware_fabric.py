@@ -2,9 +2,9 @@ import math
 
 import pytest
 
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
 
 # system, mesh (outermost first), axes of the collective, how they lie

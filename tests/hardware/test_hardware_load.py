@@ -2,9 +2,9 @@
 
 import pytest
 
+from meshwright.description.hardware.load import DATA, load_chip, load_hardware
+from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.load import DATA, load_chip, load_hardware
-from meshwright.hardware.system import parse_system
 
 V5E = (DATA / "v5e.toml").read_text()
 H100 = (DATA / "h100.toml").read_text()

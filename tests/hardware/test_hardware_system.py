@@ -1,7 +1,7 @@
 import pytest
 
+from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import parse_system
 
 # text, as it prints, chips, devices, hosts
 SYSTEMS = [

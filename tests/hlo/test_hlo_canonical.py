@@ -7,9 +7,9 @@ import pytest
 import toy_programs as toys
 from jax import P
 
-from meshwright.hlo.canonical import canonicalize_collective
-from meshwright.hlo.collectives import read_collectives
-from meshwright.hlo.parser import parse_hlo
+from meshwright.description.hlo.canonical import canonicalize_collective
+from meshwright.description.hlo.collectives import read_collectives
+from meshwright.description.hlo.parser import parse_hlo
 from meshwright.record import Collective, LoweredAs, Lowering
 
 PARTLY_SLICED = Lowering(form=LoweredAs.PARTLY_SLICED_ALL_REDUCE, scatter_axes=("fsdp",), reduce_axes=("tp",))

@@ -9,13 +9,13 @@ import pytest
 import toy_programs as toys
 from jax import P
 
-from meshwright.compiler.program import LoweredProgram, MeshMethod
-from meshwright.compiler.records import read_optimized
-from meshwright.compiler.worker import compile_lowered
-from meshwright.hlo.canonical import canonicalize_collective
-from meshwright.hlo.collectives import read_collectives
-from meshwright.hlo.parser import parse_hlo
+from meshwright.description.hlo.canonical import canonicalize_collective
+from meshwright.description.hlo.collectives import read_collectives
+from meshwright.description.hlo.parser import parse_hlo
 from meshwright.mesh import MeshShape
+from meshwright.proof.compiler.program import LoweredProgram, MeshMethod
+from meshwright.proof.compiler.records import read_optimized
+from meshwright.proof.compiler.worker import compile_lowered
 from meshwright.record import LoweredAs, Lowering, merge
 
 LAYERS = 3

@@ -1,7 +1,7 @@
 """A value is followed back to what made it."""
 
-from meshwright.hlo.dataflow import origin
-from meshwright.hlo.parser import parse_hlo
+from meshwright.description.hlo.dataflow import origin
+from meshwright.description.hlo.parser import parse_hlo
 
 FETCHED = """HloModule fetched, is_scheduled=true
 

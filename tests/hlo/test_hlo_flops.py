@@ -4,12 +4,12 @@ import jax.numpy as jnp
 import pytest
 import toy_programs as toys
 
-from meshwright.hlo.flops import count_flops
-from meshwright.hlo.loops import count_executions, sequential_computations
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.text import hlo_text
+from meshwright.description.hlo.flops import count_flops
+from meshwright.description.hlo.loops import count_executions, sequential_computations
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.text import hlo_text
 from meshwright.mesh import MeshShape
-from meshwright.simulate.hbm import hbm_bytes
+from meshwright.proof.simulate.hbm import hbm_bytes
 
 F32 = jnp.float32
 

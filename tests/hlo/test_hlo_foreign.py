@@ -6,7 +6,7 @@ import foreign_programs as programs
 import pytest
 from foreign_programs import BATCH, BLOCKS, CHANNELS, CLASSES, EMBED, IMAGES, LAYERS, LENGTH, ROWS, SIDE, VOCAB
 
-from meshwright.hlo.records import read_hlo
+from meshwright.description.hlo.records import read_hlo
 
 PAIRS = list(pairwise(programs.WIDTHS))
 WEIGHTS = sum(a * b for a, b in PAIRS)

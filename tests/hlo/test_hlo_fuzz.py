@@ -6,8 +6,8 @@ import re
 import pytest
 import toy_programs as toys
 
+from meshwright.description.hlo.records import read_hlo
 from meshwright.errors import MeshwrightError
-from meshwright.hlo.records import read_hlo
 from meshwright.record import Record
 
 MESH = {"fsdp": 2, "tp": 4}

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from meshwright.description.hlo.groups import axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
 from meshwright.errors import MeshwrightError
-from meshwright.hlo.groups import axes_of_groups, axes_of_pairs, parse_groups, parse_pairs
 
 MESH = {"pp": 1, "dp": 1, "fsdp": 2, "ep": 1, "sp": 1, "tp": 4}
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 import toy_programs as toys
 
-from meshwright.hlo.loops import count_executions, trip_count
-from meshwright.hlo.parser import parse_hlo
+from meshwright.description.hlo.loops import count_executions, trip_count
+from meshwright.description.hlo.parser import parse_hlo
 
 LOOP = """HloModule m
 

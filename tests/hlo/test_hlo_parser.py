@@ -2,9 +2,9 @@
 
 import pytest
 
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.shapes import Shape, ShapeReader, dtype_bits
 from meshwright.errors import MeshwrightError
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.shapes import Shape, ShapeReader, dtype_bits
 
 HEADER = """HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[8,4]{1,0})->(f32[], f32[4]{0})}, num_partitions=8
 

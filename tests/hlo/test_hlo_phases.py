@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.phases import describe, phase_of, scope_of, split_op_name
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.phases import describe, phase_of, scope_of, split_op_name
 
 # What JAX prints, and what that is: 0.10.2, and in the second and the third row 0.11.
 NAMES = [

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.inference.prompts import as_message, prompt_of
-from meshwright.inference.tasks import read_task
-from meshwright.models.sampling import Sampling
-from meshwright.text.tokenizer import byte_tokenizer
-from meshwright.training.loop import run_steps
-from meshwright.training.run_directory.run import RunConfig
-from meshwright.training.update.optimizer import Optimizer
+from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.execution.models.inference.prompts import as_message, prompt_of
+from meshwright.execution.models.inference.tasks import read_task
+from meshwright.execution.text.tokenizer import byte_tokenizer
+from meshwright.execution.training.loop import run_steps
+from meshwright.execution.training.run_directory.run import RunConfig
+from meshwright.execution.training.update.optimizer import Optimizer
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.weights.load import read_tensors
+from meshwright.execution.weights.load import read_tensors
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "quantised" / "deepseek_v3_fp8"
 WEIGHT = "model.layers.1.self_attn.q_b_proj.weight"

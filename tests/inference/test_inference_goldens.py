@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.models.decoder import loss_and_load
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.parameter_tree import leaves
-from meshwright.weights.load import read_tensors
-from meshwright.weights.places import places
+from meshwright.description.step.parameter_tree import leaves
+from meshwright.execution.models.decoder import loss_and_load
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.weights.load import read_tensors
+from meshwright.execution.weights.places import places
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 FAMILIES = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.weights.load import read_tensors
+from meshwright.execution.weights.load import read_tensors
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "quantised" / "gpt_oss_mxfp4"
 

@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import meshwright as mw
-from meshwright.families.load import load_model
-from meshwright.families.registry import hugging_face_config, model_from_hugging_face
-from meshwright.step.frequencies import YarnRopeScaling
+from meshwright.description.families.load import load_model
+from meshwright.description.families.registry import hugging_face_config, model_from_hugging_face
+from meshwright.description.step.frequencies import YarnRopeScaling
 
 ODD = Path(__file__).parents[1] / "goldens" / "odd"
 NAMES = sorted(path.parent.name for path in ODD.glob("*/config.json"))

@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 
 import meshwright as mw
 from meshwright.cli.main import main
+from meshwright.description.step.workload import Workload
+from meshwright.execution.training.run_directory.run import RunConfig, begin_run
+from meshwright.execution.training.update.optimizer import Optimizer
+from meshwright.execution.weights.directory import tensor_dtype
+from meshwright.execution.weights.load import read_tensors
 from meshwright.mesh import MeshShape
-from meshwright.step.workload import Workload
-from meshwright.training.run_directory.run import RunConfig, begin_run
-from meshwright.training.update.optimizer import Optimizer
-from meshwright.weights.directory import tensor_dtype
-from meshwright.weights.load import read_tensors
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"
 RUN = RunConfig(
@@ -33,7 +33,7 @@ def test_a_run_is_exported_with_a_tokenizer_of_bytes_and_no_token_that_ends_a_te
     out = tmp_path / "out"
     before = byte_model(seq_len=32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshwright.loading.library.Found.load", lambda *_, **__: before)
+        patch.setattr("meshwright.execution.loading.library.Found.load", lambda *_, **__: before)
         begin_run(tmp_path, RUN, 0)
         assert main(["export", str(tmp_path), str(out), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

@@ -11,8 +11,8 @@ from byte_models import byte_model
 
 import meshwright as mw
 from meshwright.cli.main import main
-from meshwright.inference.scoring import Score, total, windows
-from meshwright.inference.tasks import Question, answer, read_task
+from meshwright.execution.models.inference.scoring import Score, total, windows
+from meshwright.execution.models.inference.tasks import Question, answer, read_task
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 MESHES = ("1,8,1,1", "2,2,2,1", "1,1,4,2")

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 import meshwright
 from meshwright.errors import MeshwrightError
-from meshwright.verification.plans import step_request
+from meshwright.proof.verification.plans import step_request
 
 
 @pytest.fixture(autouse=True)
@@ -276,7 +276,7 @@ def test_of_a_plan_the_step_is_compiled_that_verify_compiles(monkeypatch):
         requests.append(request)
         raise MeshwrightError(f"{request.function} was reached")
 
-    monkeypatch.setattr("meshwright.inspection.functions.compile_in_child", note)
+    monkeypatch.setattr("meshwright.proof.inspection.functions.compile_in_child", note)
     with pytest.raises(MeshwrightError, match="train step of tiny was reached"):
         meshwright.inspect(plan, effort="fast")
     assert requests == [step_request(plan, effort="fast")]

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from meshwright.inspection.finding import FindingKind
+from meshwright.proof.inspection.finding import FindingKind
 
 
 def test_every_kind_of_finding_is_in_the_document():

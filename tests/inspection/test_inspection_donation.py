@@ -13,9 +13,9 @@ from jax import P
 from jax.sharding import AxisType, NamedSharding
 
 import meshwright
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.updates import Updates
 from meshwright.errors import MeshwrightError
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.updates import Updates
 
 MESH = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
 

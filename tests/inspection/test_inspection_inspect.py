@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 import meshwright
 from meshwright.errors import MeshwrightError
-from meshwright.inspection.functions import inspect_text
+from meshwright.proof.inspection.functions import inspect_text
 
 AUTO = (AxisType.Auto,) * 2
 

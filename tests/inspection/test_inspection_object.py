@@ -10,9 +10,9 @@ from jax.sharding import AbstractMesh, AxisType
 
 import meshwright
 from meshwright.cli.inspect.screen import print_buffers, print_screen
+from meshwright.description.hlo.parser import parse_hlo
 from meshwright.errors import DoesNotFitError, MeshwrightError
-from meshwright.hlo.parser import parse_hlo
-from meshwright.simulate.buffers import read_buffers
+from meshwright.proof.simulate.buffers import read_buffers
 
 
 @pytest.fixture(autouse=True)

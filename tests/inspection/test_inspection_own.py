@@ -4,15 +4,15 @@ from dataclasses import asdict
 
 import pytest
 
-from meshwright.compiler.program import LoweredProgram, MeshMethod
-from meshwright.compiler.worker import compile_lowered
-from meshwright.families.load import load_model
-from meshwright.hardware.system import parse_system
-from meshwright.inspection.inspection import read_inspection
+from meshwright.description.families.load import load_model
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.workload import Workload
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.training.step import lower_train_step
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.step.workload import Workload
-from meshwright.training.step import lower_train_step
+from meshwright.proof.compiler.program import LoweredProgram, MeshMethod
+from meshwright.proof.compiler.worker import compile_lowered
+from meshwright.proof.inspection.inspection import read_inspection
 
 WORKLOAD = Workload(model=load_model("tiny"), batch=16, seq_len=128, compute_dtype="f32")
 

@@ -7,7 +7,7 @@ from jax import P
 from jax.sharding import AxisType
 
 import meshwright
-from meshwright.inspection.words import evidence
+from meshwright.proof.inspection.words import evidence
 from meshwright.record import Collective
 
 

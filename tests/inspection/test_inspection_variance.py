@@ -7,8 +7,8 @@ import pytest
 from jax import P
 from jax.sharding import AxisType
 
-from meshwright.hlo.parser import parse_hlo
-from meshwright.inspection.variance import Variance
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.proof.inspection.variance import Variance
 
 MESH = {"a": 2, "b": 2, "c": 2}
 

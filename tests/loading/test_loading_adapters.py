@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import meshwright as mw
+from meshwright.description.families.adapters import read_adapter_config
+from meshwright.description.families.load import load_model
 from meshwright.errors import MeshwrightError
-from meshwright.families.adapters import read_adapter_config
-from meshwright.families.load import load_model
-from meshwright.weights.peft import read_adapter, write_adapter
+from meshwright.execution.weights.peft import read_adapter, write_adapter
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 ADAPTERS = sorted(path.parent.name for path in GOLDENS.glob("adapters/*/adapter_config.json"))

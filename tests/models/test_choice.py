@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.models.sampling import Sampling, Written, _kept, choose, samplers_of
+from meshwright.execution.models.generation.sampling import Sampling, Written, _kept, choose, samplers_of
 
 
 @pytest.fixture(autouse=True)

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from jax import P
 
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.frequencies import Llama3RopeScaling
+from meshwright.description.step.layer import Norm
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.execution.models.attention import attend
+from meshwright.execution.models.decoder import loss_and_load
+from meshwright.execution.models.dropout import DropoutRng
+from meshwright.execution.models.norm import norm
+from meshwright.execution.runtime.arrays import initialise
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
-from meshwright.models.attention import attend
-from meshwright.models.decoder import loss_and_load
-from meshwright.models.dropout import DropoutRng
-from meshwright.models.norm import norm
-from meshwright.runtime.arrays import initialise
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.frequencies import Llama3RopeScaling
-from meshwright.step.layer import Norm
-from meshwright.step.parameter_tree import leaves, parameters
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=16)
 TIED = replace(MODEL, tied_embeddings=True)
@@ -149,7 +149,7 @@ def test_queries_in_chunks_attend_as_all_at_once(monkeypatch):
     """A sequence split over sp is cut into chunks that each have a share of every device's queries."""
     model = replace(MODEL, num_layers=1)
     whole = loss_and_gradients(model, MeshShape())
-    monkeypatch.setattr("meshwright.models.attention.num_query_chunks", lambda seq_len: 4)
+    monkeypatch.setattr("meshwright.execution.models.attention.num_query_chunks", lambda seq_len: 4)
     assert_same(loss_and_gradients(model, MeshShape()), whole)
     assert_same(loss_and_gradients(model, MeshShape(fsdp=2, tp=2, sp=2)), whole)
 
@@ -167,7 +167,7 @@ def test_halves_of_a_sequence_attend_as_all_at_once(rate, monkeypatch):
 
     with jax.set_mesh(build_mesh(MeshShape(), jax.devices()[:1])):
         halves = lower()
-        monkeypatch.setattr("meshwright.models.attention.can_halve_queries", lambda seq_len: False)
+        monkeypatch.setattr("meshwright.execution.models.attention.can_halve_queries", lambda seq_len: False)
         whole = lower()
         results = [jax.tree.leaves(made.compile()(query, key, value)) for made in (halves, whole)]
     for found, wanted in zip(*results, strict=True):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.cost.kv_cache import token_cache_bytes
+from meshwright.description.step.serving import Serving
+from meshwright.execution.models.generation.cache import abstract_caches
+from meshwright.execution.models.generation.generate import decode_layout
+from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.mesh import MeshShape
-from meshwright.models.cache import abstract_caches
-from meshwright.models.generation import decode_layout
-from meshwright.runtime.mesh import build_mesh
-from meshwright.step.serving import Serving
+from meshwright.planning.cost.kv_cache import token_cache_bytes
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 # One row cannot be split by rows: its slots are, and windows are rings that go round over devices.

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.errors import MeshwrightError
-from meshwright.mesh import MeshShape
-from meshwright.models.dropout import (
+from meshwright.execution.models.dropout import (
     ATTENTION,
     MLP,
     DropoutRng,
@@ -18,11 +18,11 @@ from meshwright.models.dropout import (
     dropout_of_weights,
     token_numbers,
 )
-from meshwright.models.pipelined import microbatches
-from meshwright.runtime.attention.sequence import token_order
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.strategy import DEFAULT, Strategy
+from meshwright.execution.models.pipelined import microbatches
+from meshwright.execution.runtime.attention.sequence import token_order
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.mesh import MeshShape
 
 B, S, D = 8, 16, 64
 RING = Strategy(attention="flash", sp_method="ring")

@@ -4,12 +4,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from meshwright.compiler.compile import compile_in_child
-from meshwright.compiler.program import CompileRequest
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.step.workload import Workload
-from meshwright.verification.plans import TRAIN_STEP
+from meshwright.proof.compiler.compile import compile_in_child
+from meshwright.proof.compiler.program import CompileRequest
+from meshwright.proof.verification.plans import TRAIN_STEP
 
 TINY = Workload(model=replace(PRESETS["tiny"], num_layers=4), batch=4, seq_len=256, remat="offload")
 

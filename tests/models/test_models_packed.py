@@ -8,19 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.model import Experts
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.rules import rules_of
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.execution.models.decoder import loss_and_load
+from meshwright.execution.models.ends import LossParts, mean_losses
+from meshwright.execution.models.pipelined import staged_loss_and_load
+from meshwright.execution.runtime.arrays import initialise
+from meshwright.execution.runtime.attention.sequence import token_order
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
-from meshwright.models.decoder import loss_and_load
-from meshwright.models.ends import LossParts, mean_losses
-from meshwright.models.pipelined import staged_loss_and_load
-from meshwright.runtime.arrays import initialise
-from meshwright.runtime.attention.sequence import token_order
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.model import Experts
-from meshwright.step.parameter_tree import leaves, parameters
-from meshwright.step.rules import rules_of
-from meshwright.step.strategy import DEFAULT, Strategy
 
 SMALL = {"num_layers": 2, "embed": 64, "mlp": 64, "vocab": 64}
 LLAMA = replace(PRESETS["tiny"], num_heads=8, num_kv_heads=4, head_dim=8, **SMALL)

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.models.decoder import loss_and_load
+from meshwright.execution.models.pipelined import staged_loss_and_load
+from meshwright.execution.runtime.arrays import initialise
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
-from meshwright.models.decoder import loss_and_load
-from meshwright.models.pipelined import staged_loss_and_load
-from meshwright.runtime.arrays import initialise
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.legality import check_runnable
-from meshwright.step.parameter_tree import leaves, parameters
-from meshwright.step.strategy import Strategy
 
 MODEL = replace(PRESETS["tiny"], num_layers=4, embed=32, mlp=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab=64)
 GPIPE, ALTERNATING = Strategy(num_microbatches=4, schedule="gpipe"), Strategy(num_microbatches=4)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.models.product import product
+from meshwright.execution.models.quantised.products import FORMATS, multiply
+from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.mesh import MeshShape
-from meshwright.models.product import product
-from meshwright.models.quantised import FORMATS, multiply
-from meshwright.runtime.mesh import build_mesh
-from meshwright.step.legality import check_runnable
-from meshwright.step.strategy import Strategy
 
 X = np.array(jax.random.normal(jax.random.key(0), (4, 8, 64)))
 WEIGHT = np.array(jax.random.normal(jax.random.key(1), (64, 2, 3, 16)))

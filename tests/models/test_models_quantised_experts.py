@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from meshwright.execution.models.quantised.experts import expert_product
+from meshwright.execution.models.quantised.products import FORMATS, multiply
+from meshwright.execution.runtime.mesh import build_mesh
 from meshwright.mesh import MeshShape
-from meshwright.models.quantised import FORMATS, multiply
-from meshwright.models.quantised_experts import expert_product
-from meshwright.runtime.mesh import build_mesh
 
 SIZES, D, F = np.array([3, 0, 5], np.int32), 16, 24
 ROWS = np.array(jax.random.normal(jax.random.key(0), (8, D)))

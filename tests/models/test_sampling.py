@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step import blocks
+from meshwright.description.step.parameter_tree import parameters
+from meshwright.description.step.strategy import DEFAULT
+from meshwright.execution.models.context import positions_of
+from meshwright.execution.models.decoder import layers
+from meshwright.execution.models.ends import embed, logits
+from meshwright.execution.models.generation.generate import generate_tokens
+from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.execution.runtime.arrays import initialise
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
-from meshwright.models.context import positions_of
-from meshwright.models.decoder import layers
-from meshwright.models.ends import embed, logits
-from meshwright.models.generation import generate_tokens
-from meshwright.models.sampling import Sampling
-from meshwright.runtime.arrays import initialise
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step import blocks
-from meshwright.step.parameter_tree import parameters
-from meshwright.step.strategy import DEFAULT
 
 MODEL = PRESETS["tiny"]
 PROMPT = np.frombuffer(b"def main", np.uint8).astype(np.int32)

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.expression import Chain, Product, Stage
+from meshwright.description.notation.inference import infer
+from meshwright.description.notation.legality import Sizes, check
+from meshwright.description.notation.parser import parse
+from meshwright.description.notation.steps import Communicate, Multiply, Slice
 from meshwright.errors import MeshwrightError
-from meshwright.notation.array import ShardedArray
-from meshwright.notation.expression import Chain, Product, Stage
-from meshwright.notation.inference import infer
-from meshwright.notation.legality import Sizes, check
-from meshwright.notation.parser import parse
-from meshwright.notation.steps import Communicate, Multiply, Slice
 
 Shards = dict[tuple[int, ...], np.ndarray]
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.array_parser import parse_array
+from meshwright.description.notation.inference import infer
+from meshwright.description.notation.legality import Sizes, check
+from meshwright.description.notation.parser import parse
 from meshwright.errors import MeshwrightError
-from meshwright.notation.array import ShardedArray
-from meshwright.notation.array_parser import parse_array
-from meshwright.notation.inference import infer
-from meshwright.notation.legality import Sizes, check
-from meshwright.notation.parser import parse
 
 MESH = {"X": 4, "Y": 2, "Z": 2}
 SIZES = Sizes(degrees=MESH, dims=dict.fromkeys("BDEFIJKM", 64))

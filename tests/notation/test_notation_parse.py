@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.array_parser import parse_array
+from meshwright.description.notation.expression import Chain, Product, Stage
+from meshwright.description.notation.parser import parse, parse_numbers
 from meshwright.errors import MeshwrightError, NotationError
-from meshwright.notation.array import ShardedArray
-from meshwright.notation.array_parser import parse_array
-from meshwright.notation.expression import Chain, Product, Stage
-from meshwright.notation.parser import parse, parse_numbers
 
 CANONICAL = [
     "A[I_X, J]",

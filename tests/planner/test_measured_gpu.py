@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright.cost.rates.efficiency import gpu_figures, gpu_product_seconds
-from meshwright.cost.roofline import matmul_bytes
-from meshwright.hardware.system import parse_system
+from meshwright.description.hardware.system import parse_system
+from meshwright.planning.cost.rates.efficiency import gpu_figures, gpu_product_seconds
+from meshwright.planning.cost.roofline import matmul_bytes
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from gpu_train_step import PRODUCTS, ROWS

@@ -3,22 +3,22 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.model import Experts
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.library import plan_one_mesh
-from meshwright.planner.plan import as_run, make_plan, plan_from_data, plan_to_data, read_plan, write_plan
-from meshwright.planner.prediction import predict
-from meshwright.planner.reasons.gap import gap_to
-from meshwright.planner.reasons.nearby import chips_that_fit, is_communication_bound, nearby
-from meshwright.planner.reasons.rules import rules_of_thumb
-from meshwright.planner.reasons.step import how, wanted_tokens, why
-from meshwright.planner.search import find_best, rank
-from meshwright.planner.space import runnable_space
-from meshwright.step.model import Experts
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Workload
+from meshwright.planning.library import plan_one_mesh
+from meshwright.planning.plan import as_run, make_plan, plan_from_data, plan_to_data, read_plan, write_plan
+from meshwright.planning.prediction import predict
+from meshwright.planning.search import find_best, rank
+from meshwright.planning.space import runnable_space
+from meshwright.planning.why.gap import gap_to
+from meshwright.planning.why.nearby import chips_that_fit, is_communication_bound, nearby
+from meshwright.planning.why.rules import rules_of_thumb
+from meshwright.planning.why.step import how, wanted_tokens, why
 
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=512, seq_len=8192)
 V5P = parse_system("v5p:4x4x4")

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.memory import step_memory
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.planner.prediction import predict
-from meshwright.planner.reasons.fixes import lacking_bytes, ways_to_fit
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Workload
+from meshwright.planning.cost.memory import step_memory
+from meshwright.planning.prediction import predict
+from meshwright.planning.why.fixes import lacking_bytes, ways_to_fit
 
 V5E = parse_system("v5e:4x4")
 LLAMA = Workload(model=PRESETS["llama3-8b"], batch=16, seq_len=8192, remat="none")

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.images import RESNETS, ImageWorkload
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.images import plan_image_mesh, predict_images, rank_images
-from meshwright.planner.reasons.images import COSTLY, costly_degree, image_gap, why_images
-from meshwright.step.images import RESNETS, ImageWorkload
+from meshwright.planning.images import plan_image_mesh, predict_images, rank_images
+from meshwright.planning.why.images import COSTLY, costly_degree, image_gap, why_images
 
 RESNET50 = ImageWorkload(model=RESNETS["resnet50"], batch=256)
 A100 = parse_system("a100-80gb:8")

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost import memory
-from meshwright.cost import seconds as cost_seconds
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step import train
+from meshwright.description.step.legality import check_mesh
+from meshwright.description.step.model import Experts
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import AXES, MeshShape
-from meshwright.planner import search
-from meshwright.planner import space as space_module
-from meshwright.planner.library import plan_one_mesh
-from meshwright.planner.overlap import least_budget
-from meshwright.planner.prediction import predict, step_bound_seconds, step_seconds
-from meshwright.planner.search import find_best, plan_stages, rank, rank_space
-from meshwright.planner.space import factorings, runnable_space, whole_space
-from meshwright.step import train
-from meshwright.step.legality import check_mesh
-from meshwright.step.model import Experts
-from meshwright.step.workload import Workload
+from meshwright.planning import search
+from meshwright.planning import space as space_module
+from meshwright.planning.cost import memory
+from meshwright.planning.cost import seconds as cost_seconds
+from meshwright.planning.library import plan_one_mesh
+from meshwright.planning.overlap import least_budget
+from meshwright.planning.prediction import predict, step_bound_seconds, step_seconds
+from meshwright.planning.search import find_best, plan_stages, rank, rank_space
+from meshwright.planning.space import factorings, runnable_space, whole_space
 
 TINY = replace(PRESETS["tiny"], num_layers=4)
 MOE = replace(TINY, name="moe", experts=Experts(count=8, num_active=2, mlp=192))

@@ -3,24 +3,24 @@ from itertools import pairwise
 
 import pytest
 
-from meshwright.cost.serving_bytes import serving_memory
-from meshwright.cost.serving_seconds import serving_step
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.load import DATA
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.serving import Serving, ServingLayout, check_serving
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.load import DATA
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.reasons.serving import prefill_share, serving_gap, thresholds, why_serving
-from meshwright.planner.serving.plan import (
+from meshwright.planning.cost.serving_bytes import serving_memory
+from meshwright.planning.cost.serving_seconds import serving_step
+from meshwright.planning.serving.plan import (
     ServingSpeed,
     make_serving_plan,
     planned_speed,
     read_serving_plan,
     write_serving_plan,
 )
-from meshwright.planner.serving.search import best_prefill, rank_serving, serving_layouts, serving_meshes
-from meshwright.step.serving import Serving, ServingLayout, check_serving
+from meshwright.planning.serving.search import best_prefill, rank_serving, serving_layouts, serving_meshes
+from meshwright.planning.why.serving import prefill_share, serving_gap, thresholds, why_serving
 
 V5E = parse_system("v5e:2x2")
 LLAMA = Serving(model=PRESETS["llama2-7b"], prompt_len=1984, output_len=64, weight_dtype="int8", kv_dtype="int8")

@@ -2,12 +2,12 @@
 
 import pytest
 
+from meshwright.description.families.load import load_model
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.load import load_model
-from meshwright.hardware.system import parse_system
-from meshwright.planner.search import find_best
-from meshwright.planner.sweep import read_sweep, run_sweep
-from meshwright.step.workload import Workload
+from meshwright.planning.search import find_best
+from meshwright.planning.sweep import read_sweep, run_sweep
 
 WORKLOAD = Workload(model=load_model("llama3-8b"), batch=256, seq_len=4096)
 

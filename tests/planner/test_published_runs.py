@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from published_rows import measured_seconds, read_setting  # noqa: E402
 from published_runs import _pearson, _ranks, ranking, score, summarise  # noqa: E402
 
-from meshwright.planner.ties import RATIO_ERROR  # noqa: E402
+from meshwright.planning.ties import RATIO_ERROR  # noqa: E402
 
 ROWS = {row["id"]: row for row in json.loads(TABLE.read_text())["records"]}
 

@@ -13,14 +13,14 @@ import time
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.processes.compare import find_difference, flatten
-from meshwright.processes.options import HOSTED, Processes, split_address
-from meshwright.processes.relay import Relay
+from meshwright.execution.processes.compare import find_difference, flatten
+from meshwright.execution.processes.options import HOSTED, Processes, split_address
+from meshwright.execution.processes.relay import Relay
 
 MEMBER = """
 import json, sys, time
 from meshwright.errors import MeshwrightError, TemporaryError
-from meshwright.processes import Processes, host, join, member
+from meshwright.execution.processes import Processes, host, join, member
 said = json.loads(sys.argv[1])
 for module in (host, member):
     module.SILENT_SECONDS = 2.0
@@ -42,7 +42,7 @@ one.leave()
 
 HOST = """
 import sys, time
-from meshwright.processes import Host, listen
+from meshwright.execution.processes import Host, listen
 Host(
     listen("localhost", int(sys.argv[1])), 2, 5.0, on_end=lambda end: print(end.line, flush=True), on_note=print,
     stuck_seconds=1.0,

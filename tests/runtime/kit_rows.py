@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwright.families.adapters import ALL_LINEAR, with_adapters
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.adapters import ALL_LINEAR, with_adapters
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.frequencies import LongRopeScaling, YarnRopeScaling
+from meshwright.description.step.model import Experts, LatentAttention, ModelConfig
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
-from meshwright.step.frequencies import LongRopeScaling, YarnRopeScaling
-from meshwright.step.model import Experts, LatentAttention, ModelConfig
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Remat, Workload
 
 DENSE = ModelConfig(name="dense", num_layers=4, embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=8, vocab=256)
 TIED = replace(DENSE, name="tied", tied_embeddings=True)

@@ -6,14 +6,14 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from meshwright.description.step.passes.schedule import Schedule, slot_layers
+from meshwright.description.step.rules import RULES
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
+from meshwright.execution.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
+from meshwright.execution.runtime.pipeline.stages import LayerOutput, Pipeline
+from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.pipeline.gpipe import pipelined_loss, wait_for_input
-from meshwright.runtime.pipeline.one_forward_one_backward import pipelined_loss_1f1b
-from meshwright.runtime.pipeline.stages import LayerOutput, Pipeline
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.passes.schedule import Schedule, slot_layers
-from meshwright.step.rules import RULES
 
 BATCH, LENGTH, EMBED, MLP, VOCAB = 4, 4, 16, 32, 24
 RULES_OF_STAGES = {**RULES, "layers": ("pp",)}

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from meshwright.hardware.system import parse_system
-from meshwright.runtime.devices import claim_devices
+from meshwright.description.hardware.system import parse_system
+from meshwright.execution.runtime.devices import claim_devices
 
 FAULTS_OF_THE_SECOND_TIME = """
 import ctypes, resource, threading
-from meshwright.runtime.devices import _keep_freed_memory
+from meshwright.execution.runtime.devices import _keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

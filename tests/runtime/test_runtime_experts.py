@@ -8,33 +8,33 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.compiler.compile import compile_in_child
-from meshwright.compiler.program import CompileRequest
-from meshwright.compiler.records import read_program
-from meshwright.cost.comm_volume import dropless_padding_collectives, step_collectives
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.records import read_hlo
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.records import read_hlo
+from meshwright.description.step.blocks import moe_block
+from meshwright.description.step.model import Experts
+from meshwright.description.step.parameter_tree import parameters
+from meshwright.description.step.token_routing import dropless_padding
+from meshwright.description.step.workload import Workload
+from meshwright.execution.models import decoder, layer
+from meshwright.execution.models.generation.generate import generate_tokens
+from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.execution.models.linear import router_logits
+from meshwright.execution.models.moe import MoeOps, load_of_layers, moe_layer
+from meshwright.execution.runtime.arrays import initialise
+from meshwright.execution.runtime.experts.routing import Load, route
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.step import abstract_batch, abstract_state, lower_train_step, train_step
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.models import decoder, layer
-from meshwright.models.generation import generate_tokens
-from meshwright.models.linear import router_logits
-from meshwright.models.moe import MoeOps, load_of_layers, moe_layer
-from meshwright.models.sampling import Sampling
-from meshwright.planner.prediction import predict
+from meshwright.planning.cost.comm_volume import dropless_padding_collectives, step_collectives
+from meshwright.planning.prediction import predict
+from meshwright.proof.compiler.compile import compile_in_child
+from meshwright.proof.compiler.program import CompileRequest
+from meshwright.proof.compiler.records import read_program
+from meshwright.proof.verification.comparison import in_plans_terms
 from meshwright.record import merge
-from meshwright.runtime.arrays import initialise
-from meshwright.runtime.experts.routing import Load, route
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.blocks import moe_block
-from meshwright.step.model import Experts
-from meshwright.step.parameter_tree import parameters
-from meshwright.step.token_routing import dropless_padding
-from meshwright.step.workload import Workload
-from meshwright.training.step import abstract_batch, abstract_state, lower_train_step, train_step
-from meshwright.training.update.optimizer import Optimizer
-from meshwright.verification.comparison import in_plans_terms
 
 BATCH, LENGTH = 8, 16
 EXPERTS = Experts(count=8, num_active=2, mlp=32, balance_weight=0.1)
@@ -343,7 +343,7 @@ def test_the_tpu_compiler_exchanges_what_there_is():
     model = replace(MODEL, embed=256, experts=replace(EXPERTS, mlp=256))
     workload = Workload(model=model, batch=8, seq_len=512)
     request = CompileRequest(
-        function="meshwright.training.step:lower_train_step",
+        function="meshwright.execution.training.step:lower_train_step",
         hardware="v5e:2x4",
         mesh=mesh.layout,
         arguments={"workload": asdict(workload)},

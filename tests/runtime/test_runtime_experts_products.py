@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.runtime.experts.products import grouped_matmul, grouped_matmul_transposed
-from meshwright.step.token_routing import expert_blocks
+from meshwright.description.step.token_routing import expert_blocks
+from meshwright.execution.runtime.experts.products import grouped_matmul, grouped_matmul_transposed
 
 ROWS, EXPERTS, D, F = 256, 4, 8, 12
 """Blocks of 16 rows."""

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.description.step.layer import Routing
+from meshwright.description.step.model import Experts
 from meshwright.errors import MeshwrightError
-from meshwright.runtime.experts.routing import probabilities, route
-from meshwright.step.layer import Routing
-from meshwright.step.model import Experts
+from meshwright.execution.runtime.experts.routing import probabilities, route
 
 COUNT, ACTIVE = 8, 3
 LOGITS = np.random.default_rng(0).normal(0, 2, (5, 7, COUNT)).astype(np.float32)

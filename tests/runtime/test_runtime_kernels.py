@@ -9,17 +9,17 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from meshwright.errors import MeshwrightError
-from meshwright.mesh import MeshShape
-from meshwright.runtime.attention.blockwise import Keys
-from meshwright.runtime.attention.kernels import (
+from meshwright.execution.runtime.attention.blockwise import Keys
+from meshwright.execution.runtime.attention.kernels import (
     chunked_attention,
     full_sequence_attention,
     select_kernel,
     sequential_segments,
 )
-from meshwright.runtime.attention.ring import zigzag
-from meshwright.runtime.attention.segments import Mask, Segments
-from meshwright.runtime.mesh import build_mesh
+from meshwright.execution.runtime.attention.ring import zigzag
+from meshwright.execution.runtime.attention.segments import Mask, Segments
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.mesh import MeshShape
 
 MASKS = {
     "causal": (Mask(), False),

@@ -21,24 +21,24 @@ import optax
 import pytest
 from kit_rows import FAMILIES, FINE_TUNING, REPEATED, ROWS, WITHOUT_DROPOUT, Row, covering
 
-from meshwright.cost.memory import argument_bytes
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.records import read_hlo
-from meshwright.planner.plan import make_plan
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.records import read_hlo
+from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.parameter_tree import CHOICE_BIAS, LORA_B, leaves, map_leaves
+from meshwright.description.step.rules import rules_of
+from meshwright.execution.runtime.attention.sequence import token_order
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.slots import layer_of_slots
+from meshwright.execution.training.step import abstract_state, initial_state, train_step
+from meshwright.execution.training.update.optimizer import Optimizer
+from meshwright.execution.training.update.skipping import NORM_LIMIT
+from meshwright.planning.cost.memory import argument_bytes
+from meshwright.planning.plan import make_plan
+from meshwright.proof.verification.comparison import compare, in_plans_terms
+from meshwright.proof.verification.differences import Difference
+from meshwright.proof.verification.plans import static_overhead
 from meshwright.record import Record
-from meshwright.runtime.attention.sequence import token_order
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.legality import check_runnable
-from meshwright.step.parameter_tree import CHOICE_BIAS, LORA_B, leaves, map_leaves
-from meshwright.step.rules import rules_of
-from meshwright.training.slots import layer_of_slots
-from meshwright.training.step import abstract_state, initial_state, train_step
-from meshwright.training.update.optimizer import Optimizer
-from meshwright.training.update.skipping import NORM_LIMIT
-from meshwright.verification.comparison import compare, in_plans_terms
-from meshwright.verification.differences import Difference
-from meshwright.verification.plans import static_overhead
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 from records import KIT, read

@@ -9,14 +9,14 @@ import pytest
 from jax import P
 from jax.sharding import AbstractMesh, AxisType
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.rules import local_parameter_shape
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.runtime.arrays import abstract, initialise, shardings
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import LAYOUT, MeshShape
-from meshwright.runtime.arrays import abstract, initialise, shardings
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.parameter_tree import leaves, parameters
-from meshwright.step.rules import local_parameter_shape
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1)
 SHAPE = MeshShape(dp=2, fsdp=2, tp=2)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax import P
 
+from meshwright.description.hlo.collectives import read_collectives
+from meshwright.description.hlo.parser import parse_hlo
 from meshwright.errors import MeshwrightError
-from meshwright.hlo.collectives import read_collectives
-from meshwright.hlo.parser import parse_hlo
-from meshwright.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
+from meshwright.execution.runtime.collective_matmul import all_gather_matmul, all_gather_matmuls, matmul_reduce_scatter
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -17,13 +17,13 @@ from pipelined_layers import (
     run_schedule,
 )
 
-from meshwright.hlo.flops import flops_of
-from meshwright.hlo.loops import count_executions
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.records import read_hlo
+from meshwright.description.hlo.flops import flops_of
+from meshwright.description.hlo.loops import count_executions
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.records import read_hlo
+from meshwright.description.step.passes.schedule import Schedule
 from meshwright.mesh import MeshShape
-from meshwright.simulate.buffers import read_buffers
-from meshwright.step.passes.schedule import Schedule
+from meshwright.proof.simulate.buffers import read_buffers
 
 MATRIX = pytest.mark.matrix
 

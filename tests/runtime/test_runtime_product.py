@@ -6,16 +6,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.expression import Chain, Product, Stage
+from meshwright.description.notation.inference import infer
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.parser import parse
 from meshwright.errors import MeshwrightError
-from meshwright.notation.array import ShardedArray
-from meshwright.notation.expression import Chain, Product, Stage
-from meshwright.notation.inference import infer
-from meshwright.notation.legality import Sizes
-from meshwright.notation.parser import parse
-from meshwright.runtime.fuse_matmuls import overlapped_collectives
-from meshwright.runtime.modes import MODES
-from meshwright.runtime.product import compile_product, make_product_mesh
-from meshwright.verification.products import check_product
+from meshwright.execution.runtime.fuse_matmuls import overlapped_collectives
+from meshwright.execution.runtime.modes import MODES
+from meshwright.execution.runtime.product import compile_product, make_product_mesh
+from meshwright.proof.verification.products import check_product
 
 DIMS = {"I": 16, "J": 32, "K": 16, "L": 8}
 MESH = {"X": 2, "Y": 4}

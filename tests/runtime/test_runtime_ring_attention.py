@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from meshwright.compiler.compile import compile_in_child
-from meshwright.compiler.program import CompileRequest
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.records import read_hlo
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.records import read_hlo
+from meshwright.execution.runtime.attention.blockwise import Keys
+from meshwright.execution.runtime.attention.ring import ring_attention, zigzag
+from meshwright.execution.runtime.attention.segments import Mask, Segments, any_visible, pairwise_mask
 from meshwright.mesh import MeshShape
-from meshwright.runtime.attention.blockwise import Keys
-from meshwright.runtime.attention.ring import ring_attention, zigzag
-from meshwright.runtime.attention.segments import Mask, Segments, any_visible, pairwise_mask
-from meshwright.simulate.schedule import simulate
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
+from meshwright.proof.compiler.compile import compile_in_child
+from meshwright.proof.compiler.program import CompileRequest
+from meshwright.proof.simulate.schedule import simulate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -8,20 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.records import read_hlo
+from meshwright.description.step.parameter_tree import parameters
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.records import read_hlo
+from meshwright.execution.runtime.arrays import abstract
+from meshwright.execution.runtime.attention.segments import Mask, Segments, pairwise_mask
+from meshwright.execution.runtime.attention.sequence import KEYS, QUERIES, TOKENS, attend
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.step import lower_train_step
 from meshwright.mesh import MeshShape
-from meshwright.runtime.arrays import abstract
-from meshwright.runtime.attention.segments import Mask, Segments, pairwise_mask
-from meshwright.runtime.attention.sequence import KEYS, QUERIES, TOKENS, attend
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.parameter_tree import parameters
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.step import lower_train_step
 
 BATCH, LENGTH, KV_HEADS, GROUPS, HEAD_DIM = 2, 128, 8, 2, 16
 STARTS = np.array([0, 50, 90, 91])

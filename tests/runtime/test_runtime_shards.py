@@ -10,12 +10,12 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.hlo.records import read_hlo
+from meshwright.description.hlo.records import read_hlo
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.replicas import stack_replicas, unstack_replicas
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.runtime.shards import on_shards
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.replicas import stack_replicas, unstack_replicas
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.runtime.shards import on_shards
 
 NEXT = [(0, 1), (1, 0)]
 

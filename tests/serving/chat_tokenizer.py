@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshwright.text.tokenizer import byte_tokenizer
+from meshwright.execution.text.tokenizer import byte_tokenizer
 
 TEMPLATE = (
     "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"

@@ -32,15 +32,15 @@ def make(directory: Path) -> None:
     """Write a small model of bytes with this template."""
     import jax
 
-    from meshwright.families.registry import PRESETS
-    from meshwright.hardware.system import parse_system
-    from meshwright.inference.loaded import LoadedModel
+    from meshwright.description.families.registry import PRESETS
+    from meshwright.description.hardware.system import parse_system
+    from meshwright.description.step.parameter_tree import parameters
+    from meshwright.execution.models.inference.loaded import LoadedModel
+    from meshwright.execution.runtime.arrays import initialise
+    from meshwright.execution.runtime.mesh import build_mesh
+    from meshwright.execution.runtime.sharding_context import ShardingContext
+    from meshwright.execution.text.tokenizer import byte_tokenizer
     from meshwright.mesh import MeshShape
-    from meshwright.runtime.arrays import initialise
-    from meshwright.runtime.mesh import build_mesh
-    from meshwright.runtime.sharding_context import ShardingContext
-    from meshwright.step.parameter_tree import parameters
-    from meshwright.text.tokenizer import byte_tokenizer
 
     config, shape = PRESETS["tiny"], MeshShape()
     devices = build_mesh(shape, jax.devices()[:1])

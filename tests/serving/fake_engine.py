@@ -10,9 +10,16 @@ import time
 from dataclasses import dataclass, field
 
 from meshwright.errors import MeshwrightError
-from meshwright.serving.request import ClosedError, Output, OutputCallback, OverloadedError, Request, TokenLogprob
-from meshwright.serving.stats import Stats
-from meshwright.text.tokenizer import Tokenizer, TokenStream
+from meshwright.execution.text.tokenizer import Tokenizer, TokenStream
+from meshwright.serving.engine.request import (
+    ClosedError,
+    Output,
+    OutputCallback,
+    OverloadedError,
+    Request,
+    TokenLogprob,
+)
+from meshwright.serving.engine.stats import Stats
 
 ANSWER = "Grüße, world! 東京 is a city. "
 

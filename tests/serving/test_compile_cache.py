@@ -9,13 +9,13 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from serving_cases import alone, answers, drawn_model, tokens_of
 
+from meshwright.description.families.registry import PRESETS
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.runtime.compile_cache import use_compile_cache
 from meshwright.mesh import MeshShape
-from meshwright.runtime.compile_cache import use_compile_cache
-from meshwright.serving.engine import Engine
-from meshwright.serving.request import Request
-from meshwright.serving.settings import EngineSettings
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.request import Request
+from meshwright.serving.engine.settings import EngineSettings
 
 SETTINGS = EngineSettings(rows=1, context=32, page_size=32, chunk_tokens=16)
 OPTIONS = (
@@ -108,7 +108,7 @@ def test_a_cache_is_where_it_is_asked_for_or_nowhere(tmp_path, monkeypatch, unch
 
 
 def test_what_was_not_used_for_longest_is_deleted_at_a_start(tmp_path, monkeypatch, unchanged_options):
-    monkeypatch.setattr("meshwright.runtime.compile_cache.MAX_BYTES", 25)
+    monkeypatch.setattr("meshwright.execution.runtime.compile_cache.MAX_BYTES", 25)
     directory = use_compile_cache(str(tmp_path))
     for age, name in enumerate(("new-cache", "old-cache", "oldest-cache")):
         (directory / name).write_bytes(b"0123456789")

@@ -13,14 +13,14 @@ import pytest
 from serving_cases import alone, answers, drawn_model, greedy_requests, prompts_of, tokens_of
 
 import meshwright as mw
+from meshwright.description.families.registry import PRESETS
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.models.generation.sampling import Sampling
 from meshwright.mesh import MeshShape
-from meshwright.models.sampling import Sampling
-from meshwright.serving.decode_stats import show_means
-from meshwright.serving.engine import Engine
-from meshwright.serving.request import ClosedError, Constraint, OverloadedError, Request
-from meshwright.serving.settings import EngineSettings
+from meshwright.serving.engine.decode_stats import show_means
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.request import ClosedError, Constraint, OverloadedError, Request
+from meshwright.serving.engine.settings import EngineSettings
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 SMALL = replace(PRESETS["tiny"], num_layers=1)

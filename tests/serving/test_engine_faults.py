@@ -7,21 +7,20 @@ from dataclasses import replace
 import pytest
 from serving_cases import answers, drawn_model, tokens_of
 
+from meshwright.description.families.registry import PRESETS
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.inference.stream import GrowingText
-from meshwright.models.sampling import Sampling
-from meshwright.serving import active_request
-from meshwright.serving import engine as engines
-from meshwright.serving.active_request import ActiveRequest
-from meshwright.serving.constraints import Matcher
-from meshwright.serving.drafts import NgramDrafts
-from meshwright.serving.engine import Engine
-from meshwright.serving.prefix import PrefixCache
-from meshwright.serving.request import Constraint, Request
-from meshwright.serving.runner import Runner
-from meshwright.serving.scheduler import Scheduler
-from meshwright.serving.settings import EngineSettings
+from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.execution.models.inference.stream import GrowingText
+from meshwright.serving.engine.active_request import ActiveRequest
+from meshwright.serving.engine.constraints import Matcher
+from meshwright.serving.engine.drafts import NgramDrafts
+from meshwright.serving.engine.engine import Engine, active_request
+from meshwright.serving.engine.engine import engine as engines
+from meshwright.serving.engine.prefix import PrefixCache
+from meshwright.serving.engine.request import Constraint, Request
+from meshwright.serving.engine.runner import Runner
+from meshwright.serving.engine.scheduler import Scheduler
+from meshwright.serving.engine.settings import EngineSettings
 
 PLAIN = Request(prompt=[1, 2, 3], max_tokens=3)
 BAD = replace(PLAIN, prompt=[9, 9, 9])

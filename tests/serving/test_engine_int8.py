@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from serving_cases import answers, drawn_model, greedy_requests, prompts_of, tokens_of
 
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.execution.models.quantised.int8_weights import Int8Weight, in_int8, layer_weights
 from meshwright.mesh import MeshShape
-from meshwright.models.int8_weights import Int8Weight, in_int8, layer_weights
-from meshwright.serving.engine import Engine
-from meshwright.serving.request import Request
-from meshwright.serving.settings import EngineSettings
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.request import Request
+from meshwright.serving.engine.settings import EngineSettings
 
 SMALL = replace(PRESETS["tiny"], num_layers=1)
 SETTINGS = EngineSettings(rows=4, context=64, page_size=8, chunk_tokens=16)

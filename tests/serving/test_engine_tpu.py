@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from serving_cases import answers, drawn_model, greedy_requests, prompts_of, tokens_of
 
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.execution.models.generation import stationary
 from meshwright.mesh import MeshShape
-from meshwright.models import stationary
-from meshwright.serving.engine import Engine
-from meshwright.serving.programs import greedy_program, sampling_program, scoring_program
-from meshwright.serving.settings import EngineSettings
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.programs import greedy_program, sampling_program, scoring_program
+from meshwright.serving.engine.settings import EngineSettings
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from fake_engine import FakeEngine
 from started import started
 
 from meshwright.cli.main import main
+from meshwright.execution.text.tokenizer import byte_tokenizer
 from meshwright.serving.front.app import Front
 from meshwright.serving.http.server import HttpServer
 from meshwright.serving.http.service import ApiKey, Limits, ServerState
-from meshwright.text.tokenizer import byte_tokenizer
 
 LLAMA = Path(__file__).parents[1] / "goldens" / "llama"
 OUTER = ApiKey("outer", Limits(prompt_tokens=8))

@@ -5,7 +5,7 @@ import pytest
 from fake_engine import ANSWER, FakeEngine
 from started import started
 
-from meshwright.text.tokenizer import byte_tokenizer
+from meshwright.execution.text.tokenizer import byte_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from chat_tokenizer import chat_tokenizer
 from fake_engine import ANSWER, FakeEngine, token_logprob
 from started import started
 
+from meshwright.execution.text.tokenizer import byte_tokenizer
 from meshwright.serving.http.easylm.loglikelihood import windows
-from meshwright.text.tokenizer import byte_tokenizer
 
 CONTEXT = 32
 

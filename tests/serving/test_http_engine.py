@@ -11,12 +11,12 @@ import pytest
 from serving_cases import alone, drawn_model
 from started import serving
 
-from meshwright.families.registry import PRESETS
-from meshwright.models.sampling import GREEDY, Sampling
-from meshwright.serving.engine import Engine
+from meshwright.description.families.registry import PRESETS
+from meshwright.execution.models.generation.sampling import GREEDY, Sampling
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.request import Request
+from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.http.service import Service
-from meshwright.serving.request import Request
-from meshwright.serving.settings import EngineSettings
 
 pytestmark = pytest.mark.matrix
 

@@ -11,10 +11,10 @@ from serving_cases import drawn_model
 from started import serving
 from test_http_fuzz import check_answer, mostly, paths, values
 
-from meshwright.families.registry import PRESETS
-from meshwright.serving.engine import Engine
+from meshwright.description.families.registry import PRESETS
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.http.service import Limits, Service
-from meshwright.serving.settings import EngineSettings
 
 COMPLETION = {"prompt": "The mesh", "max_tokens": 8, "temperature": 0}
 TOKENS = st.lists(mostly(st.integers(0, 255), st.sampled_from([256, 2 * 10**9, 2**31 - 1])), max_size=6)

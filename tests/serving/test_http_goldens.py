@@ -9,9 +9,9 @@ import pytest
 from started import serving
 
 import meshwright as mw
-from meshwright.serving.engine import Engine
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.http.service import Service
-from meshwright.serving.settings import EngineSettings
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 FAMILIES = ("llama", "gemma3_text", "deepseek_v3", "gpt2", "gpt_neox", "phi3_longrope", "qwen2_moe", "olmo2", "gemma2")

@@ -6,9 +6,9 @@ from fake_engine import FakeEngine
 from started import started
 
 from meshwright.errors import MeshwrightError
+from meshwright.execution.text.tokenizer import byte_tokenizer
 from meshwright.serving.http.hosts import check_cors, check_hosts, refuse_foreign
 from meshwright.serving.http.service import ApiKey
-from meshwright.text.tokenizer import byte_tokenizer
 
 EVIL = {"host": "evil.com:8811", "origin": "http://evil.com:8811"}
 

@@ -15,13 +15,13 @@ from chat_tokenizer import chat_tokenizer
 from fake_engine import FakeEngine
 from started import started
 
-from meshwright.serving.decode_stats import StepMeans
+from meshwright.execution.text.tokenizer import byte_tokenizer
+from meshwright.serving.engine.decode_stats import StepMeans
+from meshwright.serving.engine.request import MOST_LOGPROBS
 from meshwright.serving.http.app import ENDPOINTS
 from meshwright.serving.http.metrics import MEAN_GAUGES
 from meshwright.serving.http.openai.generation import MAX_LOGIT_BIASES
 from meshwright.serving.http.service import ApiKey, Limits
-from meshwright.serving.request import MOST_LOGPROBS
-from meshwright.text.tokenizer import byte_tokenizer
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 

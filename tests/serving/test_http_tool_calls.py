@@ -14,11 +14,11 @@ from started import started
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from meshwright.serving.grammars import compile_grammar, read_vocabulary
+from meshwright.execution.text.byte_files import byte_tokenizer_files
+from meshwright.execution.text.tokenizer import _FromFile
+from meshwright.serving.engine.grammars import compile_grammar, read_vocabulary
 from meshwright.serving.http.openai.messages import Tool
 from meshwright.serving.http.openai.tool_calls import ToolParser, call_constraint
-from meshwright.text.byte_files import byte_tokenizer_files
-from meshwright.text.tokenizer import _FromFile
 
 TAGGED = '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 BARE = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'

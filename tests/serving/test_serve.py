@@ -16,9 +16,9 @@ import openai
 import pytest
 from serving_cases import alone, drawn_model
 
-from meshwright.families.registry import PRESETS
-from meshwright.models.sampling import GREEDY
-from meshwright.serving.request import Request
+from meshwright.description.families.registry import PRESETS
+from meshwright.execution.models.generation.sampling import GREEDY
+from meshwright.serving.engine.request import Request
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 PROMPT = "The mesh has 2 axes"

@@ -8,12 +8,12 @@ from serving_cases import drawn_model
 
 from meshwright.cli.loading import note_advised_mesh
 from meshwright.cli.serve.command import _print_layout
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.serving.search import best_serving_plan
-from meshwright.serving.engine import Engine
-from meshwright.serving.settings import EngineSettings
+from meshwright.planning.serving.search import best_serving_plan
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.settings import EngineSettings
 
 
 def found(mesh, run=None, model="llama3-8b", **options):

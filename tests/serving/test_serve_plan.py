@@ -6,10 +6,10 @@ import pytest
 from serving_cases import drawn_model
 
 from meshwright.cli.main import main
-from meshwright.families.registry import PRESETS
-from meshwright.planner.serving.plan import write_serving_plan
-from meshwright.planner.serving.search import best_serving_plan
-from meshwright.serving.settings import EngineSettings
+from meshwright.description.families.registry import PRESETS
+from meshwright.planning.serving.plan import write_serving_plan
+from meshwright.planning.serving.search import best_serving_plan
+from meshwright.serving.engine.settings import EngineSettings
 
 MODEL = replace(PRESETS["tiny"], num_layers=1)
 

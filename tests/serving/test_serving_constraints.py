@@ -13,11 +13,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from meshwright.errors import MeshwrightError
-from meshwright.serving import constraints
-from meshwright.serving.constraints import MOST_SOURCE, ConstraintCompiler
-from meshwright.serving.request import Constraint
-from meshwright.text import tokenizer as text_tokenizer
-from meshwright.text.tokenizer import byte_tokenizer, read_tokenizer
+from meshwright.execution.text import tokenizer as text_tokenizer
+from meshwright.execution.text.tokenizer import byte_tokenizer, read_tokenizer
+from meshwright.serving.engine.constraints import MOST_SOURCE, ConstraintCompiler
+from meshwright.serving.engine.engine import constraints
+from meshwright.serving.engine.request import Constraint
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 VOCAB = 900

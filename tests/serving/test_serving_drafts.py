@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from meshwright.serving.drafts import NgramDrafts
+from meshwright.serving.engine.drafts import NgramDrafts
 
 
 def searched(tokens, most, longest, shortest):

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from meshwright.cli.main import main
 from meshwright.errors import MeshwrightError
+from meshwright.pictures.load_chart import LoadPoint, write_load_chart
 from meshwright.serving.load.drive import Answer, Load, Target, drive, find_model
 from meshwright.serving.load.figures import load_figures, read_slo
 from meshwright.serving.load.requests import (
@@ -25,7 +26,6 @@ from meshwright.serving.load.requests import (
     random_requests,
     read_requests,
 )
-from meshwright.viz.load_chart import LoadPoint, write_load_chart
 
 SEEN = []
 """The bodies of all requests, and how many were being answered when each came."""
@@ -256,7 +256,7 @@ def test_the_command_writes_figures_and_a_chart_beside_the_plan(url, tmp_path, m
 
 def test_a_chart_has_every_load_and_step(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("meshwright.viz.load_chart.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("meshwright.pictures.load_chart.save_figure", lambda figure, path: drawn.append(figure))
     latencies = {"ttft": {"p50": 0.001, "p90": 0.2, "p99": 0.3}, "tpot": {"p50": 0.01, "p90": 0.02, "p99": 0.03}}
     points = [LoadPoint("1 at once", 10.0, latencies), LoadPoint("8 at once", 50.0, latencies), LoadPoint("9", 0.0, {})]
     write_load_chart(points, [(0.005, 40.0), (0.01, 90.0)], tmp_path / "load.svg", title="loads")

@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 from serving_cases import alone, drawn_model
 
+from meshwright.description.families.registry import PRESETS
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.models.sampling import Sampling
-from meshwright.serving.engine import Engine
+from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.request import Request
+from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.offline import PromptFile, answer_file
-from meshwright.serving.request import Request
-from meshwright.serving.settings import EngineSettings
 
 ASKED = Request(prompt=(), max_tokens=9, sampling=Sampling(temperature=0.8, seed=3), num_completions=2)
 LINES = [

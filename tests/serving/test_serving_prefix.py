@@ -5,8 +5,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from meshwright.serving.pages import PagePool, first_needed_page
-from meshwright.serving.prefix import PrefixCache
+from meshwright.serving.engine.pages import PagePool, first_needed_page
+from meshwright.serving.engine.prefix import PrefixCache
 
 COUNT = 24
 """Pages of each pool: few, so that texts do not fit and pages are evicted."""

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.models.sampling import Sampling
-from meshwright.serving.followers import decode_work, encode_work, follow
-from meshwright.serving.programs import Shape
-from meshwright.serving.runner import RowChange, Work
-from meshwright.serving.scheduler import PageCopy
+from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.serving.engine.followers import decode_work, encode_work, follow
+from meshwright.serving.engine.programs import Shape
+from meshwright.serving.engine.runner import RowChange, Work
+from meshwright.serving.engine.scheduler import PageCopy
 
 LLAMA = Path(__file__).parents[1] / "goldens" / "llama"
 SHAPE = Shape(rows=2, length=3, entries=(4, 2), num_chosen=3)

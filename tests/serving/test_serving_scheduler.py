@@ -1,9 +1,9 @@
 """The scheduler alone: no device is needed to see which pages a sequence has."""
 
-from meshwright.serving.request import Request
-from meshwright.serving.scheduler import PageCopy, Scheduler
-from meshwright.serving.sequence import TokenSequence
-from meshwright.serving.settings import EngineLayout
+from meshwright.serving.engine.request import Request
+from meshwright.serving.engine.scheduler import PageCopy, Scheduler
+from meshwright.serving.engine.sequence import TokenSequence
+from meshwright.serving.engine.settings import EngineLayout
 
 LAYOUT = EngineLayout(
     context=16, page_size=4, shards=1, rows=2, windows=(None, 8), pages=(8, 8), widths=(4,), decoded=(2,),

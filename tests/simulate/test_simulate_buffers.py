@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import pytest
 import toy_programs as toys
 
-from meshwright.compiler.compile import compile_in_child
-from meshwright.compiler.program import CompileRequest
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.shapes import ShapeReader
-from meshwright.hlo.text import hlo_text
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.shapes import ShapeReader
+from meshwright.description.hlo.text import hlo_text
 from meshwright.mesh import MeshShape
-from meshwright.simulate.buffers import read_buffers
+from meshwright.proof.compiler.compile import compile_in_child
+from meshwright.proof.compiler.program import CompileRequest
+from meshwright.proof.simulate.buffers import read_buffers
 
 KIB = 1024
 

@@ -6,21 +6,21 @@ import math
 import pytest
 import toy_programs as toys
 
-from meshwright.cost.rates.achieved import HBM_SHARE
-from meshwright.cost.rates.attention import tpu_kernel_share
-from meshwright.cost.rates.collective import collective_seconds
-from meshwright.cost.rates.links import collective_efficiency
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.collectives import read_collectives
+from meshwright.description.hlo.flops import count_flops
+from meshwright.description.hlo.parser import parse_hlo
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.collectives import read_collectives
-from meshwright.hlo.flops import count_flops
-from meshwright.hlo.parser import parse_hlo
 from meshwright.mesh import MeshShape
+from meshwright.planning.cost.rates.achieved import HBM_SHARE
+from meshwright.planning.cost.rates.attention import tpu_kernel_share
+from meshwright.planning.cost.rates.collective import collective_seconds
+from meshwright.planning.cost.rates.links import collective_efficiency
+from meshwright.proof.simulate.events import COMPUTE
+from meshwright.proof.simulate.op_seconds import clock_hertz
+from meshwright.proof.simulate.schedule import simulate
 from meshwright.record import PHASES, Kind
-from meshwright.simulate.events import COMPUTE
-from meshwright.simulate.op_seconds import clock_hertz
-from meshwright.simulate.schedule import simulate
 
 V5E, H100 = parse_system("v5e:4x4"), parse_system("h100:8")
 MESH = {"fsdp": 4, "tp": 4}

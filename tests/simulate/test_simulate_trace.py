@@ -4,12 +4,12 @@ import json
 import pytest
 import toy_programs as toys
 
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.parser import parse_hlo
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.parser import parse_hlo
 from meshwright.mesh import MeshShape
-from meshwright.simulate.events import COMPUTE
-from meshwright.simulate.perfetto import trace, write_trace
-from meshwright.simulate.schedule import Schedule, simulate
+from meshwright.proof.simulate.events import COMPUTE
+from meshwright.proof.simulate.perfetto import trace, write_trace
+from meshwright.proof.simulate.schedule import Schedule, simulate
 
 
 @pytest.fixture(scope="module")

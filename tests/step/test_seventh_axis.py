@@ -1,7 +1,7 @@
 """A seventh mesh axis and a new chip, each added as a user would, and what has to be given for that.
 
-An axis is a name in `mesh.py` (a field of `MeshShape`, a place in `LAYOUT`) and a rule in `step/rules.py`: two files. A
-chip is a TOML file.
+An axis is a name in `mesh.py` (a field of `MeshShape`, a place in `LAYOUT`) and a rule in `description/step/rules.py`:
+two files. A chip is a TOML file.
 """
 
 import json
@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import meshwright
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
-from meshwright.planner.search import find_best
-from meshwright.step.workload import Workload
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.workload import Workload
+from meshwright.planning.search import find_best
 
 PACKAGE = Path(meshwright.__file__).parent
 
@@ -29,18 +29,20 @@ NAME = {
 }
 """The axis itself, wherever it is used."""
 
-OF_BATCH = NAME | {"step/rules.py": (('"batch": ("dp", "fsdp", "ep")', '"batch": ("dp", "fsdp", "ep", "xp")'),)}
-OF_MLP = NAME | {"step/rules.py": (('"mlp": ("tp",)', '"mlp": ("tp", "xp")'),)}
+OF_BATCH = NAME | {
+    "description/step/rules.py": (('"batch": ("dp", "fsdp", "ep")', '"batch": ("dp", "fsdp", "ep", "xp")'),)
+}
+OF_MLP = NAME | {"description/step/rules.py": (('"mlp": ("tp",)', '"mlp": ("tp", "xp")'),)}
 
 PRICE = """
 import json, sys
 from dataclasses import replace
-from meshwright.cost import step_collectives, step_flops
-from meshwright.families import PRESETS
-from meshwright.hardware import parse_system
+from meshwright.planning.cost import step_collectives, step_flops
+from meshwright.description.families import PRESETS
+from meshwright.description.hardware import parse_system
 from meshwright.mesh import parse_mesh
-from meshwright.planner import predict, rank
-from meshwright.step import Strategy, Workload
+from meshwright.planning import predict, rank
+from meshwright.description.step import Strategy, Workload
 
 workload = Workload(model=PRESETS["llama3-8b"], batch=64, seq_len=2048)
 system = parse_system("h100:8")

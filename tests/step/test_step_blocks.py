@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.blocks import layers, program
+from meshwright.description.step.layer import Attention, Combine, Lookup, Rotary
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.serve import mean_over_layers
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.models.layer import LOWERINGS
-from meshwright.step.blocks import layers, program
-from meshwright.step.layer import Attention, Combine, Lookup, Rotary
-from meshwright.step.parameter_tree import leaves, parameters
-from meshwright.step.serve import mean_over_layers
+from meshwright.execution.models.layer import LOWERINGS
 
 TINY = PRESETS["tiny"]
 

@@ -1,6 +1,6 @@
 """The numbers of kinds of work, by which the times of ops are known."""
 
-from meshwright.step import ir
+from meshwright.description.step import ir
 
 
 def test_numbers_of_work_are_bounded_and_never_given_twice():

@@ -4,28 +4,28 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.families.adapters import with_adapters
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.adapters import with_adapters
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.notation.expression import Chain, Stage
+from meshwright.description.notation.expression import Product as Einsum
+from meshwright.description.notation.inference import infer
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.steps import Communicate
+from meshwright.description.step import ir
+from meshwright.description.step.blocks import program
+from meshwright.description.step.ir import Array, Dim, Matmul, Region
+from meshwright.description.step.model import Experts
+from meshwright.description.step.passes.differentiate import backward_ops, gathers, scatters, sums
+from meshwright.description.step.passes.microbatch import extents_of
+from meshwright.description.step.passes.nodes import Core, Move, Product, Vector, Weight, moves_between
+from meshwright.description.step.passes.optimizer import update_moves
+from meshwright.description.step.passes.pipeline import EMBEDDING, LOGITS, repeats, stage_moves
+from meshwright.description.step.passes.rematerialize import recomputed
+from meshwright.description.step.passes.shard import shard_stack
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.train import STAGED, layout_of, train_step
+from meshwright.description.step.workload import REMATS, Workload
 from meshwright.mesh import MeshShape
-from meshwright.notation.expression import Chain, Stage
-from meshwright.notation.expression import Product as Einsum
-from meshwright.notation.inference import infer
-from meshwright.notation.legality import Sizes
-from meshwright.notation.steps import Communicate
-from meshwright.step import ir
-from meshwright.step.blocks import program
-from meshwright.step.ir import Array, Dim, Matmul, Region
-from meshwright.step.model import Experts
-from meshwright.step.passes.differentiate import backward_ops, gathers, scatters, sums
-from meshwright.step.passes.microbatch import extents_of
-from meshwright.step.passes.nodes import Core, Move, Product, Vector, Weight, moves_between
-from meshwright.step.passes.optimizer import update_moves
-from meshwright.step.passes.pipeline import EMBEDDING, LOGITS, repeats, stage_moves
-from meshwright.step.passes.rematerialize import recomputed
-from meshwright.step.passes.shard import shard_stack
-from meshwright.step.strategy import Strategy
-from meshwright.step.train import STAGED, layout_of, train_step
-from meshwright.step.workload import REMATS, Workload
 
 LLAMA = PRESETS["llama3-8b"]
 REGION = Region("layers")

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.serve import model_step, serve_step
+from meshwright.description.step.serving import CACHE_SPLITS, Serving, ServingLayout
 from meshwright.mesh import MeshShape
-from meshwright.step.serve import model_step, serve_step
-from meshwright.step.serving import CACHE_SPLITS, Serving, ServingLayout
 
 
 def moves(model, phase, layout):

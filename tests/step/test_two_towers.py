@@ -7,24 +7,34 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.comm_volume import step_collectives
-from meshwright.cost.flops import model_flops, step_flops
-from meshwright.cost.memory import step_memory
-from meshwright.cost.table import op_table
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.layer import (
+    Add,
+    Block,
+    CrossEntropy,
+    DotProduct,
+    Gated,
+    Linear,
+    Lookup,
+    Program,
+    Stack,
+)
+from meshwright.description.step.legality import check_mesh, check_runnable
+from meshwright.description.step.model import ProgramModel
+from meshwright.description.step.parameter_tree import num_parameters
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan
-from meshwright.planner.prediction import predict
-from meshwright.planner.search import find_best, rank
-from meshwright.planner.space import whole_space
+from meshwright.planning.cost.comm_volume import step_collectives
+from meshwright.planning.cost.flops import model_flops, step_flops
+from meshwright.planning.cost.memory import step_memory
+from meshwright.planning.cost.table import op_table
+from meshwright.planning.plan import make_plan
+from meshwright.planning.prediction import predict
+from meshwright.planning.search import find_best, rank
+from meshwright.planning.space import whole_space
 from meshwright.record import merge
-from meshwright.step.layer import Add, Block, CrossEntropy, DotProduct, Gated, Linear, Lookup, Program, Stack
-from meshwright.step.legality import check_mesh, check_runnable
-from meshwright.step.model import ProgramModel
-from meshwright.step.parameter_tree import num_parameters
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Workload
 
 ROWS, WIDTH = 1 << 17, 512
 """Of the table of embeddings."""

@@ -13,26 +13,26 @@ from data_files import write_lines, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.data.document import Document
-from meshwright.data.encoding import find_encoder
-from meshwright.data.sources import find_files
-from meshwright.data.tokenizing import Tokenizing, tokenize
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.data.document import Document
+from meshwright.execution.data.encoding import find_encoder
+from meshwright.execution.data.sources import find_files
+from meshwright.execution.data.tokenizing import Tokenizing, tokenize
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.text.tokenizer import read_tokenizer
+from meshwright.execution.training.data.batches import Batches
+from meshwright.execution.training.data.config import DataConfig
+from meshwright.execution.training.data.held_out import split
+from meshwright.execution.training.data.mixture import Mixture
+from meshwright.execution.training.data.packing import pack, pieces
+from meshwright.execution.training.data.row_index import read_row_index, write_row_index
+from meshwright.execution.training.data.rows import DocumentRows
+from meshwright.execution.training.data.run_data import open_data
+from meshwright.execution.training.data.stores import tokenize_sources
+from meshwright.execution.training.data.text_files import TextBytes
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.step.workload import Workload
-from meshwright.text.tokenizer import read_tokenizer
-from meshwright.training.data.batches import Batches
-from meshwright.training.data.config import DataConfig
-from meshwright.training.data.held_out import split
-from meshwright.training.data.mixture import Mixture
-from meshwright.training.data.packing import pack, pieces
-from meshwright.training.data.row_index import read_row_index, write_row_index
-from meshwright.training.data.rows import DocumentRows
-from meshwright.training.data.run_data import open_data
-from meshwright.training.data.stores import tokenize_sources
-from meshwright.training.data.text_files import TextBytes
 
 SEQ_LEN, BATCH = 16, 8
 MODEL = replace(PRESETS["tiny"], vocab=300)
@@ -140,7 +140,7 @@ def test_padded_rows_have_one_document_each(lines):
 @given(st.lists(st.integers(1, SEQ_LEN), min_size=1, max_size=60), st.integers(1, 9))
 @settings(max_examples=60)
 def test_rows_are_filled_in_order_while_documents_fit(slots, chunk):
-    from meshwright.training.data import packing
+    from meshwright.execution.training.data import packing
 
     slots, before = np.array(slots), packing.CHUNK
     packing.CHUNK = chunk
@@ -194,9 +194,9 @@ def test_the_index_of_rows_is_the_same_in_blocks_of_any_size(tmp_path, monkeypat
     rng = np.random.default_rng(0)
     texts = [np.arange(size) for size in rng.integers(2, 40, size=500)]
     dataset = Documents([Document(text, rng.random(len(text)) < 0.2 if has_masks else None) for text in texts])
-    monkeypatch.setattr("meshwright.training.data.packing.CHUNK", 32)
+    monkeypatch.setattr("meshwright.execution.training.data.packing.CHUNK", 32)
     whole = index(tmp_path / "whole", dataset, seed=3, is_packed=is_packed)
-    monkeypatch.setattr("meshwright.training.data.row_index.BLOCK", 64)
+    monkeypatch.setattr("meshwright.execution.training.data.row_index.BLOCK", 64)
     parts = index(tmp_path / "parts", dataset, seed=3, is_packed=is_packed, block=7)
     for name, array in whole._asdict().items():
         np.testing.assert_array_equal(array, getattr(parts, name), err_msg=name)
@@ -222,8 +222,8 @@ class Repeated:
 
 def test_memory_does_not_grow_with_the_documents(tmp_path, monkeypatch):
     """Neither what is made once of all documents, nor what is open after: arrays of them are files."""
-    monkeypatch.setattr("meshwright.training.data.row_index.BLOCK", 4096)
-    monkeypatch.setattr("meshwright.training.data.held_out.BLOCK", 4096)
+    monkeypatch.setattr("meshwright.execution.training.data.row_index.BLOCK", 4096)
+    monkeypatch.setattr("meshwright.execution.training.data.held_out.BLOCK", 4096)
     peaks = []
     for count in (20_000, 200_000):
         dataset = Repeated(tmp_path / f"{count}.npy", count)
@@ -243,7 +243,7 @@ def test_the_index_of_rows_is_made_once_and_a_damaged_one_is_one_line(lines, tmp
     config = DataConfig(sources=(lines,), held_out=0.2)
     first = arrays(make(config)[0])
     with monkeypatch.context() as patch:
-        patch.setattr("meshwright.training.data.run_data.write_row_index", None)
+        patch.setattr("meshwright.execution.training.data.run_data.write_row_index", None)
         for name, array in arrays(make(config)[0]).items():
             np.testing.assert_array_equal(array, first[name])
         with pytest.raises(TypeError):

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshwright as mw
-from meshwright.data.encoding import find_encoder
-from meshwright.data.sources import find_files
-from meshwright.data.template import parse_templates
-from meshwright.data.tokenizing import Tokenizing, tokenize
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.planner.library import plan_to_run
-from meshwright.step.workload import Workload
-from meshwright.training.data.config import DataConfig
-from meshwright.training.data.run_data import check_templates, open_data
-from meshwright.training.library import new_run
-from meshwright.training.run_directory.run import config_from_data, read_config, read_metrics
-from meshwright.training.settings import with_settings
+from meshwright.execution.data.encoding import find_encoder
+from meshwright.execution.data.sources import find_files
+from meshwright.execution.data.template import parse_templates
+from meshwright.execution.data.tokenizing import Tokenizing, tokenize
+from meshwright.execution.training.data.config import DataConfig
+from meshwright.execution.training.data.run_data import check_templates, open_data
+from meshwright.execution.training.library import new_run
+from meshwright.execution.training.run_directory.run import config_from_data, read_config, read_metrics
+from meshwright.execution.training.settings import with_settings
+from meshwright.planning.library import plan_to_run
 
 WORKLOAD = Workload(model=replace(PRESETS["tiny"], vocab=300), batch=2, seq_len=16)
 QA = "[question],answer"

@@ -13,16 +13,16 @@ from data_files import write_arrow, write_lines, write_parquet, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.data import records as records_module
-from meshwright.data import tokenizing
-from meshwright.data.encoding import find_encoder
-from meshwright.data.sources import find_files, find_source, parse_sources
-from meshwright.data.store import PreferencePairs, TokenStore
-from meshwright.data.template import parse_fields
-from meshwright.data.tokenizing import Tokenizing, tokenize
 from meshwright.errors import MeshwrightError
-from meshwright.text.chat import chat_examples
-from meshwright.text.tokenizer import read_tokenizer
+from meshwright.execution.data import records as records_module
+from meshwright.execution.data import tokenizing
+from meshwright.execution.data.encoding import find_encoder
+from meshwright.execution.data.sources import find_files, find_source, parse_sources
+from meshwright.execution.data.store import PreferencePairs, TokenStore
+from meshwright.execution.data.template import parse_fields
+from meshwright.execution.data.tokenizing import Tokenizing, tokenize
+from meshwright.execution.text.chat import chat_examples
+from meshwright.execution.text.tokenizer import read_tokenizer
 
 RECORDS = [
     {"question": f"{n} + {n}?", "prompt": "Think.", "answer": str(n + n), "text": f"text {n} é"} for n in range(11)
@@ -546,6 +546,6 @@ def test_no_record_that_says_what_is_text_is_one_line(tmp_path):
 
 
 def test_files_become_tokens_without_jax():
-    program = "import sys, meshwright.data; print('jax' in sys.modules)"
+    program = "import sys, meshwright.execution.data; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

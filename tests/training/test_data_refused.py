@@ -7,11 +7,11 @@ import os
 import pytest
 from data_files import write_lines, write_tokenizer
 
-from meshwright.data.encoding import find_encoder
-from meshwright.data.sources import find_files, find_source
-from meshwright.data.tokenizing import Tokenizing, tokenize
 from meshwright.errors import MeshwrightError
-from meshwright.text.tokenizer import read_tokenizer
+from meshwright.execution.data.encoding import find_encoder
+from meshwright.execution.data.sources import find_files, find_source
+from meshwright.execution.data.tokenizing import Tokenizing, tokenize
+from meshwright.execution.text.tokenizer import read_tokenizer
 
 USER = {"role": "user", "content": "Hi"}
 ANSWER = {"role": "assistant", "content": "Hello"}

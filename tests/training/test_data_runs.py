@@ -7,7 +7,7 @@ import pytest
 from data_files import write_lines
 
 import meshwright as mw
-from meshwright.training.run_directory.run import read_metrics
+from meshwright.execution.training.run_directory.run import read_metrics
 
 SMALL = {"on": "cpu:8", "batch": 8, "seq_len": 32, "num_layers": 1}
 
@@ -19,9 +19,9 @@ def mixture(tmp_path_factory):
     asked = [{"q": f"{n}?", "a": f"{n}."} for n in range(150)]
     write_lines(folder / "sums.jsonl", sums)
     write_lines(folder / "asked.jsonl", asked)
-    from meshwright.data.encoding import find_encoder
-    from meshwright.data.sources import find_files
-    from meshwright.data.tokenizing import Tokenizing, tokenize
+    from meshwright.execution.data.encoding import find_encoder
+    from meshwright.execution.data.sources import find_files
+    from meshwright.execution.data.tokenizing import Tokenizing, tokenize
 
     source = find_files((str(folder / "asked.jsonl"),))
     tokenize(Tokenizing(source, find_encoder(source, "[q],a", None), "error", "bytes"), folder / "asked")
@@ -65,8 +65,8 @@ def test_a_packed_mixture_has_the_same_losses_on_every_mesh(mixture, tmp_path, m
 
 
 def test_the_config_of_a_run_says_what_its_rows_are(mixture, tmp_path):
-    from meshwright.planner.library import plan_to_run
-    from meshwright.training.library import new_run
+    from meshwright.execution.training.library import new_run
+    from meshwright.planning.library import plan_to_run
 
     plan = plan_to_run("tiny", {"mesh": "fsdp=8", **SMALL})
     config = new_run("tiny", plan, tmp_path / "run", steps=3, settings={"data": mixture})

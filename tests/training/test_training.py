@@ -9,18 +9,24 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.library import train
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints
+from meshwright.execution.training.run_directory.run import (
+    RunConfig,
+    RunStoppedError,
+    begin_run,
+    read_config,
+    read_metrics,
+)
+from meshwright.execution.training.run_directory.saving import Saving
+from meshwright.execution.training.step import abstract_state
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.workload import Workload
-from meshwright.training.library import train
-from meshwright.training.run_directory.checkpoint import Checkpoints
-from meshwright.training.run_directory.run import RunConfig, RunStoppedError, begin_run, read_config, read_metrics
-from meshwright.training.run_directory.saving import Saving
-from meshwright.training.step import abstract_state
-from meshwright.training.update.optimizer import Optimizer
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1), batch=8, seq_len=32, compute_dtype="f32"
@@ -70,7 +76,7 @@ def test_a_run_resumed_on_another_mesh_ends_where_an_unbroken_one_does(unbroken,
     moved = replace(CONFIG, mesh=MeshShape(dp=2, fsdp=2), hardware="cpu:4")
     with pytest.MonkeyPatch.context() as patch:
         devices = jax.devices()[:4]
-        patch.setattr("meshwright.training.loop.build_mesh", lambda shape: build_mesh(shape, devices))
+        patch.setattr("meshwright.execution.training.loop.build_mesh", lambda shape: build_mesh(shape, devices))
         record = train(moved, tmp_path)
     assert [row["step"] for row in read_metrics(tmp_path)] == list(range(6))
     assert record.mesh["dp"] == 2
@@ -110,7 +116,7 @@ def test_a_run_that_has_taken_its_steps_says_so(unbroken):
 
 
 def test_what_is_measured_is_the_median_step_of_the_mesh(unbroken):
-    from meshwright.training.run_record import measured
+    from meshwright.execution.training.run_record import measured
 
     times = sorted(row["step_seconds"] for row in read_metrics(unbroken)[1:])
     record = measured(CONFIG, read_metrics(unbroken))

@@ -10,18 +10,18 @@ import optax
 import pytest
 import tiny_run
 
+from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.strategy import Strategy
-from meshwright.training.data.config import DataConfig
-from meshwright.training.library import allowed_differences
-from meshwright.training.loop import run_steps
-from meshwright.training.run_directory.checkpoint import Checkpoints
-from meshwright.training.run_directory.compatible import identity_differences, read_allowed
-from meshwright.training.run_directory.resume import resumed_run
-from meshwright.training.run_directory.run import begin_run, read_config, read_metrics
-from meshwright.training.step import abstract_state
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.data.config import DataConfig
+from meshwright.execution.training.library import allowed_differences
+from meshwright.execution.training.loop import run_steps
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints
+from meshwright.execution.training.run_directory.compatible import identity_differences, read_allowed
+from meshwright.execution.training.run_directory.resume import resumed_run
+from meshwright.execution.training.run_directory.run import begin_run, read_config, read_metrics
+from meshwright.execution.training.step import abstract_state
 
 CONFIG = replace(tiny_run.CONFIG, steps=2)
 BF16 = replace(CONFIG, workload=replace(CONFIG.workload, param_dtype="bf16"))
@@ -88,7 +88,7 @@ def test_a_run_goes_on_in_other_dtypes_and_back(run):
 
 def test_float32_copies_are_the_parameters_they_are_of(run, whole):
     """No bit of float32 is lost on the way to bfloat16 with copies and back: the step after is that of float32."""
-    from meshwright.training.run_directory.restart import first_state
+    from meshwright.execution.training.run_directory.restart import first_state
 
     def restored(config, directory, step):
         mesh, layout = build_mesh(config.mesh), ShardingContext(config.mesh)
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_a_newer_version_is_one_line(run):
     data = json.loads(path.read_text())
     path.write_text(json.dumps(data | {"tachyons": 1}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshwright.training.run_directory.checkpoint.find_damage", lambda *_, **__: "")
+        patch.setattr("meshwright.execution.training.run_directory.checkpoint.find_damage", lambda *_, **__: "")
         with pytest.raises(MeshwrightError, match=r"checkpoint 2 of .* another version of meshwright: .*tachyons"):
             go_on(CONFIG, run, steps=3)
 

@@ -4,9 +4,9 @@ import jax
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.training.compiler import compiler_options
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.training.compiler import compiler_options
 
 TOLD = {
     "TPU v6 lite": {"xla_tpu_scoped_vmem_limit_kib": "98304"},

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
-from meshwright.data.sources import FileSource
 from meshwright.errors import MeshwrightError
-from meshwright.planner.library import plan_to_run
-from meshwright.training.data.run_data import open_data
-from meshwright.training.library import new_run
-from meshwright.training.run_directory.resume import resumed_run
-from meshwright.training.run_directory.run import begin_run
+from meshwright.execution.data.sources import FileSource
+from meshwright.execution.training.data.run_data import open_data
+from meshwright.execution.training.library import new_run
+from meshwright.execution.training.run_directory.resume import resumed_run
+from meshwright.execution.training.run_directory.run import begin_run
+from meshwright.planning.library import plan_to_run
 
 
 @pytest.fixture

@@ -7,23 +7,23 @@ import jax
 import numpy as np
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.rules import rules_of
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.compiler import compiler_options
+from meshwright.execution.training.data.config import DataConfig
+from meshwright.execution.training.gradients import evaluated_means, loss_and_gradients
+from meshwright.execution.training.library import train
+from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
+from meshwright.execution.training.step import abstract_state, initial_state, train_step
+from meshwright.execution.training.update.optimizer import Optimizer
+from meshwright.execution.training.watch.evaluation import Evaluator
+from meshwright.execution.training.watching import EvaluationConfig
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.rules import rules_of
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.compiler import compiler_options
-from meshwright.training.data.config import DataConfig
-from meshwright.training.gradients import evaluated_means, loss_and_gradients
-from meshwright.training.library import train
-from meshwright.training.run_directory.run import RunConfig, read_metrics
-from meshwright.training.step import abstract_state, initial_state, train_step
-from meshwright.training.update.optimizer import Optimizer
-from meshwright.training.watch.evaluation import Evaluator
-from meshwright.training.watching import EvaluationConfig
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=2), batch=8, seq_len=32, compute_dtype="f32"

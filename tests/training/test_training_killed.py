@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from test_training_moves import DATA
 
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.rules import rules_of
-from meshwright.training.run_directory.checkpoint import Checkpoints
-from meshwright.training.run_directory.run import read_config, read_metrics
-from meshwright.training.step import abstract_state
+from meshwright.description.step.rules import rules_of
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints
+from meshwright.execution.training.run_directory.run import read_config, read_metrics
+from meshwright.execution.training.step import abstract_state
 
 STEPS, KILLED_AFTER = 100, 40
 OPTIONS = ["--on", "cpu:8", "--mesh", "2,2,2,1", "--batch", "8", "--seq-len", "32", "--save-every", str(KILLED_AFTER)]

@@ -9,11 +9,11 @@ from safetensors.numpy import load_file, save_file
 from test_training_pretrained import folder, loss_of_batch, train  # noqa: F401  A fixture.
 
 import meshwright as mw
+from meshwright.description.step.parameter_tree import leaves
 from meshwright.errors import MeshwrightError
-from meshwright.loading.adapter import save_adapter
-from meshwright.step.parameter_tree import leaves
-from meshwright.training.run_directory.checkpoint import Checkpoints
-from meshwright.training.run_directory.run import read_config
+from meshwright.execution.loading.adapter import save_adapter
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints
+from meshwright.execution.training.run_directory.run import read_config
 
 LORA = {"lora_rank": 4, "lora_alpha": 8.0, "lora_targets": "q_proj,v_proj,gate_proj,down_proj", "learning_rate": 0.02}
 

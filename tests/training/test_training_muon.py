@@ -9,21 +9,21 @@ import optax
 import pytest
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from meshwright.cost.flops import step_flops, update_flops
-from meshwright.cost.memory import step_memory
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.model import Experts
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.passes.muon import matrix_counts, matrix_of
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.update.optimizer import Optimizer
+from meshwright.execution.training.update.transformation import transformation
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.model import Experts
-from meshwright.step.parameter_tree import leaves, parameters
-from meshwright.step.passes.muon import matrix_counts, matrix_of
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.update.optimizer import Optimizer
-from meshwright.training.update.transformation import transformation
+from meshwright.planning.cost.flops import step_flops, update_flops
+from meshwright.planning.cost.memory import step_memory
+from meshwright.planning.plan import make_plan
 
 MODEL = replace(PRESETS["tiny"], embed=16, mlp=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, vocab=32)
 MOE = replace(MODEL, experts=Experts(count=4, num_active=2, mlp=8))

@@ -9,24 +9,29 @@ import numpy as np
 import optax
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.patterns import check_patterns, matches
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.loop import run_steps
+from meshwright.execution.training.run_directory.run import RunConfig, RunStoppedError, read_metrics
+from meshwright.execution.training.run_directory.saving import Saving
+from meshwright.execution.training.step import initial_state, train_step
+from meshwright.execution.training.update import bad_steps
+from meshwright.execution.training.update.bad_steps import DELAY, FEWEST, NormLimits
+from meshwright.execution.training.update.optimizer import (
+    Optimizer,
+    check_optimizer_options,
+    default_warmup,
+    optimizer_from_data,
+)
+from meshwright.execution.training.update.skipping import NORM_LIMIT
+from meshwright.execution.training.update.transformation import transformation
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.parameter_tree import leaves, parameters
-from meshwright.step.patterns import check_patterns, matches
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.loop import run_steps
-from meshwright.training.run_directory.run import RunConfig, RunStoppedError, read_metrics
-from meshwright.training.run_directory.saving import Saving
-from meshwright.training.step import initial_state, train_step
-from meshwright.training.update import bad_steps
-from meshwright.training.update.bad_steps import DELAY, FEWEST, NormLimits
-from meshwright.training.update.optimizer import Optimizer, check_optimizer_options, default_warmup, optimizer_from_data
-from meshwright.training.update.skipping import NORM_LIMIT
-from meshwright.training.update.transformation import transformation
 
 MODEL = replace(PRESETS["tiny"], embed=16, mlp=16, num_layers=1)
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=16, compute_dtype="f32")

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from meshwright import plan
-from meshwright.cost.comm_volume import reference_collectives
-from meshwright.cost.flops import step_flops
-from meshwright.cost.memory import step_memory
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
+from meshwright.execution.training.data.pairs import load_pairs
+from meshwright.execution.training.preference.loss import Preference
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.data.pairs import load_pairs
-from meshwright.training.preference.loss import Preference
+from meshwright.planning.cost.comm_volume import reference_collectives
+from meshwright.planning.cost.flops import step_flops
+from meshwright.planning.cost.memory import step_memory
+from meshwright.planning.plan import make_plan
 
 WORKLOAD = Workload(model=PRESETS["tiny"], batch=2, seq_len=16, compute_dtype="f32", objective="dpo")
 

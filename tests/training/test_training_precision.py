@@ -9,28 +9,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.records import read_hlo
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.records import read_hlo
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.rules import rules_of
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.execution.runtime.arrays import initialise
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.gradients import loss_and_gradients
+from meshwright.execution.training.library import train
+from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
+from meshwright.execution.training.step import lower_train_step
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan
-from meshwright.planner.prediction import predict
-from meshwright.runtime.arrays import initialise
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.parameter_tree import leaves, parameters
-from meshwright.step.rules import rules_of
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.gradients import loss_and_gradients
-from meshwright.training.library import train
-from meshwright.training.run_directory.run import RunConfig, read_metrics
-from meshwright.training.step import lower_train_step
-from meshwright.training.update.optimizer import Optimizer
-from meshwright.verification.comparison import in_plans_terms
-from meshwright.verification.differences import Difference
-from meshwright.verification.library import verify
+from meshwright.planning.plan import make_plan
+from meshwright.planning.prediction import predict
+from meshwright.proof.verification.comparison import in_plans_terms
+from meshwright.proof.verification.differences import Difference
+from meshwright.proof.verification.library import verify
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=128, num_heads=4, num_kv_heads=4, head_dim=16)
 BF16 = Workload(model=MODEL, batch=16, seq_len=16, compute_dtype="bf16")

@@ -11,38 +11,38 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from meshwright.cost.memory import argument_bytes
-from meshwright.cost.model_states import States
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.lora import LoRA
+from meshwright.description.step.model import Experts
+from meshwright.description.step.parameter_tree import parameters
+from meshwright.description.step.reference import reference_pass, shares_base
+from meshwright.description.step.rules import rules_of
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
+from meshwright.execution.models.forward import all_logits
+from meshwright.execution.runtime.arrays import initialise
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.data.config import DataConfig
+from meshwright.execution.training.data.pair_batches import BatchPlacement
+from meshwright.execution.training.data.pairs import open_pairs
+from meshwright.execution.training.gradients import loss_and_gradients
+from meshwright.execution.training.library import train
+from meshwright.execution.training.preference import inputs as preference_inputs
+from meshwright.execution.training.preference.loss import MEANS, Preference, pair_means
+from meshwright.execution.training.preference.reference import reference_step
+from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
+from meshwright.execution.training.run_directory.saving import Saving
+from meshwright.execution.training.step import initial_state, train_step
+from meshwright.execution.training.update.optimizer import Optimizer
+from meshwright.execution.training.watching import EvaluationConfig
 from meshwright.mesh import MeshShape
-from meshwright.models.forward import all_logits
-from meshwright.planner.plan import make_plan
-from meshwright.runtime.arrays import initialise
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.lora import LoRA
-from meshwright.step.model import Experts
-from meshwright.step.parameter_tree import parameters
-from meshwright.step.reference import reference_pass, shares_base
-from meshwright.step.rules import rules_of
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.data.config import DataConfig
-from meshwright.training.data.pair_batches import BatchPlacement
-from meshwright.training.data.pairs import open_pairs
-from meshwright.training.gradients import loss_and_gradients
-from meshwright.training.library import train
-from meshwright.training.preference import inputs as preference_inputs
-from meshwright.training.preference.loss import MEANS, Preference, pair_means
-from meshwright.training.preference.reference import reference_step
-from meshwright.training.run_directory.run import RunConfig, read_metrics
-from meshwright.training.run_directory.saving import Saving
-from meshwright.training.step import initial_state, train_step
-from meshwright.training.update.optimizer import Optimizer
-from meshwright.training.watching import EvaluationConfig
-from meshwright.verification.plans import verify_plan
+from meshwright.planning.cost.memory import argument_bytes
+from meshwright.planning.cost.model_states import States
+from meshwright.planning.plan import make_plan
+from meshwright.proof.verification.plans import verify_plan
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=2, num_heads=8, num_kv_heads=8, head_dim=8)
 MOE = replace(MODEL, name="moe", experts=Experts(count=4, num_active=2, mlp=32, balance_weight=0.1))

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
-from meshwright.weights.load import read_tensors
+from meshwright.execution.weights.load import read_tensors
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "llama"
 BATCH, SEQ_LEN = 8, 32

@@ -14,12 +14,12 @@ import jax
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import parse_system
-from meshwright.processes.options import Processes
-from meshwright.runtime.devices import claim_devices
-from meshwright.training.watch.profile import read_profile
-from meshwright.viz.report import report
+from meshwright.execution.processes.options import Processes
+from meshwright.execution.runtime.devices import claim_devices
+from meshwright.execution.training.watch.profile import read_profile
+from meshwright.pictures.report import report
 
 TEXT = "".join(f"{number} squared is {number**2}.\n" for number in range(400))
 LLAMA = str(Path(__file__).parents[1] / "goldens" / "llama")

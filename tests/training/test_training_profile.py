@@ -12,25 +12,25 @@ import jax
 import pytest
 
 import meshwright as mw
-from meshwright.cost.comm_volume import dropless_padding_collectives
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hlo.parser import parse_hlo
+from meshwright.execution.training.library import train
+from meshwright.execution.training.loop import run_steps
+from meshwright.execution.training.run_directory.run import RunConfig
+from meshwright.execution.training.update.optimizer import Optimizer
+from meshwright.execution.training.watch.profile import Profiler, by_device, join_traces, parse_profile, read_profile
+from meshwright.execution.training.watch.trace import DeviceTrace, measured_step
+from meshwright.execution.training.watching import WatchConfig
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan
+from meshwright.planning.cost.comm_volume import dropless_padding_collectives
+from meshwright.planning.plan import make_plan
+from meshwright.proof.verification.comparison import compare, in_plans_terms
+from meshwright.proof.verification.library import plan_and_measured
+from meshwright.proof.verification.profiles import compare_profile
 from meshwright.record import Collective, Record, record_from_json
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.library import train
-from meshwright.training.loop import run_steps
-from meshwright.training.run_directory.run import RunConfig
-from meshwright.training.update.optimizer import Optimizer
-from meshwright.training.watch.profile import Profiler, by_device, join_traces, parse_profile, read_profile
-from meshwright.training.watch.trace import DeviceTrace, measured_step
-from meshwright.training.watching import WatchConfig
-from meshwright.verification.comparison import compare, in_plans_terms
-from meshwright.verification.library import plan_and_measured
-from meshwright.verification.profiles import compare_profile
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=2), batch=8, seq_len=32, compute_dtype="f32"

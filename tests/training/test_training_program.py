@@ -6,8 +6,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.training.program import StepProgram
-from meshwright.training.stepping import take_steps
+from meshwright.execution.training.program import StepProgram
+from meshwright.execution.training.stepping import take_steps
 
 
 def double(state, batch):

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.training.interrupt import interruptions
+from meshwright.execution.training.library import run_to_resume
+from meshwright.execution.training.loop import run_steps
+from meshwright.execution.training.run_directory.resume import resumed_run
+from meshwright.execution.training.run_directory.run import RunConfig, begin_run
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan, write_plan
-from meshwright.step.workload import Workload
-from meshwright.training.interrupt import interruptions
-from meshwright.training.library import run_to_resume
-from meshwright.training.loop import run_steps
-from meshwright.training.run_directory.resume import resumed_run
-from meshwright.training.run_directory.run import RunConfig, begin_run
-from meshwright.training.update.optimizer import Optimizer
+from meshwright.planning.plan import make_plan, write_plan
 
 CONFIG = RunConfig(
     workload=Workload(model=PRESETS["tiny"], batch=8, seq_len=16, compute_dtype="f32"),
@@ -109,7 +109,7 @@ def test_a_grace_period_that_is_over_ends_the_process_and_one_that_is_kept_does_
             self.cancelled = True
 
     timers = []
-    monkeypatch.setattr("meshwright.training.interrupt.threading.Timer", Timer)
+    monkeypatch.setattr("meshwright.execution.training.interrupt.threading.Timer", Timer)
     with interruptions(notes.append, lambda *how: left.append(how), grace_seconds=7.0) as state:
         state.has_begun = True
         signal.raise_signal(signal.SIGTERM)

@@ -15,19 +15,18 @@ import tiny_run
 
 import meshwright as mw
 from meshwright.cli.main import main
+from meshwright.description.hardware.load import DATA
+from meshwright.description.step.model import Family
+from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError, TemporaryError
-from meshwright.hardware.load import DATA
-from meshwright.planner.options import PlanOptions
-from meshwright.step.model import Family
-from meshwright.step.strategy import Strategy
-from meshwright.training.data.config import DataConfig
-from meshwright.training.loop import run_steps
-from meshwright.training.run_directory.checkpoint import Checkpoints
-from meshwright.training.run_directory.checksums import find_damage, write_checksums
-from meshwright.training.run_directory.compatible import config_differences
-from meshwright.training.run_directory.lock import RunLock
-from meshwright.training.run_directory.resume import resumed_run
-from meshwright.training.run_directory.run import (
+from meshwright.execution.training.data.config import DataConfig
+from meshwright.execution.training.loop import run_steps
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints
+from meshwright.execution.training.run_directory.checksums import find_damage, write_checksums
+from meshwright.execution.training.run_directory.compatible import config_differences
+from meshwright.execution.training.run_directory.lock import RunLock
+from meshwright.execution.training.run_directory.resume import resumed_run
+from meshwright.execution.training.run_directory.run import (
     RunStoppedError,
     begin_run,
     config_from_data,
@@ -35,9 +34,10 @@ from meshwright.training.run_directory.run import (
     read_metrics,
     repair_lines,
 )
-from meshwright.training.run_directory.saving import Saving
-from meshwright.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
-from meshwright.training.update.optimizer import Optimizer
+from meshwright.execution.training.run_directory.saving import Saving
+from meshwright.execution.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
+from meshwright.execution.training.update.optimizer import Optimizer
+from meshwright.planning.options import PlanOptions
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=2))
 
@@ -191,7 +191,7 @@ def test_a_disk_that_is_full_is_one_line_that_names_the_last_checkpoint(run, mon
     def full(path, line):
         raise MeshwrightError(f"cannot write {path}: the disk is full, 12 kB are free")
 
-    monkeypatch.setattr("meshwright.training.run_directory.run.append_line", full)
+    monkeypatch.setattr("meshwright.execution.training.run_directory.run.append_line", full)
     notes = []
     with pytest.raises(RunStoppedError) as raised:
         run_steps(replace(CONFIG, steps=8), run, on_note=notes.append)
@@ -210,7 +210,7 @@ def test_a_start_that_fails_leaves_nothing_in_the_way(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise MeshwrightError("no step")
 
-    monkeypatch.setattr("meshwright.training.loop.train_step", fail)
+    monkeypatch.setattr("meshwright.execution.training.loop.train_step", fail)
     with pytest.raises(MeshwrightError, match="no step"):
         run_steps(CONFIG, tmp_path / "a" / "run")
     assert list(tmp_path.iterdir()) == []
@@ -226,7 +226,8 @@ def test_one_process_at_a_time_trains_in_a_directory(tmp_path):
 
 def test_the_lock_of_a_process_that_died_is_taken_over_with_a_word(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from meshwright.training.run_directory.lock import RunLock;"
+        "import os, sys; from pathlib import Path\n"
+        "from meshwright.execution.training.run_directory.lock import RunLock\n"
         "RunLock(Path(sys.argv[1]), print); print(os.getpid(), flush=True); os._exit(9)"
     )
     died = subprocess.run([sys.executable, "-c", code, tmp_path / "run"], capture_output=True, text=True)
@@ -244,7 +245,7 @@ def test_the_lock_of_another_machine_is_believed_while_its_process_touches_it(tm
     lock, notes = tmp_path / "lock", []
     lock.write_text(json.dumps({"process": 1, "machine": "elsewhere"}))
     (tmp_path / "metrics.jsonl").write_text("")
-    monkeypatch.setattr("meshwright.training.run_directory.lock.WATCH_SECONDS", 0.2)
+    monkeypatch.setattr("meshwright.execution.training.run_directory.lock.WATCH_SECONDS", 0.2)
     touching = threading.Timer(0.1, os.utime, (lock,))
     touching.start()
     with pytest.raises(TemporaryError, match="process 1 on elsewhere trains in it"):
@@ -258,7 +259,7 @@ def test_the_lock_of_another_machine_is_believed_while_its_process_touches_it(tm
 @pytest.mark.parametrize("lives", [True, False])
 def test_a_disk_without_locks_has_the_holder_show_that_it_lives(lives, tmp_path, monkeypatch):
     """Processes of two containers may have one host name and one id."""
-    module = "meshwright.training.run_directory.lock"
+    module = "meshwright.execution.training.run_directory.lock"
     monkeypatch.setattr(f"{module}.WATCH_SECONDS", 0.3)
     monkeypatch.setattr(f"{module}.BEAT_SECONDS", 0.05 if lives else 60.0)
 

@@ -6,14 +6,14 @@ import pytest
 import tiny_run
 
 from meshwright.errors import MeshwrightError
-from meshwright.files import append_line
-from meshwright.training.loop import run_steps
-from meshwright.training.run_directory import checkpoint as checkpoint_module
-from meshwright.training.run_directory.checkpoint import Checkpoints
-from meshwright.training.run_directory.run import RunStoppedError, read_metrics
-from meshwright.training.run_directory.saver import Saver
-from meshwright.training.run_directory.saving import Saving
-from meshwright.training.settings import with_settings
+from meshwright.execution.training.loop import run_steps
+from meshwright.execution.training.run_directory import checkpoint as checkpoint_module
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints
+from meshwright.execution.training.run_directory.run import RunStoppedError, read_metrics
+from meshwright.execution.training.run_directory.saver import Saver
+from meshwright.execution.training.run_directory.saving import Saving
+from meshwright.execution.training.settings import with_settings
+from meshwright.support.files import append_line
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=1, keep=1, keep_every=3))
 
@@ -76,12 +76,12 @@ def test_a_run_keeps_what_it_is_told_and_measures_what_it_waited_for(tmp_path):
 
 def test_minutes_between_checkpoints_are_those_of_a_clock_that_nobody_sets(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("meshwright.training.run_directory.saver.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("meshwright.execution.training.run_directory.saver.time.monotonic", lambda: now[0])
 
     def pass_time(_):
         now[0] += 25.0
 
-    monkeypatch.setattr("meshwright.training.watch.log.RunLog.flush", lambda _: None)
+    monkeypatch.setattr("meshwright.execution.training.watch.log.RunLog.flush", lambda _: None)
     written = []
     monkeypatch.setattr(Checkpoints, "save", lambda _, step, *__: written.append(step))
     monkeypatch.setattr(Checkpoints, "commit", lambda _: None)
@@ -108,8 +108,8 @@ def test_a_disk_that_is_full_for_a_while_costs_a_run_its_checkpoints_of_that_tim
     def step(row):
         full[:] = [True] * (row["step"] in (1, 2))
 
-    monkeypatch.setattr("meshwright.training.run_directory.checkpoint.check_free", check_free)
-    monkeypatch.setattr("meshwright.training.run_directory.run.append_line", append)
+    monkeypatch.setattr("meshwright.execution.training.run_directory.checkpoint.check_free", check_free)
+    monkeypatch.setattr("meshwright.execution.training.run_directory.run.append_line", append)
     run_steps(CONFIG, tmp_path / "run", on_step=step, on_note=notes.append)
     goes_on = "training goes on and tries again at its next checkpoint"
     assert notes == [
@@ -146,7 +146,7 @@ def test_one_of_several_processes_that_cannot_write_its_part_ends_the_run(tmp_pa
     saver = Saver(CONFIG, tmp_path, Full(), lambda state: state, {}, None, notes.append)
     saver.check()
     assert len(notes) == 1
-    monkeypatch.setattr("meshwright.training.run_directory.saver.jax.process_count", lambda: 2)
+    monkeypatch.setattr("meshwright.execution.training.run_directory.saver.jax.process_count", lambda: 2)
     with pytest.raises(MeshwrightError, match=r"cannot write checkpoint 2: the disk is full$"):
         saver.check()
 
@@ -157,8 +157,8 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_ends_with_one_line(tmp_pa
         if what == "write checkpoint 6":
             raise MeshwrightError(f"cannot {what}: the disk is full")
 
-    monkeypatch.setattr("meshwright.training.run_directory.checkpoint.check_free", full)
-    monkeypatch.setattr("meshwright.training.loop.check_free", full)
+    monkeypatch.setattr("meshwright.execution.training.run_directory.checkpoint.check_free", full)
+    monkeypatch.setattr("meshwright.execution.training.loop.check_free", full)
     with pytest.raises(RunStoppedError, match=r"cannot write checkpoint 6: the disk is full; training stops; the last"):
         run_steps(CONFIG, tmp_path / "run")
     assert Checkpoints(tmp_path / "run").whole(pytest.fail) == 5

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.training.library import train
+from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.library import train
-from meshwright.training.run_directory.run import RunConfig, read_metrics
-from meshwright.training.update.optimizer import Optimizer
 
 CONFIG = RunConfig(
     workload=Workload(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.training.watch.shortfall import WARM_UP, WINDOW, Shortfall, shortfall
+from meshwright.execution.training.watch.shortfall import WARM_UP, WINDOW, Shortfall, shortfall
 
 STEP = {"step_seconds": 1.0, "input_seconds": 0.0}
 

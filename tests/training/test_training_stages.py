@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.parameter_tree import leaves
+from meshwright.description.step.passes.schedule import slot_layers
+from meshwright.description.step.rules import rules_of
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.library import train
+from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
+from meshwright.execution.training.slots import in_order, to_order, to_stage_layout
+from meshwright.execution.training.step import abstract_state, initial_state
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.legality import check_runnable
-from meshwright.step.parameter_tree import leaves
-from meshwright.step.passes.schedule import slot_layers
-from meshwright.step.rules import rules_of
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.library import train
-from meshwright.training.run_directory.run import RunConfig, read_metrics
-from meshwright.training.slots import in_order, to_order, to_stage_layout
-from meshwright.training.step import abstract_state, initial_state
-from meshwright.training.update.optimizer import Optimizer
 
 MODEL = replace(PRESETS["tiny"], num_layers=5, embed=32, mlp=32, num_heads=2, num_kv_heads=2, head_dim=8)
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=8, compute_dtype="f32")
@@ -92,7 +92,8 @@ def test_layers_in_order_take_no_more_room_than_in_slots():
 @pytest.mark.matrix
 def test_a_run_goes_on_over_other_stages_and_writes_text_without_any(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "meshwright.training.loop.build_mesh", lambda shape: build_mesh(shape, jax.devices()[: shape.num_devices])
+        "meshwright.execution.training.loop.build_mesh",
+        lambda shape: build_mesh(shape, jax.devices()[: shape.num_devices]),
     )
 
     def config(shape, steps, name):

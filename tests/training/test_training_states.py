@@ -6,16 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.cost.memory import argument_bytes
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.rules import rules_of
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.step import abstract_batch, abstract_state
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.rules import rules_of
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.step import abstract_batch, abstract_state
-from meshwright.training.update.optimizer import Optimizer
+from meshwright.planning.cost.memory import argument_bytes
 
 MODEL = replace(PRESETS["tiny"], embed=128, mlp=256, num_heads=4, num_kv_heads=2, head_dim=32)
 F32 = Workload(model=MODEL, batch=8, seq_len=16)

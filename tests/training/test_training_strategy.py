@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.library import train
+from meshwright.execution.training.run_directory.run import RunConfig, read_config
+from meshwright.execution.training.step import abstract_state, initial_state, train_step
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.runtime.mesh import build_mesh
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.legality import check_runnable
-from meshwright.step.strategy import DEFAULT, Strategy
-from meshwright.step.workload import Workload
-from meshwright.training.library import train
-from meshwright.training.run_directory.run import RunConfig, read_config
-from meshwright.training.step import abstract_state, initial_state, train_step
-from meshwright.training.update.optimizer import Optimizer
 
 MODEL = replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1)
 WORKLOAD = Workload(model=MODEL, batch=8, seq_len=16, compute_dtype="f32")

@@ -13,19 +13,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny_run import CONFIG
 
 from meshwright.cli.main import main
+from meshwright.description.step.strategy import Strategy
 from meshwright.errors import MeshwrightError
-from meshwright.inference.loaded import LoadedModel
+from meshwright.execution.models.inference.loaded import LoadedModel
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.training.data.config import DataConfig
+from meshwright.execution.training.loop import run_steps
+from meshwright.execution.training.run_directory.run import read_metrics
+from meshwright.execution.training.run_directory.saving import Saving
+from meshwright.execution.training.settings import with_settings
+from meshwright.execution.training.watch.tasks import Tasks
+from meshwright.execution.training.watching import EvaluationConfig
 from meshwright.mesh import MeshShape
-from meshwright.planner.options import read_adapters
-from meshwright.runtime.mesh import build_mesh
-from meshwright.step.strategy import Strategy
-from meshwright.training.data.config import DataConfig
-from meshwright.training.loop import run_steps
-from meshwright.training.run_directory.run import read_metrics
-from meshwright.training.run_directory.saving import Saving
-from meshwright.training.settings import with_settings
-from meshwright.training.watch.tasks import Tasks
-from meshwright.training.watching import EvaluationConfig
+from meshwright.planning.options import read_adapters
 
 QUESTIONS = 60
 

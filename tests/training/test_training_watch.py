@@ -9,18 +9,18 @@ from types import SimpleNamespace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.training.library import train
+from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
+from meshwright.execution.training.run_directory.saving import Saving
+from meshwright.execution.training.update.optimizer import Optimizer
+from meshwright.execution.training.watch.goodput import ACCOUNTS, goodput, read_restarts
+from meshwright.execution.training.watch.log import RunLog, scalars
+from meshwright.execution.training.watching import WatchConfig
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
-from meshwright.step.workload import Workload
-from meshwright.training.library import train
-from meshwright.training.run_directory.run import RunConfig, read_metrics
-from meshwright.training.run_directory.saving import Saving
-from meshwright.training.update.optimizer import Optimizer
-from meshwright.training.watch.goodput import ACCOUNTS, goodput, read_restarts
-from meshwright.training.watch.log import RunLog, scalars
-from meshwright.training.watching import WatchConfig
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1), batch=8, seq_len=32, compute_dtype="f32"

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from meshwright.families.registry import PRESETS
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
+from meshwright.execution.training.run_directory.run import RunConfig
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
-from meshwright.step.workload import Workload
-from meshwright.training.run_directory.run import RunConfig
-from meshwright.training.update.optimizer import Optimizer
 
 CONFIG = RunConfig(
     workload=Workload(

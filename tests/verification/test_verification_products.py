@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.notation.inference import infer
-from meshwright.notation.legality import Sizes
-from meshwright.notation.parser import parse
-from meshwright.verification.products import check_product
+from meshwright.description.notation.inference import infer
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.parser import parse
+from meshwright.proof.verification.products import check_product
 
 MODES = ("auto", "explicit", "manual")
 DIMS = {"I": 16, "J": 32, "K": 16, "L": 8}

@@ -3,8 +3,8 @@
 import pytest
 
 import meshwright as mw
-from meshwright.planner.serving.plan import write_serving_plan
-from meshwright.planner.serving.search import best_serving_plan
+from meshwright.planning.serving.plan import write_serving_plan
+from meshwright.planning.serving.search import best_serving_plan
 
 
 def collectives(found):

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.evaluation import evaluate
-from meshwright.hlo.parser import parse_hlo
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.evaluation import evaluate
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan
-from meshwright.step.workload import Workload
-from meshwright.verification.library import verify
+from meshwright.planning.plan import make_plan
+from meshwright.proof.verification.library import verify
 
 MODEL = replace(PRESETS["tiny"], embed=256, mlp=512, num_heads=4, num_kv_heads=4, head_dim=128, num_layers=2, vocab=512)
 MESH = MeshShape(dp=2, fsdp=2, tp=2)

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.description.families.load import load_model
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.load import load_model
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan
+from meshwright.pictures.words import reason
+from meshwright.planning.plan import make_plan
+from meshwright.proof.verification.comparison import Row, StaticOverhead, compare
+from meshwright.proof.verification.differences import Cause, Difference
+from meshwright.proof.verification.explain import explain
+from meshwright.proof.verification.library import verify
 from meshwright.record import Collective, Record
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload
-from meshwright.verification.comparison import Row, StaticOverhead, compare
-from meshwright.verification.differences import Cause, Difference
-from meshwright.verification.explain import explain
-from meshwright.verification.library import verify
-from meshwright.viz.words import reason
 
 MESH = {"fsdp": 4, "tp": 4}
 

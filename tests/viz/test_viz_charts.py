@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.description.families.load import load_model
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.load import load_model
-from meshwright.hardware.system import parse_system
-from meshwright.planner.search import rank
-from meshwright.step.workload import Workload
-from meshwright.viz.charts import Bar, Limits, lowered, roofline_point, write_charts
+from meshwright.pictures.charts import Bar, Limits, lowered, roofline_point, write_charts
+from meshwright.planning.search import rank
 
 SYSTEM = parse_system("v5e:4x4")
 LIMITS = Limits(SYSTEM.peak(), SYSTEM.usable_bytes)

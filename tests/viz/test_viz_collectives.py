@@ -5,10 +5,10 @@ import random
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.pictures.collectives import DIGITS, collective_sketch, run_collective
+from meshwright.pictures.rings import RING_KINDS, run_ring
+from meshwright.pictures.showing import show_collective, show_ring
 from meshwright.record import KINDS, wire_bytes
-from meshwright.viz.collectives import DIGITS, collective_sketch, run_collective
-from meshwright.viz.rings import RING_KINDS, run_ring
-from meshwright.viz.showing import show_collective, show_ring
 
 # What MinText's tutorial 1 prints for these sixteen digits on four devices (github.com/sshkhr/MinText).
 BEFORE = ((3, 1, 4, 1), (5, 9, 2, 6), (5, 3, 5, 8), (9, 7, 1, 2))

@@ -12,7 +12,7 @@ import pytest
 from meshwright.cli.show.command import Args, run
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.viz.showing import show
+from meshwright.pictures.showing import show
 
 MISTAKES = [
     ("A[I_X, J", {}, ", or ] after a dim expected"),
@@ -113,7 +113,7 @@ def test_a_live_array_is_shown_with_its_mesh_on_a_torus():
 def test_text_in_the_notation_never_loads_jax():
     code = (
         "import sys\n"
-        "from meshwright.cli.show import Args, run\n"
+        "from meshwright.cli.show.command import Args, run\n"
         "run(Args(array='A[I_X, J_Y]', mesh='X=2,Y=2', dims='I=8,J=8', all=True, on='v5e:2x2'))\n"
         "sys.exit('jax' in sys.modules or 'numpy' in sys.modules)\n"
     )

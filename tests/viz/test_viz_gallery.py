@@ -2,12 +2,12 @@
 
 import pytest
 
+from meshwright.description.notation.array_parser import parse_array
+from meshwright.description.notation.legality import Sizes
 from meshwright.errors import MeshwrightError
-from meshwright.notation.array_parser import parse_array
-from meshwright.notation.legality import Sizes
-from meshwright.viz.arrays import every_sharding
-from meshwright.viz.holdings import holdings_of
-from meshwright.viz.showing import show
+from meshwright.pictures.arrays import every_sharding
+from meshwright.pictures.holdings import holdings_of
+from meshwright.pictures.showing import show
 
 ELEVEN = [
     "A[I, J]",

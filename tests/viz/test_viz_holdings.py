@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.array_parser import parse_array
+from meshwright.description.notation.legality import Sizes
 from meshwright.errors import MeshwrightError
-from meshwright.notation.array import ShardedArray
-from meshwright.notation.array_parser import parse_array
-from meshwright.notation.legality import Sizes
-from meshwright.viz.holdings import holdings_of
+from meshwright.pictures.holdings import holdings_of
 
 MESHES = [(1,), (8,), (2, 2), (2, 4), (4, 2), (1, 8), (2, 2, 2), (2, 1, 4), (3, 2), (4, 1, 2)]
 AXES = "XYZ"

@@ -8,15 +8,15 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceShar
 from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
+from meshwright.description.families.load import load_model
+from meshwright.description.step.parameter_tree import num_parameters, parameters
 from meshwright.errors import MeshwrightError
-from meshwright.families.load import load_model
+from meshwright.execution.runtime.arrays import abstract
+from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
-from meshwright.runtime.arrays import abstract
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.parameter_tree import num_parameters, parameters
+from meshwright.pictures.live import live_holdings, plan_rows, tree_rows, type_text
+from meshwright.pictures.showing import show
 from meshwright.units import show_bytes
-from meshwright.viz.live import live_holdings, plan_rows, tree_rows, type_text
-from meshwright.viz.showing import show
 
 SPECS = [
     ((8, 8, 6), P("X", ("Y", "Z"))),

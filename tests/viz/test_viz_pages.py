@@ -11,25 +11,25 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "compiled"))
 import toy_programs as toys
 
-from meshwright.compiler.program import CompiledProgram, MeshMethod
-from meshwright.families.load import load_model
-from meshwright.hardware.system import parse_system
-from meshwright.hlo.parser import parse_hlo
-from meshwright.hlo.records import read_hlo
-from meshwright.hlo.shapes import Shape
-from meshwright.inspection.checks.duplicate_gathers import GatheredTwice
-from meshwright.inspection.functions import inspect_text
+from meshwright.description.families.load import load_model
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.records import read_hlo
+from meshwright.description.hlo.shapes import Shape
+from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import make_plan
+from meshwright.pictures.document import Section, html_table, render
+from meshwright.pictures.pages import findings_section, inspection_page, verify_page
+from meshwright.pictures.sections import collectives_section, memory_section, timeline_section
+from meshwright.planning.plan import make_plan
+from meshwright.proof.compiler.program import CompiledProgram, MeshMethod
+from meshwright.proof.inspection.checks.duplicate_gathers import GatheredTwice
+from meshwright.proof.inspection.functions import inspect_text
+from meshwright.proof.simulate.schedule import simulate
+from meshwright.proof.verification.comparison import Row
+from meshwright.proof.verification.plans import Verification
 from meshwright.record import Record
-from meshwright.simulate.schedule import simulate
-from meshwright.step.workload import Workload
 from meshwright.units import show_bytes, show_seconds
-from meshwright.verification.comparison import Row
-from meshwright.verification.plans import Verification
-from meshwright.viz.document import Section, html_table, render
-from meshwright.viz.pages import findings_section, inspection_page, verify_page
-from meshwright.viz.sections import collectives_section, memory_section, timeline_section
 
 MESH = MeshShape(fsdp=2, tp=4)
 FINDING = GatheredTwice(

@@ -4,9 +4,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from meshwright.description.step.passes.schedule import Schedule
 from meshwright.errors import MeshwrightError
-from meshwright.step.passes.schedule import Schedule
-from meshwright.viz.showing import show_pipeline
+from meshwright.pictures.showing import show_pipeline
 
 GPIPE = """\
   GPipe: 3 microbatches, 2 stages

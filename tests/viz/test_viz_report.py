@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 import meshwright as mw
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
+from meshwright.execution.training.run_directory.run import RunConfig
+from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
+from meshwright.pictures.curves import MOST_POINTS, curves, thinned, ticks
+from meshwright.pictures.report import report
 from meshwright.record import Record
-from meshwright.step.workload import Workload
-from meshwright.training.run_directory.run import RunConfig
-from meshwright.training.update.optimizer import Optimizer
 from meshwright.units import show_percent
-from meshwright.viz.curves import MOST_POINTS, curves, thinned, ticks
-from meshwright.viz.report import report
 
 WORKLOAD = Workload(
     model=replace(PRESETS["tiny"], embed=64, mlp=64, num_layers=1), batch=8, seq_len=32, compute_dtype="f32"

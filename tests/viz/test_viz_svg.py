@@ -4,11 +4,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshwright.hardware.system import parse_system
-from meshwright.viz.colours import NAMED, fill
-from meshwright.viz.panels import Cell, Panel, Sketch
-from meshwright.viz.showing import Picture, show, show_ring
-from meshwright.viz.torus import torus_sketch
+from meshwright.description.hardware.system import parse_system
+from meshwright.pictures.colours import NAMED, fill
+from meshwright.pictures.panels import Cell, Panel, Sketch
+from meshwright.pictures.showing import Picture, show, show_ring
+from meshwright.pictures.torus import torus_sketch
 
 SVG = "{http://www.w3.org/2000/svg}"
 

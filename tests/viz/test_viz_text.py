@@ -6,10 +6,10 @@ import re
 import pytest
 from rich.console import Console
 
-from meshwright.step.passes.schedule import Schedule
+from meshwright.description.step.passes.schedule import Schedule
+from meshwright.pictures.arrays import device_text
+from meshwright.pictures.showing import show, show_pipeline, show_ring
 from meshwright.units import show_bytes
-from meshwright.viz.arrays import device_text
-from meshwright.viz.showing import show, show_pipeline, show_ring
 
 GRID = f"""\
   W[D_fsdp, F_tp]   [8, 8]   mesh fsdp=2, tp=2

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pytest
 from jax.experimental import mesh_utils
 
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.fabric import lay_mesh
-from meshwright.hardware.system import parse_system
-from meshwright.viz.showing import Picture
-from meshwright.viz.torus import device_coordinates, torus_sketch
+from meshwright.pictures.showing import Picture
+from meshwright.pictures.torus import device_coordinates, torus_sketch
 
 AXES = ("dp", "fsdp", "tp")
 

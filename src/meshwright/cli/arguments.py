@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from meshwright.step.strategy import Attention, MatmulDtype, Optimizer, SequenceMethod, TpStream
-from meshwright.step.workload import Dtype, Objective, Reference, Remat
+from meshwright.description.step.strategy import Attention, MatmulDtype, Optimizer, SequenceMethod, TpStream
+from meshwright.description.step.workload import Dtype, Objective, Reference, Remat
 
 
 def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002
@@ -93,7 +93,7 @@ class WorkloadArgs:
     freeze: Annotated[tuple[str, ...], option("PATTERN…")] = ()
     """Do not train these parameters, by path: embedding, layers.query or 'layers.*_norm'. Default: train all."""
     hardware: Annotated[Path | None, option("FILE")] = None
-    """A TOML file that describes a chip of your own, for --on to name (form: meshwright/hardware/data)."""
+    """A TOML file that describes a chip of your own, for --on to name (form: meshwright/description/hardware/data)."""
     memory_headroom: Annotated[str | None, option("SHARE")] = None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
 

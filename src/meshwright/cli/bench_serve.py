@@ -19,14 +19,14 @@ from meshwright.cli.text import folded
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.files import check_outputs, write_file
-from meshwright.planner.options import read_count
-from meshwright.planner.serving.plan import read_serving_plan
-from meshwright.planner.serving.search import rank_serving
+from meshwright.planning.options import read_count
+from meshwright.planning.serving.plan import read_serving_plan
+from meshwright.planning.serving.search import rank_serving
+from meshwright.support.files import check_outputs, write_file
 from meshwright.units import parse_number, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.planner.serving.search import ServingPoint
+    from meshwright.planning.serving.search import ServingPoint
     from meshwright.serving.load.drive import Load
     from meshwright.serving.load.figures import LoadFigures
     from meshwright.serving.load.requests import LoadRequest
@@ -90,9 +90,9 @@ class Args:
 
 def run(args: Args) -> int:
     """Run the loads and print their figures. Exit code 1 if a load had no complete answer."""
+    from meshwright.pictures.charts import check_chart_file
     from meshwright.serving.load import drive
     from meshwright.serving.load.figures import load_figures, read_slo
-    from meshwright.viz.charts import check_chart_file
 
     loads, slo, url = (
         _loads(args),
@@ -237,7 +237,7 @@ def _print_frontier(predicted: tuple[ServingPoint, ...]) -> None:
 
 def _plot(results: Sequence[LoadFigures], predicted: Sequence[ServingPoint], path: Path, *, title: str) -> None:
     """Plot measured loads and the plan."""
-    from meshwright.viz.load_chart import LoadPoint, write_load_chart
+    from meshwright.pictures.load_chart import LoadPoint, write_load_chart
 
     points = [LoadPoint(str(f.load), f.output_tokens_per_second, f.latencies) for f in results]
     steps = [(point.seconds, point.tokens_per_second) for point in predicted]

@@ -13,9 +13,9 @@ import tyro
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.tables import console, show, table
 from meshwright.cli.text import folded, next_line, wrap
+from meshwright.description.hardware.chip import Chip
+from meshwright.description.hardware.load import chips, load_chip, load_hardware
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.chip import Chip
-from meshwright.hardware.load import chips, load_chip, load_hardware
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 EXAMPLES = ("meshwright chips", "meshwright chips v5e", "meshwright chips --hardware mine.toml")

@@ -17,11 +17,11 @@ from meshwright.cli.text import folded, next_line, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
-from meshwright.cost.formulas import collective_formula
-from meshwright.cost.rates.collective import CollectiveTime, collective_seconds
+from meshwright.description.hardware.fabric import Placement, lay_mesh
+from meshwright.description.hardware.system import System, parse_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.fabric import Placement, lay_mesh
-from meshwright.hardware.system import System, parse_system
+from meshwright.planning.cost.formulas import collective_formula
+from meshwright.planning.cost.rates.collective import CollectiveTime, collective_seconds
 from meshwright.record import Kind, wire_bytes
 from meshwright.units import parse_count, show_bytes, show_rate, show_seconds
 
@@ -173,8 +173,8 @@ INDENT = " " * 12
 
 def _bench(args: Args, system: System, degrees: dict[str, int], axes: tuple[str, ...], nbytes: int) -> float:
     """The median time of the collective on the devices that are there, float32, after one run that compiles."""
-    from meshwright.runtime.devices import claim_devices
-    from meshwright.runtime.single_collective import build_collective
+    from meshwright.execution.runtime.devices import claim_devices
+    from meshwright.execution.runtime.single_collective import build_collective
 
     claim_devices(system)
     exchange, array = build_collective(KINDS[args.kind], degrees, axes, nbytes)
@@ -199,7 +199,7 @@ def _print_measured(found: CollectiveTime, placement: Placement, measured: float
 
 def _show(kind: str, degree: int) -> None:
     """Run the collective on small numbers on simulated devices and print it, with its ring if it has one."""
-    from meshwright.viz.showing import show_collective, show_ring
+    from meshwright.pictures.showing import show_collective, show_ring
 
     if degree > MOST_SHOWN:
         raise MeshwrightError(
@@ -207,7 +207,7 @@ def _show(kind: str, degree: int) -> None:
         )
     name = KINDS[kind]
     with waiting("running it on simulated devices"):
-        from meshwright.runtime.devices import claim_devices
+        from meshwright.execution.runtime.devices import claim_devices
 
         claim_devices(parse_system(f"cpu:{degree}"))
         pictures = [show_collective(name, degree=degree)]

@@ -17,7 +17,7 @@ from meshwright.cli.text import wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words.options import Option, declared_options
 from meshwright.errors import MeshwrightError
-from meshwright.files import write_error, write_file
+from meshwright.support.files import write_error, write_file
 
 EXAMPLES = (
     "meshwright completion bash",

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from meshwright.cli.arguments import option
 from meshwright.cli.text import prose_width, wrap
-from meshwright.files import check_new_directory
+from meshwright.support.files import check_new_directory
 from meshwright.units import show_seconds
 
 TINY = "tiny --on cpu:8 --batch 16 --seq-len 256"

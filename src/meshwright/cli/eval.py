@@ -18,9 +18,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.units import show_estimate
 
 if TYPE_CHECKING:
-    from meshwright.inference.scoring import Score
-    from meshwright.inference.tasks import TaskFigures, TaskResult
-    from meshwright.loading.library import Found
+    from meshwright.execution.loading.library import Found
+    from meshwright.execution.models.inference.scoring import Score
+    from meshwright.execution.models.inference.tasks import TaskFigures, TaskResult
 
 EXAMPLES = (
     "meshwright eval runs/tiny --data README.md docs",
@@ -50,10 +50,10 @@ def run(args: Args) -> int:
     if (args.task is None) == (not args.data):
         raise MeshwrightError("eval needs one of --data (texts) and --task (questions of multiple choice)")
     with waiting("loading JAX"):
-        from meshwright.inference.scoring import total
-        from meshwright.inference.tasks import answer, read_task
-        from meshwright.loading.library import find_model
-        from meshwright.training.data.texts import read_texts
+        from meshwright.execution.loading.library import find_model
+        from meshwright.execution.models.inference.scoring import total
+        from meshwright.execution.models.inference.tasks import answer, read_task
+        from meshwright.execution.training.data.texts import read_texts
 
     as_json, compile_cache, found = (
         args.json,

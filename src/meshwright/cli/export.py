@@ -15,8 +15,8 @@ from meshwright.cli.loading import byte_bar, load_with_bar
 from meshwright.cli.text import next_line, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
+from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.dtypes import dtype_bytes
 from meshwright.units import parse_count, show_bytes
 
 EXAMPLES = (
@@ -59,8 +59,8 @@ def run(args: Args) -> int:
     if most < 1:
         raise MeshwrightError(f"--max-file-size is {args.max_file_size}; it is a number of bytes from 1, as 5G")
     with waiting("loading JAX"):
-        from meshwright.inference.save import check_target
-        from meshwright.loading.library import find_model
+        from meshwright.execution.loading.library import find_model
+        from meshwright.execution.models.inference.save import check_target
 
     check_target(args.output)
     if args.adapter_only:
@@ -84,7 +84,7 @@ def run(args: Args) -> int:
 
 def _export_adapter(args: Args) -> int:
     """Write a run's adapters and print the directory's contents."""
-    from meshwright.loading.adapter import save_adapter
+    from meshwright.execution.loading.adapter import save_adapter
 
     output, as_json = args.output, args.json
     source, on, dtype = args.model, args.on, args.dtype or "f32"

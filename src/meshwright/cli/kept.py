@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.cli.waiting import waiting
-from meshwright.notation.parser import parse_numbers
-from meshwright.planner.files import is_run_directory
-from meshwright.planner.plan import Plan, is_plan_file, read_plan
+from meshwright.description.notation.parser import parse_numbers
+from meshwright.planning.files import is_run_directory
+from meshwright.planning.plan import Plan, is_plan_file, read_plan
 
 
 def kept_plan(text: str) -> Plan | None:
@@ -21,7 +21,7 @@ def kept_plan(text: str) -> Plan | None:
     if not is_run_directory(text):
         return None
     with waiting("loading JAX"):
-        from meshwright.training.run_directory.run import read_config
+        from meshwright.execution.training.run_directory.run import read_config
     return read_config(Path(text)).plan
 
 

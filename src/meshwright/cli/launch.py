@@ -18,10 +18,10 @@ from meshwright.cli.serve.args import Args as ServeArgs
 from meshwright.cli.train.args import Args as TrainArgs
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words.read import canonical, read_words, without_options
+from meshwright.description.hardware.system import System, make_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import System, make_system
-from meshwright.planner.library import plan_to_run
-from meshwright.planner.options import read_system
+from meshwright.planning.library import plan_to_run
+from meshwright.planning.options import read_system
 
 EXAMPLES = (
     "meshwright launch -n 4 -- train tiny --on cpu:8 --batch 16 --seq-len 128 -o runs/four",
@@ -114,7 +114,7 @@ def run(args: Args) -> int:
 
 def _serve(args: Args, words: Sequence[str], said: ServeArgs) -> int:
     """Serve by several processes; if one is lost, all are restarted."""
-    from meshwright.loading.library import find_model
+    from meshwright.execution.loading.library import find_model
 
     if said.replicas != 1:
         raise MeshwrightError(
@@ -135,7 +135,7 @@ def _supervise(
     why: str = "here",
 ) -> int:
     """Run the processes of a job; its exit code."""
-    from meshwright.launch.supervisor import Job, supervise
+    from meshwright.execution.processes.launch.supervisor import Job, supervise
 
     here, each = args.processes, devices_per_process(system, args.processes.num_processes)
     job = Job(
@@ -160,9 +160,9 @@ def _supervise(
 
 def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
     """Write a cluster's job that runs a command and restarts it if a machine is lost."""
-    from meshwright.files import write_file
-    from meshwright.launch.machines import machines_of
-    from meshwright.launch.manifests import SAVE_SECONDS, jobset, slurm, tpu_vm
+    from meshwright.execution.processes.launch.machines import machines_of
+    from meshwright.execution.processes.launch.manifests import SAVE_SECONDS, jobset, slurm, tpu_vm
+    from meshwright.support.files import write_file
 
     here, restarts = args.manifest, args.processes.restarts
     if here.slurm + here.jobset + here.tpu_vm > 1:
@@ -216,8 +216,8 @@ def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
 def _run_of(said: TrainArgs) -> tuple[System, Path]:
     """Return a run's hardware and directory; an invalid plan is an error."""
     if said.run.resume:
-        from meshwright.training.library import run_to_resume
-        from meshwright.training.run_directory.run import read_config
+        from meshwright.execution.training.library import run_to_resume
+        from meshwright.execution.training.run_directory.run import read_config
 
         if (directory := run_to_resume(said.model, said.run.output)) is not None:
             config = read_config(directory)
@@ -233,10 +233,10 @@ def mesh_for(said: TrainArgs, directory: Path, system: System) -> str:
     Raises:
         MeshwrightError: the run has no checkpoint, or cannot run there.
     """
-    from meshwright.planner.library import find_meshes
-    from meshwright.training.checks import check_start
-    from meshwright.training.run_directory.resume import resumed_run
-    from meshwright.training.run_directory.run import read_config
+    from meshwright.execution.training.checks import check_start
+    from meshwright.execution.training.run_directory.resume import resumed_run
+    from meshwright.execution.training.run_directory.run import read_config
+    from meshwright.planning.library import find_meshes
 
     before = read_config(directory)
 

@@ -15,19 +15,19 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from meshwright.cli.arguments import CompileCache, Mesh, option, positional
 from meshwright.cli.tables import console
 from meshwright.cli.waiting import waiting
+from meshwright.description.families.load import usual_seq_len
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.step.parameter_tree import num_parameters
+from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
-from meshwright.families.load import usual_seq_len
-from meshwright.hardware.dtypes import dtype_bytes
-from meshwright.planner.options import OUTPUT_LEN, PROMPT_LEN
-from meshwright.planner.serving.search import best_serving_plan
-from meshwright.step.parameter_tree import num_parameters
-from meshwright.step.workload import Dtype
+from meshwright.planning.options import OUTPUT_LEN, PROMPT_LEN
+from meshwright.planning.serving.search import best_serving_plan
 from meshwright.units import show_count, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.inference.loaded import LoadedModel
-    from meshwright.loading.library import Found
-    from meshwright.serving.engine import Engine
+    from meshwright.execution.loading.library import Found
+    from meshwright.execution.models.inference.loaded import LoadedModel
+    from meshwright.serving.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def note_advised_mesh(found: Found, batch: int) -> None:
 def load_with_bar(found: Found, compile_cache: str | None = None) -> LoadedModel:
     """Load a model; on a terminal with a bar of the bytes that are read. compile_cache: see `use_compile_cache`."""
     with waiting(f"starting {found.system}"):
-        from meshwright.runtime.compile_cache import use_compile_cache
-        from meshwright.runtime.devices import claim_devices
+        from meshwright.execution.runtime.compile_cache import use_compile_cache
+        from meshwright.execution.runtime.devices import claim_devices
 
         claim_devices(found.system)
         use_compile_cache(compile_cache)

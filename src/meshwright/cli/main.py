@@ -20,7 +20,7 @@ from types import FrameType, ModuleType
 from typing import Any, TextIO
 
 from meshwright.errors import MeshwrightError, TemporaryError
-from meshwright.signals import handled_signals, not_ignored
+from meshwright.support.signals import handled_signals, not_ignored
 
 COMMANDS = {
     "plan": "from a model, chips and a batch to a mesh: memory, collectives, step time, and why",
@@ -131,12 +131,12 @@ def _guarded(argv: Sequence[str] | None) -> int:
 def _main(words: list[str]) -> int:
     """Run the command that some words name."""
     from meshwright.cli.waiting import waiting
-    from meshwright.encoding import write_ascii_where_needed
+    from meshwright.support.encoding import write_ascii_where_needed
 
     write_ascii_where_needed()
     if words == ["help", "models"]:
-        from meshwright.families.registry import PRESETS
-        from meshwright.step.images import RESNETS
+        from meshwright.description.families.registry import PRESETS
+        from meshwright.description.step.images import RESNETS
 
         print("\n".join((*PRESETS, *RESNETS)))
         return 0
@@ -238,7 +238,7 @@ class _Captured(io.StringIO):
 
 def _say_cores(args: Any) -> None:
     """Print how many chips a Cloud TPU name has, if it counts cores."""
-    from meshwright.hardware.system import cloud_note
+    from meshwright.description.hardware.system import cloud_note
 
     text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))
     if note := cloud_note(text):

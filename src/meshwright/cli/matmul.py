@@ -20,22 +20,22 @@ from meshwright.cli.text import folded, next_line, terms, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
-from meshwright.cost.rates.product import PricedImplementation, PricedProduct, price
-from meshwright.cost.threshold import say_threshold
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.system import System, parse_system
+from meshwright.description.notation.inference import Inference, infer
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.parser import parse, parse_numbers
+from meshwright.description.notation.steps import Communicate
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.dtypes import dtype_bytes
-from meshwright.hardware.system import System, parse_system
-from meshwright.notation.inference import Inference, infer
-from meshwright.notation.legality import Sizes
-from meshwright.notation.parser import parse, parse_numbers
-from meshwright.notation.steps import Communicate
-from meshwright.planner.options import read_count
+from meshwright.planning.cost.rates.product import PricedImplementation, PricedProduct, price
+from meshwright.planning.cost.threshold import say_threshold
+from meshwright.planning.options import read_count
 from meshwright.record import Collective
 from meshwright.units import show_bytes, show_flops, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.runtime.modes import Mode
-    from meshwright.verification.products import ProductCheck
+    from meshwright.execution.runtime.modes import Mode
+    from meshwright.proof.verification.products import ProductCheck
 
 LARGEST = 256
 """The largest dim that `--run` gives simulated devices."""
@@ -230,11 +230,11 @@ def _small(priced: PricedProduct) -> Inference:
 
 def _execute(inference: Inference) -> _Run:
     """The way run on simulated devices in every mode of JAX."""
-    from meshwright.runtime.devices import claim_devices
+    from meshwright.execution.runtime.devices import claim_devices
 
     claim_devices(parse_system(f"cpu:{math.prod(inference.sizes.degrees.values())}"))
-    from meshwright.runtime.modes import MODES
-    from meshwright.verification.products import check_product
+    from meshwright.execution.runtime.modes import MODES
+    from meshwright.proof.verification.products import check_product
 
     return _Run(inference, {mode: check_product(inference, mode=mode) for mode in MODES})
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from meshwright.cli.arguments import option
+from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError, TemporaryError
-from meshwright.hardware.system import System
-from meshwright.processes.host import FAILED, REFUSED
-from meshwright.processes.member import Member
-from meshwright.processes.options import Processes
+from meshwright.execution.processes.host import FAILED, REFUSED
+from meshwright.execution.processes.member import Member
+from meshwright.execution.processes.options import Processes
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from meshwright.cli.arguments import option, positional
 from meshwright.cli.text import next_line
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.files import check_output
+from meshwright.support.files import check_output
 
 EXAMPLES = (
     "meshwright report runs/first",
@@ -37,7 +37,7 @@ def run(args: Args) -> int:
         raise MeshwrightError("report needs a run directory: meshwright report runs/first")
     check_output(args.output)
     with waiting("loading JAX"):
-        from meshwright.viz.report import report
+        from meshwright.pictures.report import report
 
     report(args.runs, args.output)
     print(f"{args.output}: {len(args.runs)} run{'s' * (len(args.runs) > 1)}")

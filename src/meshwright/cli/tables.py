@@ -10,9 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from meshwright.cli.text import WIDTH, terminal_columns, wrap
+from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 from meshwright.record import Record
-from meshwright.step.workload import Workload
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 WRONG = "bold red"

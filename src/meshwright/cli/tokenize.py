@@ -14,12 +14,12 @@ from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.loading import byte_bar
 from meshwright.cli.text import next_line, wrap
 from meshwright.cli.typed import check_all_read
-from meshwright.data.bad_data import Rule, describe_bad
-from meshwright.data.encoding import find_encoder
-from meshwright.data.sources import find_files
-from meshwright.data.tokenizing import Tokenizing, tokenize
 from meshwright.errors import MeshwrightError
-from meshwright.text.tokenizer import read_json, read_tokenizer
+from meshwright.execution.data.bad_data import Rule, describe_bad
+from meshwright.execution.data.encoding import find_encoder
+from meshwright.execution.data.sources import find_files
+from meshwright.execution.data.tokenizing import Tokenizing, tokenize
+from meshwright.execution.text.tokenizer import read_json, read_tokenizer
 from meshwright.units import show_count
 
 EXAMPLES = (

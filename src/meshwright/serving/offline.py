@@ -18,14 +18,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from meshwright.data.bad_data import BadData, BadRecordError, Rule
-from meshwright.data.records import FORMATS, kind_of, ranges, read_records
 from meshwright.errors import MeshwrightError
-from meshwright.files import append_line, check_output, write_error, write_file
-from meshwright.inference.loaded import Chat, LoadedModel, Prompt
-from meshwright.inference.prompts import as_message, prompt_of
-from meshwright.serving.engine import Engine
-from meshwright.serving.request import Output, Request
+from meshwright.execution.data.bad_data import BadData, BadRecordError, Rule
+from meshwright.execution.data.records import FORMATS, kind_of, ranges, read_records
+from meshwright.execution.models.inference.loaded import Chat, LoadedModel, Prompt
+from meshwright.execution.models.inference.prompts import as_message, prompt_of
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.request import Output, Request
+from meshwright.support.files import append_line, check_output, write_error, write_file
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 """Sampling options that a line may set, besides max_tokens."""

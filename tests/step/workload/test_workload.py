@@ -3,14 +3,11 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from meshwright.errors import MeshwrightError
-from meshwright.families.load import load_model
-from meshwright.families.registry import PRESETS, workload_from_data
-from meshwright.hardware.system import parse_system
-from meshwright.mesh import MeshShape
-from meshwright.planner.search import rank
-from meshwright.step.legality import check_mesh, check_runnable
-from meshwright.step.parameter_tree import (
+from meshwright.description.families.load import load_model
+from meshwright.description.families.registry import PRESETS, workload_from_data
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.legality import check_mesh, check_runnable
+from meshwright.description.step.parameter_tree import (
     Parameter,
     leaves,
     map_leaves,
@@ -18,10 +15,13 @@ from meshwright.step.parameter_tree import (
     num_parameters,
     parameters,
 )
-from meshwright.step.rules import RULES, local_parameter_shape, spec, stream_rules, token_axes
-from meshwright.step.sequence import halves_queries
-from meshwright.step.strategy import Strategy
-from meshwright.step.workload import Workload, can_halve_queries, num_query_chunks
+from meshwright.description.step.rules import RULES, local_parameter_shape, spec, stream_rules, token_axes
+from meshwright.description.step.sequence import halves_queries
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload, can_halve_queries, num_query_chunks
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.planning.search import rank
 
 # Published counts: model cards, and the index files of the weights on Hugging Face. GPT-3: the sizes of table 2.1 of
 # arXiv:2005.14165 make 174.6B, as arXiv:2104.04473 has it. PaLM: arXiv:2204.02311, table 1, 540.35B. DeepSeek-V3:

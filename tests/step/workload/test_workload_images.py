@@ -5,10 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.images import image_step_flops
-from meshwright.errors import MeshwrightError
-from meshwright.mesh import MeshShape
-from meshwright.step.images import (
+from meshwright.description.step.images import (
     RESNETS,
     ImageWorkload,
     check_image_mesh,
@@ -16,7 +13,10 @@ from meshwright.step.images import (
     image_parameters,
     num_image_parameters,
 )
-from meshwright.step.parameter_tree import leaves
+from meshwright.description.step.parameter_tree import leaves
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.images import image_step_flops
 
 RESNET50 = RESNETS["resnet50"]
 

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.description.step.legality import check_mesh
+from meshwright.description.step.model import Experts
+from meshwright.description.step.rules import RULES
+from meshwright.description.step.strategy import DEFAULT, FrameworkProfile, Strategy
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
-from meshwright.hardware.system import parse_system
+from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
-from meshwright.planner.plan import as_run, make_plan
-from meshwright.planner.space import run_attentions
-from meshwright.runtime.sharding_context import ShardingContext
-from meshwright.step.legality import check_mesh
-from meshwright.step.model import Experts
-from meshwright.step.rules import RULES
-from meshwright.step.strategy import DEFAULT, FrameworkProfile, Strategy
-from meshwright.step.workload import Workload
+from meshwright.planning.plan import as_run, make_plan
+from meshwright.planning.space import run_attentions
 
 TINY = PRESETS["tiny"]
 MOE = replace(TINY, experts=Experts(count=8, num_active=2, mlp=64))

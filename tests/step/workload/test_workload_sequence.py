@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.sequence import sequence_method
+from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS
 from meshwright.mesh import MeshShape
-from meshwright.step.legality import check_runnable
-from meshwright.step.sequence import sequence_method
-from meshwright.step.strategy import DEFAULT, Strategy
 
 LLAMA2, LLAMA3 = PRESETS["llama2-7b"], PRESETS["llama3-8b"]
 

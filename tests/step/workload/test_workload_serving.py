@@ -2,12 +2,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from meshwright.description.families.registry import PRESETS, serving_from_data
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.rules import local_parameter_shape
+from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes, check_serving
 from meshwright.errors import MeshwrightError
-from meshwright.families.registry import PRESETS, serving_from_data
 from meshwright.mesh import MeshShape
-from meshwright.step.parameter_tree import leaves, parameters
-from meshwright.step.rules import local_parameter_shape
-from meshwright.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes, check_serving
 
 LLAMA = Serving(model=PRESETS["llama3-70b"], prompt_len=8192, output_len=512)
 

@@ -10,11 +10,11 @@ import tyro
 
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.loading import ModelArgs
-from meshwright.data.bad_data import Rule
 from meshwright.errors import MeshwrightError
+from meshwright.execution.data.bad_data import Rule
 
 if TYPE_CHECKING:
-    from meshwright.models.sampling import Sampling
+    from meshwright.execution.models.generation.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Args(ModelArgs):
 
 def samplings(args: Args, count: int) -> list[Sampling]:
     """Return the sampling options of each sample of a prompt."""
-    from meshwright.models.sampling import Sampling
+    from meshwright.execution.models.generation.sampling import Sampling
 
     every: dict[str, Any] = {"temperature": args.temperature, "repetition_penalty": args.repetition_penalty}
     if args.temperature == 0:

@@ -15,16 +15,16 @@ from meshwright.cli.loading import load_with_bar, note, note_advised_mesh
 from meshwright.cli.tables import console, show
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.cost.kv_cache import sequence_cache_bytes
+from meshwright.description.step.serving import Serving, ServingLayout
 from meshwright.errors import MeshwrightError
-from meshwright.planner.serving.plan import planned_speed
-from meshwright.step.serving import Serving, ServingLayout
+from meshwright.planning.cost.kv_cache import sequence_cache_bytes
+from meshwright.planning.serving.plan import planned_speed
 from meshwright.units import show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.inference.loaded import LoadedModel, Prompt
-    from meshwright.inference.stream import GenerateOptions, Piece
-    from meshwright.loading.library import Found
+    from meshwright.execution.loading.library import Found
+    from meshwright.execution.models.inference.loaded import LoadedModel, Prompt
+    from meshwright.execution.models.inference.stream import GenerateOptions, Piece
 
 EXAMPLES = (
     'meshwright generate runs/tiny "def " --num-tokens 200',
@@ -66,8 +66,8 @@ def run(args: Args) -> int:
     if prompts is None and args.chat and not sys.stdin.isatty():
         raise MeshwrightError("--chat without a prompt talks on a terminal, and there is none; give a prompt")
     with waiting("loading JAX"):
-        from meshwright.inference.prompts import as_message
-        from meshwright.loading.library import find_model
+        from meshwright.execution.loading.library import find_model
+        from meshwright.execution.models.inference.prompts import as_message
 
     samples = samplings(args, args.num_samples if prompts or not args.chat else 1)
     options: GenerateOptions = {"max_tokens": args.num_tokens, "stop": args.stop}
@@ -132,8 +132,8 @@ def _write(
     model: LoadedModel, rows: list[Prompt], options: GenerateOptions, *, streams: bool
 ) -> tuple[list[dict[str, Any]], Speed]:
     """Return each row's text, and the speeds. streams: print the only one while it is generated."""
-    from meshwright.inference.loaded import Chat
-    from meshwright.inference.stream import collect
+    from meshwright.execution.models.inference.loaded import Chat
+    from meshwright.execution.models.inference.stream import collect
 
     pieces: list[Piece] = []
     times = [perf_counter()]
@@ -161,7 +161,7 @@ def _shown(prompt: Prompt, text: str) -> str:
 
 def _planned(model: LoadedModel, count: int, prompt_len: int, num_tokens: int) -> Speed | None:
     """Return the planned speed of this model on this mesh; None if it cannot be planned."""
-    from meshwright.models.generation import cache_split
+    from meshwright.execution.models.generation.generate import cache_split
 
     dtypes = dict.fromkeys(("weight_dtype", "kv_dtype", "compute_dtype"), model.dtype)
     texts = Serving(model=model.config, batch=count, prompt_len=prompt_len, output_len=num_tokens, **dtypes)

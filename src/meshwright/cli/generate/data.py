@@ -17,8 +17,8 @@ from meshwright.cli.loading import load_with_bar, note, note_advised_mesh, start
 from meshwright.cli.tables import console
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.data.bad_data import describe_bad
 from meshwright.errors import MeshwrightError
+from meshwright.execution.data.bad_data import describe_bad
 from meshwright.units import show_rate
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ def answer_data(args: Args, data: Path) -> int:
     if args.output is None:
         raise MeshwrightError("--data needs a file for the answers: -o answers.jsonl")
     with waiting("loading JAX"):
-        from meshwright.loading.library import find_model
-        from meshwright.serving.engine import Engine
+        from meshwright.execution.loading.library import find_model
+        from meshwright.serving.engine.engine import Engine
+        from meshwright.serving.engine.request import Request
+        from meshwright.serving.engine.settings import EngineSettings
         from meshwright.serving.offline import PromptFile, answer_file
-        from meshwright.serving.request import Request
-        from meshwright.serving.settings import EngineSettings
 
     output, rule, as_chat, compile_cache = args.output, args.bad_data, args.chat, args.compile_cache
     settings = EngineSettings(rows=args.rows, context=args.context)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from meshwright.errors import MeshwrightError
 
 if TYPE_CHECKING:
-    from meshwright.inference.loaded import LoadedModel, Prompt
-    from meshwright.inference.stream import GenerateOptions
+    from meshwright.execution.models.inference.loaded import LoadedModel, Prompt
+    from meshwright.execution.models.inference.stream import GenerateOptions
 
 
 def one_way(ways: Mapping[str, Any]) -> Any:
@@ -27,8 +27,8 @@ def read_prompts(said: Sequence[str] | Path) -> Sequence[Prompt]:
         if not all(said):
             raise MeshwrightError("a prompt is empty; give at least one character to go on from")
         return said
-    from meshwright.inference.prompts import prompt_of
-    from meshwright.text.lines import json_lines, read_text
+    from meshwright.execution.models.inference.prompts import prompt_of
+    from meshwright.execution.text.lines import json_lines, read_text
 
     if said.suffix == ".jsonl":
         found = []

@@ -19,13 +19,13 @@ from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
+from meshwright.description.hardware.system import parse_system
 from meshwright.errors import DoesNotFitError, MeshwrightError
-from meshwright.files import check_outputs
-from meshwright.hardware.system import parse_system
 from meshwright.mesh import parse_axes
+from meshwright.support.files import check_outputs
 
 if TYPE_CHECKING:
-    from meshwright.inspection.inspection import Inspection
+    from meshwright.proof.inspection.inspection import Inspection
 
 EXAMPLES = (
     "meshwright inspect my_module:make_step --mesh dp=2,fsdp=4",
@@ -97,8 +97,8 @@ def run(args: Args) -> int:
 
 def _print_what_does_not_fit(error: DoesNotFitError) -> None:
     """The line, and the buffers of the program as far as the compiler came."""
-    from meshwright.hlo.parser import parse_hlo
-    from meshwright.simulate.buffers import read_buffers
+    from meshwright.description.hlo.parser import parse_hlo
+    from meshwright.proof.simulate.buffers import read_buffers
 
     print(f"error: {error}", file=sys.stderr)
     if error.hlo:
@@ -126,7 +126,7 @@ def _inspection(args: Args) -> Inspection:
         _check_trace(args, plan.hardware)
         check_all_read(args, f"of {args.subject}, which is planned already")
         with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
-            from meshwright.inspection.functions import inspect
+            from meshwright.proof.inspection.functions import inspect
 
             return inspect(plan, effort=effort, state=state)
     if args.mesh is None:
@@ -142,14 +142,14 @@ def _inspection(args: Args) -> Inspection:
     _check_trace(args, on)
     if is_dump:  # It is compiled already.
         check_all_read(args, "of a dump, which is compiled already")
-        from meshwright.inspection.functions import inspect
+        from meshwright.proof.inspection.functions import inspect
 
         return inspect(args.subject, mesh=mesh, on=on, state=state)
     types = args.axes
     effort = args.effort if on is None or parse_system(on).chip.kind == "tpu" else "default"
     check_all_read(args, f"on {on}")
     with waiting(f"compiling {args.subject} for {on}"):
-        from meshwright.inspection.functions import inspect
+        from meshwright.proof.inspection.functions import inspect
 
         return inspect(args.subject, mesh=mesh, on=on, types=types, effort=effort, state=state)
 

@@ -12,9 +12,9 @@ from meshwright.cli.text import folded, prose_width, terms, wrap
 from meshwright.units import show_bytes, show_degrees, show_flops, show_percent, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.inspection.finding import Finding
-    from meshwright.inspection.inspection import Inspection
-    from meshwright.simulate.buffers import Buffer
+    from meshwright.proof.inspection.finding import Finding
+    from meshwright.proof.inspection.inspection import Inspection
+    from meshwright.proof.simulate.buffers import Buffer
 
 _MOST_SCOPES = 12
 _MOST_ROWS = 30
@@ -29,7 +29,7 @@ def screen_text(found: Inspection) -> str:
 
 def print_screen(found: Inspection, *, memory: bool = False) -> None:
     """Print the answer, its basis, then each finding in full. memory: with the buffers at the peak."""
-    from meshwright.viz.rows import answer
+    from meshwright.pictures.rows import answer
 
     show(console(), _headline(found))
     print()
@@ -61,8 +61,8 @@ def _headline(found: Inspection) -> str:
 
 def _collective_table(found: Inspection) -> Any:
     """The collectives, those alike from one line added up, the largest first."""
-    from meshwright.viz.rows import alike, file_name
-    from meshwright.viz.words import collective_note
+    from meshwright.pictures.rows import alike, file_name
+    from meshwright.pictures.words import collective_note
 
     is_timed = any(move.seconds is not None for move in found.collectives)
     has_schedule = found.schedule is not None
@@ -95,7 +95,7 @@ def _print_memory(found: Inspection) -> None:
 
 def print_buffers(buffers: Sequence[Buffer]) -> None:
     """The largest buffers at the peak, alike ones in a row."""
-    from meshwright.viz.rows import buffer_rows
+    from meshwright.pictures.rows import buffer_rows
 
     print()
     columns = ["at the peak", "bytes", "times", "is", "from"]
@@ -119,7 +119,7 @@ def _print_flops(found: Inspection) -> None:
 
 def _told(number: int, finding: Finding) -> str:
     """A finding in full."""
-    from meshwright.viz.rows import costs, short_path
+    from meshwright.pictures.rows import costs, short_path
 
     head, price, width = f" finding {number}  {finding.kind}", costs(finding), prose_width()
     is_beside = len(head) + 2 + len(price) <= width

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, WorkloadArgs, option, positional
-from meshwright.step.strategy import Attention, Optimizer
-from meshwright.step.workload import Dtype
+from meshwright.description.step.strategy import Attention, Optimizer
+from meshwright.description.step.workload import Dtype
 
 Model = Annotated[tyro.conf.Positional[str], positional("MODEL")]
 Output = Annotated[Path | None, option("FILE", "-o")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from meshwright.cli.tables import Lines, table
-from meshwright.planner.plan import Plan
-from meshwright.planner.reasons.step import computed_mfu
+from meshwright.planning.plan import Plan
+from meshwright.planning.why.step import computed_mfu
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 

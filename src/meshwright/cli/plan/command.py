@@ -16,19 +16,19 @@ from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.plan.kept import print_kept
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.families.load import trained_seq_len
-from meshwright.files import check_outputs
-from meshwright.hardware.system import System
+from meshwright.description.families.load import trained_seq_len
+from meshwright.description.hardware.system import System
+from meshwright.description.step.images import RESNETS
+from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
-from meshwright.planner.files import check_data_file
-from meshwright.planner.library import find_beyond, find_meshes, plan_one_mesh, read_compared
-from meshwright.planner.options import read_count, read_mesh, read_price, read_strategy, read_workload, remats
-from meshwright.planner.plan import Plan
-from meshwright.planner.reasons.training_run import training_run
-from meshwright.planner.search import Ranking
-from meshwright.planner.sweep import Sweep, read_sweep, swept_options
-from meshwright.step.images import RESNETS
-from meshwright.step.workload import Remat, Workload
+from meshwright.planning.files import check_data_file
+from meshwright.planning.library import find_beyond, find_meshes, plan_one_mesh, read_compared
+from meshwright.planning.options import read_count, read_mesh, read_price, read_strategy, read_workload, remats
+from meshwright.planning.plan import Plan
+from meshwright.planning.search import Ranking
+from meshwright.planning.sweep import Sweep, read_sweep, swept_options
+from meshwright.planning.why.training_run import training_run
+from meshwright.support.files import check_outputs
 
 EXAMPLES = (
     "meshwright plan llama3-8b --on v5p:4x4x4 --batch 512 --seq-len 8192 -o plan.yaml",
@@ -106,7 +106,7 @@ class _Training:
 
         plot, as_json = self.args.output.plot, self.args.output.json
         if plot is not None:
-            from meshwright.viz.charts import check_chart_file
+            from meshwright.pictures.charts import check_chart_file
 
             check_chart_file(plot)
         check_all_read(self.args, "beside --sweep")
@@ -142,7 +142,7 @@ class _Training:
         if path is not None:
             check_data_file(path)
         if plot is not None:
-            from meshwright.viz.charts import check_chart_file
+            from meshwright.pictures.charts import check_chart_file
 
             check_chart_file(plot)
         check_outputs(path, plot)

@@ -9,9 +9,9 @@ from meshwright.cli.plan.columns import comparison
 from meshwright.cli.plan.screen import candidate, notes_of, print_head
 from meshwright.cli.tables import GAP, console, show
 from meshwright.cli.text import folded, next_line
-from meshwright.planner.plan import Plan
-from meshwright.planner.reasons.gap import gap_to
-from meshwright.planner.reasons.step import how
+from meshwright.planning.plan import Plan
+from meshwright.planning.why.gap import gap_to
+from meshwright.planning.why.step import how
 
 NAMES = 25
 """The columns of the names of a comparison's rows."""

@@ -9,12 +9,12 @@ from meshwright.cli.plan.args import ImageArgs
 from meshwright.cli.tables import collective_table, console, mesh_name, show, speed, table
 from meshwright.cli.text import folded, reasons, terms
 from meshwright.cli.typed import check_all_read
-from meshwright.hardware.system import System
-from meshwright.planner.images import ImageRanking, plan_image_mesh, rank_images
-from meshwright.planner.options import IMAGE_OPTIONS, read_count, read_images, read_mesh
-from meshwright.planner.reasons.images import image_gap, why_images
+from meshwright.description.hardware.system import System
+from meshwright.description.step.images import ImageWorkload
+from meshwright.planning.images import ImageRanking, plan_image_mesh, rank_images
+from meshwright.planning.options import IMAGE_OPTIONS, read_count, read_images, read_mesh
+from meshwright.planning.why.images import image_gap, why_images
 from meshwright.record import Record
-from meshwright.step.images import ImageWorkload
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 

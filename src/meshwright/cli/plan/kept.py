@@ -10,9 +10,9 @@ from meshwright.cli.plan.screen import print_head, print_terms, print_why
 from meshwright.cli.tables import collective_table, console, show
 from meshwright.cli.text import folded, next_line
 from meshwright.cli.typed import check_all_read
-from meshwright.planner.options import read_count, read_price
-from meshwright.planner.plan import Plan
-from meshwright.planner.reasons.training_run import training_run
+from meshwright.planning.options import read_count, read_price
+from meshwright.planning.plan import Plan
+from meshwright.planning.why.training_run import training_run
 
 
 def print_kept(args: Args, plan: Plan) -> int:

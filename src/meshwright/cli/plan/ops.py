@@ -8,12 +8,12 @@ from typing import Any
 
 from meshwright.cli.tables import console, show
 from meshwright.cli.text import terms, wrap
-from meshwright.cost.flops import step_flops
-from meshwright.cost.roofline import hardware_intensity
-from meshwright.cost.table import LETTERS, LocalProduct, OpRow, op_table
-from meshwright.planner.plan import Plan
+from meshwright.description.step.sequence import halves_queries
+from meshwright.planning.cost.flops import step_flops
+from meshwright.planning.cost.roofline import hardware_intensity
+from meshwright.planning.cost.table import LETTERS, LocalProduct, OpRow, op_table
+from meshwright.planning.plan import Plan
 from meshwright.record import Collective
-from meshwright.step.sequence import halves_queries
 from meshwright.units import show_bytes, show_flops
 
 

@@ -12,16 +12,16 @@ from typing import Any
 from meshwright.cli.plan.columns import comparison
 from meshwright.cli.tables import collective_table, console, show, speed, table
 from meshwright.cli.text import folded, next_line, reasons, terms
-from meshwright.planner.plan import Plan
-from meshwright.planner.reasons.fixes import Fix, ways_to_fit
-from meshwright.planner.reasons.gap import gap_to
-from meshwright.planner.reasons.nearby import chips_that_fit, nearby
-from meshwright.planner.reasons.rules import rules_of_thumb
-from meshwright.planner.reasons.step import answer, computed_mfu, how, why
-from meshwright.planner.reasons.training_run import TrainingRun
-from meshwright.planner.search import Ranking
-from meshwright.planner.ties import RATIO_ERROR
-from meshwright.step.model import ModelConfig
+from meshwright.description.step.model import ModelConfig
+from meshwright.planning.plan import Plan
+from meshwright.planning.search import Ranking
+from meshwright.planning.ties import RATIO_ERROR
+from meshwright.planning.why.fixes import Fix, ways_to_fit
+from meshwright.planning.why.gap import gap_to
+from meshwright.planning.why.nearby import chips_that_fit, nearby
+from meshwright.planning.why.rules import rules_of_thumb
+from meshwright.planning.why.step import answer, computed_mfu, how, why
+from meshwright.planning.why.training_run import TrainingRun
 from meshwright.units import show_bytes, show_count, show_percent, show_rate, show_seconds
 
 

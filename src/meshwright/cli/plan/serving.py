@@ -12,13 +12,13 @@ from meshwright.cli.tables import collective_table, console, show, table
 from meshwright.cli.text import folded, next_line, reasons, terms
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
+from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import System
-from meshwright.planner.files import check_data_file
-from meshwright.planner.options import read_count, read_mesh, read_serving
-from meshwright.planner.reasons.serving import TERMS, longest_term, prefill_share, serving_gap, thresholds, why_serving
-from meshwright.planner.serving.plan import ServingPlan, serving_plan_to_data, write_serving_plan
-from meshwright.planner.serving.search import ServingPoint, ServingRanking, rank_serving
+from meshwright.planning.files import check_data_file
+from meshwright.planning.options import read_count, read_mesh, read_serving
+from meshwright.planning.serving.plan import ServingPlan, serving_plan_to_data, write_serving_plan
+from meshwright.planning.serving.search import ServingPoint, ServingRanking, rank_serving
+from meshwright.planning.why.serving import TERMS, longest_term, prefill_share, serving_gap, thresholds, why_serving
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 

@@ -11,17 +11,17 @@ from meshwright.cli.plan.screen import run_as
 from meshwright.cli.tables import console, mesh_name, show, table
 from meshwright.cli.text import folded
 from meshwright.cli.waiting import waiting
+from meshwright.description.hardware.system import System
+from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import System
-from meshwright.planner.plan import Plan
-from meshwright.planner.reasons.step import computed_mfu
-from meshwright.planner.sweep import Point, Sweep, run_sweep
+from meshwright.planning.plan import Plan
+from meshwright.planning.sweep import Point, Sweep, run_sweep
+from meshwright.planning.why.step import computed_mfu
 from meshwright.record import Record
-from meshwright.step.workload import Workload
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.viz.charts import Limits
+    from meshwright.pictures.charts import Limits
 
 
 def plan_sweep(
@@ -69,7 +69,7 @@ def plan_sweep(
 
 def plot_plan(plans: Sequence[Plan], path: Path) -> None:
     """Draw the candidates of a plan side by side, each with how it is run."""
-    from meshwright.viz.charts import Bar, write_charts
+    from meshwright.pictures.charts import Bar, write_charts
 
     workload, system = plans[0].workload, plans[0].system
     bars = [Bar(f"{place}   {plan.mesh}\n{run_as(plan)}", plan.predicted) for place, plan in enumerate(plans, start=1)]
@@ -78,7 +78,7 @@ def plot_plan(plans: Sequence[Plan], path: Path) -> None:
 
 def _plot(points: Sequence[Point], path: Path, workload: Workload, system: System, key: str) -> None:
     """Draw the points that there are."""
-    from meshwright.viz.charts import Bar, write_charts
+    from meshwright.pictures.charts import Bar, write_charts
 
     bars = [
         Bar(f"{point.value:,}\n{mesh_name(point.record)}", point.record, size=point.value)
@@ -100,7 +100,7 @@ def _headline(workload: Workload, *, sweep: str = "") -> str:
 
 def _limits(workload: Workload, system: System) -> Limits:
     """Return the limits of a device for the workload's matmuls."""
-    from meshwright.viz.charts import Limits
+    from meshwright.pictures.charts import Limits
 
     return Limits(system.peak(workload.compute_dtype), system.usable_bytes)
 

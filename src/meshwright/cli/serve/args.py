@@ -11,8 +11,8 @@ from meshwright.cli.arguments import option
 from meshwright.cli.loading import ModelArgs
 from meshwright.cli.processes import ProcessArgs
 from meshwright.cli.waiting import waiting
+from meshwright.description.step.serving import CacheSplit
 from meshwright.errors import MeshwrightError
-from meshwright.step.serving import CacheSplit
 
 if TYPE_CHECKING:
     from meshwright.serving.http.service import ApiKey, Limits

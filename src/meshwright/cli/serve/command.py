@@ -17,16 +17,16 @@ from meshwright.cli.serve.replicas import serve_replicas
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.processes.member import leave_at_once
+from meshwright.execution.processes.member import leave_at_once
 from meshwright.units import show_count
 
 if TYPE_CHECKING:
-    from meshwright.inference.loaded import LoadedModel
-    from meshwright.processes.member import Member
-    from meshwright.serving.engine import Engine
+    from meshwright.execution.models.inference.loaded import LoadedModel
+    from meshwright.execution.processes.member import Member
+    from meshwright.serving.engine.engine import Engine
+    from meshwright.serving.engine.runner import Work
+    from meshwright.serving.engine.settings import EngineSettings
     from meshwright.serving.http.service import ApiKey, Limits, Service
-    from meshwright.serving.runner import Work
-    from meshwright.serving.settings import EngineSettings
 
 EXAMPLES = (
     "meshwright serve Llama-3.2-1B-Instruct --on cpu:8 --mesh tp=8",
@@ -57,13 +57,13 @@ def run(args: Args) -> int:
     if args.replicas != 1:
         return serve_replicas(args, limits, api_keys)
     with waiting("loading JAX"):
-        from meshwright.loading.library import find_model
-        from meshwright.runtime.compile_cache import use_compile_cache
-        from meshwright.runtime.devices import claim_devices
-        from meshwright.serving.layout import ROWS
-        from meshwright.serving.request import ClosedError
-        from meshwright.serving.settings import EngineSettings
-        from meshwright.training.run_directory.restart import is_first_process
+        from meshwright.execution.loading.library import find_model
+        from meshwright.execution.runtime.compile_cache import use_compile_cache
+        from meshwright.execution.runtime.devices import claim_devices
+        from meshwright.execution.training.run_directory.restart import is_first_process
+        from meshwright.serving.engine.layout import ROWS
+        from meshwright.serving.engine.request import ClosedError
+        from meshwright.serving.engine.settings import EngineSettings
 
     plan = None if args.plan is None else read_decode_plan(args.plan)
     options = {name: value for name in PLAN_OPTIONS if (value := getattr(args, name)) is not None}
@@ -141,9 +141,9 @@ def _serve(
     """
     import jax
 
-    from meshwright.launch.replicas import REPLICA
-    from meshwright.serving.engine import Engine
-    from meshwright.serving.followers import Leader
+    from meshwright.execution.processes.launch.replicas import REPLICA
+    from meshwright.serving.engine.engine import Engine
+    from meshwright.serving.engine.followers import Leader
     from meshwright.serving.http.server import serve_http
     from meshwright.serving.http.service import Service
 
@@ -201,7 +201,7 @@ def _serve(
 
 def _print_served(engine: Engine) -> None:
     """Print what an engine has done, and the pace of its steps beside the planned one."""
-    from meshwright.serving.decode_stats import show_means
+    from meshwright.serving.engine.decode_stats import show_means
 
     stats = engine.stats()
     means = engine.means()
@@ -211,9 +211,9 @@ def _print_served(engine: Engine) -> None:
 
 def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings, member: Member | None) -> None:
     """Run the steps that the first process sends, until it ends."""
-    from meshwright.serving.followers import connect, follow, signals_passed_on
-    from meshwright.serving.layout import engine_layout
-    from meshwright.serving.runner import Runner
+    from meshwright.serving.engine.followers import connect, follow, signals_passed_on
+    from meshwright.serving.engine.layout import engine_layout
+    from meshwright.serving.engine.runner import Runner
 
     with connect() as connection, signals_passed_on(connection):
         runner = Runner(model, *engine_layout(model, settings), settings, draft)

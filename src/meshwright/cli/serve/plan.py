@@ -7,11 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.serve import page_parts
+from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
-from meshwright.planner.serving.plan import ServingPlan, read_serving_plan
-from meshwright.step.model import ModelConfig
-from meshwright.step.serve import page_parts
-from meshwright.step.workload import Dtype
+from meshwright.planning.serving.plan import ServingPlan, read_serving_plan
 
 
 def read_decode_plan(path: Path) -> ServingPlan:

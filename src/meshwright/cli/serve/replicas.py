@@ -12,8 +12,8 @@ from meshwright.cli.processes import devices_per_process, process_environments
 from meshwright.cli.serve.args import KEYS_VARIABLE, Args, hosts_and_origins
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
+from meshwright.description.hardware.system import make_system
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.system import make_system
 
 if TYPE_CHECKING:
     from meshwright.serving.http.service import ApiKey, Limits
@@ -27,8 +27,8 @@ def serve_replicas(args: Args, limits: Limits, api_keys: tuple[ApiKey, ...]) -> 
     if args.plan is not None:
         raise MeshwrightError(f"--plan {args.plan} is of one server; with --replicas leave it out, and give --mesh")
     with waiting("loading JAX"):
-        from meshwright.launch.replicas import Replicas
-        from meshwright.loading.library import find_model
+        from meshwright.execution.loading.library import find_model
+        from meshwright.execution.processes.launch.replicas import Replicas
         from meshwright.serving.front.app import Front
         from meshwright.serving.http.server import HttpServer, serve_app
         from meshwright.serving.http.service import ServerState

@@ -17,9 +17,9 @@ from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.files import check_output, write_file
-from meshwright.planner.plan import Plan
-from meshwright.viz.showing import read_text, show, show_data
+from meshwright.pictures.showing import read_text, show, show_data
+from meshwright.planning.plan import Plan
+from meshwright.support.files import check_output, write_file
 
 EXAMPLES = (
     'meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8',
@@ -86,7 +86,7 @@ def run(args: Args) -> int:
 def _show_plan(name: str, plan: Plan, svg: Path | None, *, as_json: bool) -> int:
     """The table of a plan's parameters and batch, and the command that compiles its step."""
     with waiting("loading JAX"):
-        from meshwright.viz.live import plan_rows
+        from meshwright.pictures.live import plan_rows
     picture = show(plan)
     if svg is not None:
         write_file(svg, picture.svg)

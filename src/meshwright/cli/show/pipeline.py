@@ -10,10 +10,10 @@ from typing import Annotated
 from meshwright.cli.arguments import Json, option
 from meshwright.cli.tables import console
 from meshwright.cli.text import next_line
-from meshwright.files import check_output, write_file
-from meshwright.step.passes.schedule import Kind, Schedule
-from meshwright.viz.pipeline import pipeline_data
-from meshwright.viz.showing import show_pipeline
+from meshwright.description.step.passes.schedule import Kind, Schedule
+from meshwright.pictures.pipeline import pipeline_data
+from meshwright.pictures.showing import show_pipeline
+from meshwright.support.files import check_output, write_file
 
 EXAMPLES = (
     "meshwright show pipeline --stages 4 --microbatches 8",

@@ -11,11 +11,11 @@ from meshwright.cli.train.dry_run import dry_run
 from meshwright.cli.train.on_devices import train_on_devices
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
-from meshwright.planner.library import plan_to_run
-from meshwright.processes.host import FAILED
+from meshwright.execution.processes.host import FAILED
+from meshwright.planning.library import plan_to_run
 
 if TYPE_CHECKING:
-    from meshwright.training.run_directory.run import RunConfig
+    from meshwright.execution.training.run_directory.run import RunConfig
 
 
 EXAMPLES = (
@@ -35,8 +35,8 @@ def run(args: Args) -> int:
     Returns: 0 if done or stopped by SIGTERM, 1 if it does not fit or could not continue, 130 if interrupted.
     """
     config, directory = _resumed(args) if args.run.resume else _begun(args)
-    from meshwright.training.checks import PlanDoesNotFitError, check_start
-    from meshwright.training.run_directory.run import RunStoppedError
+    from meshwright.execution.training.checks import PlanDoesNotFitError, check_start
+    from meshwright.execution.training.run_directory.run import RunStoppedError
 
     try:
         planned = check_start(config, anyway=args.run.anyway)
@@ -58,7 +58,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
     plan = plan_to_run(args.model, args.options)
     directory = run.output if run.output is not None else Path("runs") / plan.workload.model.name
     with waiting("loading JAX"):
-        from meshwright.training.library import new_run
+        from meshwright.execution.training.library import new_run
 
     with waiting("reading the data"):
         config = new_run(args.model, plan, directory, steps=run.steps, settings=args.settings)
@@ -68,8 +68,8 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
     """Return the config of a resumed run, printing changed settings; that of a new run if -o has none."""
     with waiting("loading JAX"):
-        from meshwright.training.library import allowed_differences, run_to_resume
-        from meshwright.training.run_directory.resume import resumed_run
+        from meshwright.execution.training.library import allowed_differences, run_to_resume
+        from meshwright.execution.training.run_directory.resume import resumed_run
 
     run = args.run
     if (directory := run_to_resume(args.model, run.output)) is None:

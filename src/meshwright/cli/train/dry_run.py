@@ -12,13 +12,13 @@ from meshwright.cli.text import folded
 from meshwright.cli.train.args import Args
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
-from meshwright.families.load import trained_seq_len
-from meshwright.planner.plan import Plan
+from meshwright.description.families.load import trained_seq_len
+from meshwright.planning.plan import Plan
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.training.run_directory.run import RunConfig
+    from meshwright.execution.training.run_directory.run import RunConfig
 
 
 def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
@@ -26,7 +26,7 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
 
     Return whether the compiled step fits.
     """
-    from meshwright.verification.plans import verify_plan
+    from meshwright.proof.verification.plans import verify_plan
 
     as_json = args.run.json
     check_all_read(args, "beside --dry-run")

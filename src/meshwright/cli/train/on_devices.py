@@ -18,13 +18,13 @@ from meshwright.cli.text import next_line
 from meshwright.cli.train.args import Args
 from meshwright.cli.train.screen import TrainScreen
 from meshwright.cli.waiting import waiting
-from meshwright.processes.host import FAILED
-from meshwright.processes.member import leave_at_once
+from meshwright.execution.processes.host import FAILED
+from meshwright.execution.processes.member import leave_at_once
 from meshwright.record import Record
 
 if TYPE_CHECKING:
-    from meshwright.training.loop import Outcome
-    from meshwright.training.run_directory.run import RunConfig
+    from meshwright.execution.training.loop import Outcome
+    from meshwright.execution.training.run_directory.run import RunConfig
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes: Ctrl-C; a second SIGTERM, which leaves the run no time to save."""
@@ -32,14 +32,14 @@ INTERRUPTED, TERMINATED = 130, 143
 
 def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
     """Take the steps of a run on its devices, with a screen; the exit code."""
-    from meshwright.runtime.compile_cache import use_compile_cache
-    from meshwright.runtime.devices import claim_devices
-    from meshwright.training.data.stores import tokenize_sources
-    from meshwright.training.library import allowed_differences
-    from meshwright.training.loop import run_steps
-    from meshwright.training.pretrained import run_tokenizer
-    from meshwright.training.run_directory.restart import is_first_process, what_is_left
-    from meshwright.training.run_directory.run import RunStoppedError
+    from meshwright.execution.runtime.compile_cache import use_compile_cache
+    from meshwright.execution.runtime.devices import claim_devices
+    from meshwright.execution.training.data.stores import tokenize_sources
+    from meshwright.execution.training.library import allowed_differences
+    from meshwright.execution.training.loop import run_steps
+    from meshwright.execution.training.pretrained import run_tokenizer
+    from meshwright.execution.training.run_directory.restart import is_first_process, what_is_left
+    from meshwright.execution.training.run_directory.run import RunStoppedError
 
     if config.workload.objective != "dpo":
         tokenizer = run_tokenizer(config, directory)
@@ -112,7 +112,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
 
 def _end_by_signal(config: RunConfig, directory: Path, number: int, *, is_late: bool = False) -> tuple[int, str]:
     """The exit code and the line of a run that a signal ends before its first step, or too late for a checkpoint."""
-    from meshwright.training.run_directory.restart import what_is_left
+    from meshwright.execution.training.run_directory.restart import what_is_left
 
     if is_late:
         grace = f"the {config.saving.grace_seconds:g} s of --grace-seconds are over"
@@ -145,12 +145,12 @@ def _print_outcome(
 
 def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
     """Print the profile's collectives beside planned and compiled ones, if one was made."""
-    from meshwright.training.watch.profile import find_profile
+    from meshwright.execution.training.watch.profile import find_profile
 
     if config.watching.profile is None or (profile := find_profile(directory, config)[0]) is None:
         return
-    from meshwright.verification.profiles import compare_profile
-    from meshwright.viz.rows import PROFILE_COLUMNS, profile_rows
+    from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
+    from meshwright.proof.verification.profiles import compare_profile
 
     rows = profile_rows(compare_profile(planned, profile))
     first, last = profile.steps

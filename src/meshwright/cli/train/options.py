@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from meshwright.cli.arguments import option
-from meshwright.data.bad_data import Rule
-from meshwright.step.strategy import OnBadStep, RateSchedule
+from meshwright.description.step.strategy import OnBadStep, RateSchedule
+from meshwright.execution.data.bad_data import Rule
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,15 @@ from meshwright.cli.verify.screen import exit_code, print_verification, read_tol
 from meshwright.cli.verify.serving import ServeArgs, verify_served, verify_serving_plan
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
-from meshwright.files import check_output, write_file
-from meshwright.planner.files import is_run_directory
-from meshwright.planner.library import plan_to_run
-from meshwright.planner.plan import Plan
-from meshwright.planner.serving.plan import is_serving_plan_file, read_serving_plan
+from meshwright.planning.files import is_run_directory
+from meshwright.planning.library import plan_to_run
+from meshwright.planning.plan import Plan
+from meshwright.planning.serving.plan import is_serving_plan_file, read_serving_plan
 from meshwright.record import Record
+from meshwright.support.files import check_output, write_file
 
 if TYPE_CHECKING:
-    from meshwright.verification.plans import Verification
+    from meshwright.proof.verification.plans import Verification
 
 
 EXAMPLES = (
@@ -102,8 +102,8 @@ def run(args: Args | ServeArgs) -> int:
         what, options = plan_to_run(args.model, options), {}  # A mistake is told of before JAX is loaded.
     page, tolerance, as_json = compare.html, read_tolerance(compare.tolerance), compare.json
     with waiting("loading JAX"):
-        from meshwright.verification.library import plan_and_measured
-        from meshwright.verification.plans import verify_plan
+        from meshwright.proof.verification.library import plan_and_measured
+        from meshwright.proof.verification.plans import verify_plan
 
     plan, measured = plan_and_measured(what, compare.run, options)
     effort = compare.effort if plan.system.chip.kind == "tpu" else "fast"
@@ -131,6 +131,6 @@ def _next(args: Args, plan: Plan) -> str:
 
 def _write_page(path: Path, found: Verification, measured: Record | None) -> None:
     """The page of a verification."""
-    from meshwright.viz.pages import verify_page
+    from meshwright.pictures.pages import verify_page
 
     write_file(path, verify_page(found, measured))

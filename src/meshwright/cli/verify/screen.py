@@ -13,9 +13,9 @@ from meshwright.record import Record
 from meshwright.units import show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.verification.comparison import Row
-    from meshwright.verification.plans import Verification
-    from meshwright.verification.serving import ServingVerification
+    from meshwright.proof.verification.comparison import Row
+    from meshwright.proof.verification.plans import Verification
+    from meshwright.proof.verification.serving import ServingVerification
 
 
 def read_tolerance(tolerance: float | None) -> float | None:
@@ -39,7 +39,7 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
     records = {"predicted": found.plan.predicted.to_json(), "compiled": found.compiled.to_json()}
     if measured:
         records["measured"] = measured.to_json()
-    from meshwright.viz.words import reason
+    from meshwright.pictures.words import reason
 
     rows = [row.to_json() | {"reason": reason(row)} for row in found.rows]
     differences = [data for row, data in zip(found.rows, rows, strict=True) if not row.is_equal]
@@ -48,7 +48,7 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
 
 def print_verification(found: Verification | ServingVerification, title: str) -> None:
     """Print the table, and a second one with a run's measurements."""
-    from meshwright.viz.words import row_tables
+    from meshwright.pictures.words import row_tables
 
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"

@@ -16,9 +16,9 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
-from meshwright.planner.serving.plan import ServingPlan
-from meshwright.planner.serving.search import best_serving_plan
-from meshwright.step.serving import CacheSplit
+from meshwright.description.step.serving import CacheSplit
+from meshwright.planning.serving.plan import ServingPlan
+from meshwright.planning.serving.search import best_serving_plan
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def verify_serving_plan(args: Any, plan: ServingPlan, compare: _Compare) -> int:
     effort = compare.effort if plan.system.chip.kind == "tpu" else "fast"
     check_all_read(args, f"on {plan.hardware}")
     with waiting("loading JAX"):
-        from meshwright.verification.serving import verify_serving
+        from meshwright.proof.verification.serving import verify_serving
 
     serving = plan.serving
     with waiting(f"compiling {serving.model.name} on {plan.layout} for {plan.hardware}"):

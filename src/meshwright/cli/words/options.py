@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from tyro.conf import Positional
 
 from meshwright.errors import MeshwrightError
-from meshwright.field_types import not_a_choice
+from meshwright.support.field_types import not_a_choice
 from meshwright.units import parse_count, parse_number
 
 SUFFIXES = {"--svg": (".svg",), "--html": (".html", ".htm")}

@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from meshwright.execution.text.chat import chat_template
 from meshwright.serving.http.async_engine import AsyncEngine
 from meshwright.serving.http.easylm.generate import CHAT_TURN, GENERATE, GREEDY_UNTIL
 from meshwright.serving.http.easylm.loglikelihood import LOGLIKELIHOOD, LOGLIKELIHOOD_ROLLING
@@ -31,7 +32,6 @@ from meshwright.serving.http.openai.stateless_responses import RESPONSES
 from meshwright.serving.http.openai.tokens import DETOKENIZE, TOKENIZE
 from meshwright.serving.http.openapi import openapi_document
 from meshwright.serving.http.service import Service
-from meshwright.text.chat import chat_template
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     COMPLETIONS, CHAT_COMPLETIONS, RESPONSES, EMBEDDINGS, TOKENIZE, DETOKENIZE,

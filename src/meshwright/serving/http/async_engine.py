@@ -16,10 +16,17 @@ from typing import NamedTuple, Self
 from weakref import WeakValueDictionary
 
 from meshwright.errors import MeshwrightError
+from meshwright.serving.engine.request import (
+    ClosedError,
+    EngineClient,
+    Output,
+    OutputCallback,
+    OverloadedError,
+    Request,
+)
 from meshwright.serving.http.errors import ApiError, from_engine_error
 from meshwright.serving.http.metrics import Metrics
 from meshwright.serving.http.service import Service
-from meshwright.serving.request import ClosedError, EngineClient, Output, OutputCallback, OverloadedError, Request
 
 THREADS = 64
 """The threads that wait for constraints to be compiled."""

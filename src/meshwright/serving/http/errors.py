@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from meshwright.errors import MeshwrightError
-from meshwright.serving.request import ClosedError, OverloadedError
+from meshwright.serving.engine.request import ClosedError, OverloadedError
 
 _LOG = logging.getLogger("meshwright.serving")
 

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from meshwright.serving.decode_stats import StepMeans
-from meshwright.serving.stats import Stats
+from meshwright.serving.engine.decode_stats import StepMeans
+from meshwright.serving.engine.stats import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of Prometheus' text format."""

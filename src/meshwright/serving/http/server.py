@@ -21,7 +21,7 @@ from meshwright.serving.http.connection import limited_protocol
 from meshwright.serving.http.errors import CLOSE, ApiError
 from meshwright.serving.http.middleware import shutting_down
 from meshwright.serving.http.service import ServerState, Service
-from meshwright.signals import handled_signals
+from meshwright.support.signals import handled_signals
 
 SECONDS_IDLE = 60
 """The keep-alive time of a connection. OpenAI's clients keep theirs for 5 s; a server that closed one just as a request

@@ -12,12 +12,12 @@ from functools import partial
 from typing import TypeVar
 
 from meshwright.errors import MeshwrightError
-from meshwright.field_types import check_fields
-from meshwright.serving.decode_stats import StepMeans
+from meshwright.execution.text.tokenizer import Tokenizer
+from meshwright.serving.engine.decode_stats import StepMeans
+from meshwright.serving.engine.request import EngineClient
+from meshwright.serving.engine.stats import Stats
 from meshwright.serving.http.errors import ApiError
-from meshwright.serving.request import EngineClient
-from meshwright.serving.stats import Stats
-from meshwright.text.tokenizer import Tokenizer
+from meshwright.support.field_types import check_fields
 
 T = TypeVar("T")
 

@@ -13,15 +13,15 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from meshwright.models.sampling import GREEDY, Sampling
+from meshwright.execution.models.generation.sampling import GREEDY, Sampling
+from meshwright.execution.text.chat import chat_template
+from meshwright.serving.engine.request import Request
 from meshwright.serving.http.easylm.loglikelihood import check_same_length, run_requests
 from meshwright.serving.http.endpoint import AppState, Endpoint
 from meshwright.serving.http.openai.generation import check_stop, resolve_max_tokens
 from meshwright.serving.http.openai.messages import chat_prompt
 from meshwright.serving.http.request_body import RequestModel, Texts
 from meshwright.serving.http.service import Service
-from meshwright.serving.request import Request
-from meshwright.text.chat import chat_template
 
 Temperature = Annotated[float, Field(ge=0, le=100)]
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
+from meshwright.serving.engine.request import Output, Request
 from meshwright.serving.http.async_engine import OutputStream
 from meshwright.serving.http.endpoint import AppState, Endpoint
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.openai.responses import UsageCounter
 from meshwright.serving.http.request_body import RequestModel, Texts
 from meshwright.serving.http.service import Service
-from meshwright.serving.request import Output, Request
 
 
 class LoglikelihoodRequest(RequestModel):

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from meshwright.execution.text.chat import chat_template
+from meshwright.serving.engine.request import Constraint, Output, Request
 from meshwright.serving.http.async_engine import PromptOutput
 from meshwright.serving.http.endpoint import AppState, Endpoint, EventBatches
 from meshwright.serving.http.errors import ApiError
@@ -18,8 +20,6 @@ from meshwright.serving.http.openai.responses import FinishReason, ResponseBuild
 from meshwright.serving.http.openai.tool_calls import ToolParser, call_constraint
 from meshwright.serving.http.request_body import RequestModel
 from meshwright.serving.http.service import Service
-from meshwright.serving.request import Constraint, Output, Request
-from meshwright.text.chat import chat_template
 
 
 class NamedFunction(RequestModel):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from meshwright.serving.engine.request import Request, TokenLogprob
 from meshwright.serving.http.async_engine import PromptOutput
 from meshwright.serving.http.endpoint import AppState, Endpoint, EventBatches
 from meshwright.serving.http.errors import ApiError
@@ -15,7 +16,6 @@ from meshwright.serving.http.openai.logprobs import CompletionLogprobs, Completi
 from meshwright.serving.http.openai.responses import FinishReason, ResponseBuilder, Usage, finish_reason
 from meshwright.serving.http.request_body import Texts, Tokens
 from meshwright.serving.http.service import Service
-from meshwright.serving.request import Request, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from meshwright.serving.engine.request import Request
 from meshwright.serving.http.async_engine import OutputStream
 from meshwright.serving.http.endpoint import AppState, Endpoint
 from meshwright.serving.http.errors import ApiError
@@ -15,7 +16,6 @@ from meshwright.serving.http.openai.completions import Prompts, prompt_tokens
 from meshwright.serving.http.openai.generation import resolve_max_tokens, truncated
 from meshwright.serving.http.openai.responses import UsageCounter
 from meshwright.serving.http.request_body import IgnoredFields
-from meshwright.serving.request import Request
 
 
 class EmbeddingRequest(IgnoredFields):

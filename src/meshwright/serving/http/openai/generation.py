@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from meshwright.errors import MeshwrightError
-from meshwright.models.sampling import Sampling
+from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.serving.engine.request import MOST_LOGPROBS, Constraint, Request
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.openai.structured_outputs import StructuredOutputFields, requested_constraint
 from meshwright.serving.http.request_body import RequestModel, Texts, Tokens
 from meshwright.serving.http.service import Service
-from meshwright.serving.request import MOST_LOGPROBS, Constraint, Request
 
 MAX_LOGIT_BIASES = 1024
 """vLLM's limit."""

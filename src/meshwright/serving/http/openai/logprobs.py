@@ -7,8 +7,8 @@ from functools import cached_property
 
 from pydantic import BaseModel
 
-from meshwright.serving.request import TokenLogprob
-from meshwright.text.tokenizer import REPLACEMENT, Tokenizer, TokenStream
+from meshwright.execution.text.tokenizer import REPLACEMENT, Tokenizer, TokenStream
+from meshwright.serving.engine.request import TokenLogprob
 
 ANCHOR = "a"
 """Text decoded before a single token: a tokenizer may drop the space at the beginning of a text."""

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from meshwright.errors import MeshwrightError
+from meshwright.execution.text.chat import apply_chat_template
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.request_body import RequestModel
 from meshwright.serving.http.service import Service
-from meshwright.text.chat import apply_chat_template
 
 
 class ContentPart(RequestModel):

@@ -11,11 +11,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from meshwright.serving.engine.request import Ending, Output, Request
 from meshwright.serving.http.async_engine import OutputStream, PromptOutput
 from meshwright.serving.http.endpoint import AppState, EventBatches
 from meshwright.serving.http.metrics import Metrics
 from meshwright.serving.http.openai.generation import GenerationRequest
-from meshwright.serving.request import Ending, Output, Request
 
 FinishReason = Literal["stop", "length"]
 

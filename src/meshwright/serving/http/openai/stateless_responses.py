@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from meshwright.serving.engine.request import Ending, Request
 from meshwright.serving.http.endpoint import AppState, Endpoint, EventBatches
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.openai.chat import ChatCompletionRequest, ChatResponse, chat_request
 from meshwright.serving.http.openai.messages import ToolCall
 from meshwright.serving.http.request_body import IgnoredFields, RequestModel, validate_request
-from meshwright.serving.request import Ending, Request
 
 
 class InputPart(RequestModel):

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from meshwright.serving.engine.request import Constraint
 from meshwright.serving.http.errors import ApiError
 from meshwright.serving.http.request_body import IgnoredFields, RequestModel, Texts
-from meshwright.serving.request import Constraint
 
 
 class JsonSchema(RequestModel):

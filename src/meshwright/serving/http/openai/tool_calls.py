@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from meshwright.execution.text.chat import chat_template
+from meshwright.execution.text.tokenizer import Tokenizer
+from meshwright.serving.engine.request import Constraint
 from meshwright.serving.http.openai.messages import FunctionCall, Tool, ToolCall
-from meshwright.serving.request import Constraint
-from meshwright.text.chat import chat_template
-from meshwright.text.tokenizer import Tokenizer
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 """The tags of Qwen and Hermes around a call, which is a JSON object with `name` and `arguments`."""

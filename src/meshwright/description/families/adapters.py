@@ -1,0 +1,234 @@
+"""LoRA targets by their common names: a family's modules in PEFT, or the ops of our layers."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshwright.description.families.family import LLAMA_NAMES, Published
+from meshwright.description.families.registry import PUBLISHED
+from meshwright.description.step.blocks import program
+from meshwright.description.step.lora import LoRA, adaptable
+from meshwright.description.step.model import ModelConfig
+from meshwright.errors import MeshwrightError
+
+ALL_LINEAR = "all-linear"
+"""PEFT's name for every product that can have an adapter: QLoRA needs all of them to match full training
+(arXiv:2305.14314, section 4).
+"""
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file in which PEFT describes an adapter."""
+
+UNKNOWN = (
+    "use_dora", "use_qalora", "lora_bias", "bias", "modules_to_save", "layers_to_transform", "target_parameters",
+    "exclude_modules", "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "layer_replication",
+    "kasa_config", "velora_config", "use_bdlora", "monteclora_config",
+)  # fmt: skip
+"""PEFT LoRA options that change what is computed; adapters with them are refused."""
+
+
+def with_adapters(
+    model: ModelConfig,
+    *,
+    rank: int,
+    alpha: float | None = None,
+    targets: Sequence[str] = (ALL_LINEAR,),
+    dropout: float = 0.0,
+) -> ModelConfig:
+    """Return the model with low-rank adapters on some of its products.
+
+    Args:
+        model: without adapters.
+        rank, alpha: W x + alpha / rank * B A x; alpha is 2 rank by default, as in torchtune's recipes.
+        targets: `lora_targets`.
+        dropout: share of the adapters' input dropped in training.
+    """
+    alpha = float(2 * rank if alpha is None else alpha)
+    lora = LoRA(rank=rank, alpha=alpha, targets=lora_targets(model, targets), dropout=dropout)
+    return replace(model, lora=lora)
+
+
+def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
+    """The products of a model's layers that some names mean, in the layers' order.
+
+    A name is a module's of the family's checkpoints, as q_proj or c_attn, which may hold several products; Llama's,
+    where the family has no such module; a product's own, as `query`; or `all-linear`.
+
+    Raises:
+        MeshwrightError: a name that means nothing here, or a product that can have no adapter.
+    """
+    known = adaptable(program(replace(model, lora=None)))
+    modules = module_products(model)
+    found: set[str] = set()
+    for name in names:
+        held = [op for path, ops in modules.items() if path == name or path.endswith(f".{name}") for op in ops]
+        if name == ALL_LINEAR:
+            found.update(known)
+        elif held:
+            # A module of experts may have the name of one that can be adapted.
+            found.update([op for op in held if op in known] or held[:1])
+        elif name in known or any(name in ops for ops in modules.values()):
+            found.add(name)
+        else:
+            short = (path.rpartition(".")[2] for path, ops in modules.items() if set(ops) & set(known))
+            choices = list(dict.fromkeys((ALL_LINEAR, *short, *known)))
+            near = difflib.get_close_matches(name, choices, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise MeshwrightError(
+                f"lora target {name!r} is no product of {model.name}; {hint}targets are {', '.join(choices)}"
+            )
+    return tuple(sorted(found, key=lambda op: (known.index(op) if op in known else -1, op)))
+
+
+def module_products(model: ModelConfig) -> dict[str, list[str]]:
+    """The products that each module of a family's layers holds: {"self_attn.q_proj": ["query"]}.
+
+    Of a family that has no module of a name, Llama's stand for it.
+    """
+    published = next((known for known in PUBLISHED if known.family == model.family), None)
+    own = _products(published.names if published else {})
+    ended = {path.rpartition(".")[2] for path in own}
+    llama = _products({path: Published(name) for path, name in LLAMA_NAMES.items()})
+    return own | {path: ops for path, ops in llama.items() if path.rpartition(".")[2] not in ended}
+
+
+def _products(names: Mapping[str, Published]) -> dict[str, list[str]]:
+    """The products of each module, by where families' weights are."""
+    found: dict[str, list[str]] = {}
+    for path, place in names.items():
+        stack, _, op = path.rpartition(".")
+        if stack and place.name.endswith(".weight") and "norm" not in op:
+            module = place.name.split("{layer}.")[1].removesuffix(".weight")
+            found.setdefault(module, []).append(op)
+    return found
+
+
+def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: bool = False) -> LoRA:
+    """Read the adapters of a PEFT `adapter_config.json`.
+
+    Adapters of several ranks and scales are read with the largest rank and one scale (`module_scale`).
+
+    Args:
+        takes_saved: whether whole modules may come with the adapter (`modules_to_save`).
+
+    Raises:
+        MeshwrightError: no such file, another kind of adapter, or an unknown option.
+    """
+    path, config = directory / ADAPTER_CONFIG, adapter_config(directory)
+    for name in UNKNOWN:
+        if config.get(name) not in (None, False, "none", [], {}) and not (takes_saved and name == "modules_to_save"):
+            raise MeshwrightError(
+                f"{path} has {name}={config[name]!r}, which is not read here; adapters have none of it"
+            )
+    rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
+    if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1:
+        raise MeshwrightError(f"{path} has r={rank!r} and lora_alpha={alpha!r}; they are numbers above 0")
+    if isinstance(targets, str) and targets != ALL_LINEAR:
+        targets = _matched(targets, model, path)
+    names = (targets,) if isinstance(targets, str) else tuple(targets or ())
+    if not isinstance(dropout := config.get("lora_dropout") or 0.0, (int, float)) or not 0 <= dropout < 1:
+        raise MeshwrightError(f"{path} has lora_dropout={dropout!r}; it is a share from 0 to below 1")
+    products = lora_targets(model, names)
+    largest, scale = rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    for module, ops in _modules(model).items():
+        if set(ops) & set(products):
+            for layer in range(model.num_layers):
+                own = module_scale(config, module.format(layer=layer))
+                # As `weights.peft` writes modules that hold several products: as many times the rank, the same scale.
+                is_joined = own.rank == rank * len(ops) and math.isclose(own.scale, scale)
+                largest = max(largest, rank if is_joined else own.rank)
+    return LoRA(rank=largest, alpha=float(scale * largest), targets=products, dropout=float(dropout))
+
+
+def adapter_config(directory: Path) -> dict[str, Any]:
+    """The `adapter_config.json` of a LoRA that PEFT wrote.
+
+    Raises:
+        MeshwrightError: no such file, or another kind of adapter.
+    """
+    if not directory.is_dir():
+        raise MeshwrightError(
+            f"there is no directory {str(directory)!r}; give one with {ADAPTER_CONFIG}, as PEFT writes"
+        )
+    path = directory / ADAPTER_CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MeshwrightError(f"{directory} is no adapter of PEFT: cannot read {path.name}: {error.strerror}") from None
+    except ValueError:
+        raise MeshwrightError(f"{path} is no JSON") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise MeshwrightError(f"{path} is no LoRA's: peft_type is {config.get('peft_type')!r}; 'LORA' is read")
+    for name in ("rank_pattern", "alpha_pattern"):
+        own = config.get(name) or {}
+        if not isinstance(own, dict) or not all(isinstance(n, (int, float)) and n > 0 for n in own.values()):
+            raise MeshwrightError(f"{path} has {name}={own!r}; it takes an object of numbers above 0")
+    return config
+
+
+class ModuleScale(NamedTuple):
+    """The rank of a module's adapter, and what B A is multiplied by."""
+
+    rank: int
+    scale: float
+
+
+def module_scale(config: Mapping[str, Any], module: str) -> ModuleScale:
+    """The rank and the scale that PEFT gives a module, by its `rank_pattern` and `alpha_pattern`.
+
+    Args:
+        config: of `adapter_config`.
+        module: as model.layers.0.self_attn.q_proj.
+    """
+
+    def own(name: str, default: Any) -> Any:
+        patterns = config.get(name) or {}
+        return next((n for key, n in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+    rank, alpha = own("rank_pattern", config["r"]), own("alpha_pattern", config["lora_alpha"])
+    # The root of the rank: arXiv:2312.03732.
+    return ModuleScale(rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def _modules(model: ModelConfig) -> dict[str, list[str]]:
+    """The products that each module of a family's layers holds, by its whole name with {layer}."""
+    published = next((known for known in PUBLISHED if known.family == model.family), None)
+    found: dict[str, list[str]] = {}
+    for path, place in (published.names if published else {}).items():
+        stack, _, op = path.rpartition(".")
+        if stack and place.name.endswith(".weight") and "norm" not in op and "{expert}" not in place.name:
+            found.setdefault(place.name.removesuffix(".weight"), []).append(op)
+    return found
+
+
+def _matched(pattern: str, model: ModelConfig, path: Path) -> list[str]:
+    """Return the matmuls whose full module names match a pattern, in every layer.
+
+    Raises:
+        MeshwrightError: a pattern that is invalid, matches nothing, or matches only in some layers.
+    """
+    known, found = adaptable(program(replace(model, lora=None))), []
+    try:
+        for module, ops in _modules(model).items():
+            hits = [bool(re.fullmatch(pattern, module.format(layer=n))) for n in range(model.num_layers)]
+            if any(hits) and not all(hits):
+                raise MeshwrightError(
+                    f"{path} has target_modules={pattern!r}, which matches {module.format(layer=hits.index(True))} and"
+                    f" not {module.format(layer=hits.index(False))}; all layers have adapters, or none"
+                )
+            found += [op for op in ops if all(hits) and op in known]
+        heads = [name for name in ("lm_head", "model.embed_tokens") if re.fullmatch(pattern, name)]
+    except re.error as error:
+        raise MeshwrightError(f"{path} has target_modules={pattern!r}, which is no pattern: {error}") from None
+    if heads or not found:
+        what = f"matches {heads[0]}, which has no adapter here" if heads else "matches no product of the layers"
+        raise MeshwrightError(f"{path} has target_modules={pattern!r}, which {what}")
+    return found

@@ -1,0 +1,103 @@
+"""A published family: its config.json, the places of its weights, and its presets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.description.families.fields import Fields
+from meshwright.description.step.model import Family, ModelConfig
+
+Features = dict[str, Any]
+"""Arguments of `ModelConfig`."""
+
+Reader = Callable[[Fields], Features]
+"""The features of a model from the fields of its config.json."""
+
+
+Writer = Callable[[ModelConfig], dict[str, Any]]
+"""The config.json of a model, as its reader takes it."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """Place of a parameter in a published checkpoint: the tensor `name`, with {layer} and {expert} to be filled in.
+
+    is_transposed: stored [out, in], as in PyTorch's Linear; ours is [in, out]. part: (index, count) if the tensor holds
+    several of our parameters along its output. by_head, is_interleaved: whether these alternate head by head (GPT-NeoX)
+    or column by column (gpt-oss) instead of following one another (GPT-2). A name without {expert} is a tensor with all
+    experts of a layer in its first dim.
+    """
+
+    name: str
+    is_transposed: bool = False
+    part: tuple[int, int] = (0, 1)
+    by_head: bool = False
+    is_interleaved: bool = False
+
+
+Names = Mapping[str, Published]
+"""Map from our parameter paths, `layers.query` for any stack, to published places."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFamily:
+    """A family with models on Hugging Face; its readers by the model_type of a config.json.
+
+    write: makes the config.json of a model; None if the family is only planned. buffers: patterns of tensor names in
+    published checkpoints that are not parameters (`_keys_to_ignore_on_load_unexpected` of transformers).
+    """
+
+    family: Family
+    readers: Mapping[str, Reader]
+    names: Names
+    write: Writer | None = None
+    presets: tuple[ModelConfig, ...] = field(default=())
+    buffers: tuple[str, ...] = ()
+
+
+def names_of(names: Mapping[str, str]) -> dict[str, Published]:
+    """Expand a table of published names: layer weights are Linears, stored [out, in]; vectors are not.
+
+    Layer weights start with {layer}'s prefix; norms, biases and tables are recognised by our names.
+    """
+    found = {}
+    for ours, theirs in names.items():
+        is_matrix = not ("norm" in ours or ours.endswith("_bias") or ours in ("embedding", "positions"))
+        found[ours] = Published(theirs, is_transposed=is_matrix)
+    return found
+
+
+LLAMA_NAMES: Mapping[str, str] = {
+    "embedding": "model.embed_tokens.weight",
+    "layers.attention_norm": "model.layers.{layer}.input_layernorm.weight",
+    "layers.query": "model.layers.{layer}.self_attn.q_proj.weight",
+    "layers.key": "model.layers.{layer}.self_attn.k_proj.weight",
+    "layers.value": "model.layers.{layer}.self_attn.v_proj.weight",
+    "layers.output": "model.layers.{layer}.self_attn.o_proj.weight",
+    "layers.query_bias": "model.layers.{layer}.self_attn.q_proj.bias",
+    "layers.key_bias": "model.layers.{layer}.self_attn.k_proj.bias",
+    "layers.value_bias": "model.layers.{layer}.self_attn.v_proj.bias",
+    "layers.output_bias": "model.layers.{layer}.self_attn.o_proj.bias",
+    "layers.query_norm": "model.layers.{layer}.self_attn.q_norm.weight",
+    "layers.key_norm": "model.layers.{layer}.self_attn.k_norm.weight",
+    "layers.mlp_norm": "model.layers.{layer}.post_attention_layernorm.weight",
+    "layers.gate": "model.layers.{layer}.mlp.gate_proj.weight",
+    "layers.up": "model.layers.{layer}.mlp.up_proj.weight",
+    "layers.down": "model.layers.{layer}.mlp.down_proj.weight",
+    "layers.gate_bias": "model.layers.{layer}.mlp.gate_proj.bias",
+    "layers.up_bias": "model.layers.{layer}.mlp.up_proj.bias",
+    "layers.down_bias": "model.layers.{layer}.mlp.down_proj.bias",
+    "final_norm": "model.norm.weight",
+    "unembedding": "lm_head.weight",
+}
+"""The names of Llama's weights, which many families share."""
+
+EXPERT_NAMES: Mapping[str, str] = {
+    "layers.router": "model.layers.{layer}.mlp.gate.weight",
+    "layers.expert_gate": "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight",
+    "layers.expert_up": "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight",
+    "layers.expert_down": "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight",
+}
+"""Names of expert weights in Qwen and DeepSeek."""

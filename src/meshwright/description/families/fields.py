@@ -1,0 +1,318 @@
+"""The fields of a Hugging Face `config.json`, each honoured, refused by name and value, or known to change nothing.
+
+A family honours a field by reading it from `Fields`. What it has not read then is refused by name, unless it stands in
+`WITHOUT_EFFECT`, the family says that it changes nothing, or its value is null or false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from meshwright.description.step.layer import Activation
+from meshwright.errors import MeshwrightError
+
+Config = Mapping[str, Any]
+
+WITHOUT_EFFECT: frozenset[str] = frozenset(
+    (
+        # Who made the file, and with what.
+        *("_name_or_path", "architectures", "auto_map", "model_type", "tokenizer_class", "torch_dtype", "dtype"),
+        *("transformers_version", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
+        # Tokens with a meaning of their own, and how text is sampled.
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
+        *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping"),
+        *("encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id"),
+        *("forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size"),
+        *("num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "prefix", "remove_invalid_values"),
+        *("repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p"),
+        *("typical_p", "cache_implementation", "use_cache"),
+        # What a call returns, and heads of classifiers.
+        *("id2label", "label2id", "output_attentions", "output_hidden_states", "output_router_logits"),
+        *("problem_type", "return_dict", "finetuning_task", "task_specific_params", "classifier_dropout"),
+        # How a product is cut up, which changes no result.
+        *("chunk_size_feed_forward", "pretraining_tp", "tf_legacy_loss", "use_bfloat16", "torchscript"),
+        # Of training: how weights start, dropout (`--dropout`), recomputation (`--remat`), the loss of imbalance.
+        *("initializer_range", "attention_dropout", "hidden_dropout", "gradient_checkpointing"),
+        *("router_aux_loss_coef", "router_jitter_noise"),
+        # The longest sequence a model was trained on: positions that are not learned go on beyond.
+        *("max_position_embeddings", "pruned_heads"),
+    )
+)
+"""Fields of every family that change no forward pass: known, and left out."""
+
+LATENT_DEFAULTS: Config = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+DEFAULTS: Mapping[str, Config] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "ministral3": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16_384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "qwen2": {"num_key_value_heads": 32, "max_window_layers": 28},
+    "qwen2_moe": {"num_key_value_heads": 16},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "max_window_layers": 28},
+    "qwen3_moe": {"num_key_value_heads": 4},
+    "gemma": {"num_key_value_heads": 16, "head_dim": 256},
+    "gemma2": {
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096},
+    "gpt_oss": {
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "sliding_window": 128,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "rope_theta": 150_000.0,
+    },
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    "gpt2": {"n_positions": 1024},
+    "deepseek_v2": {**LATENT_DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407},
+    "deepseek_v3": {
+        "num_key_value_heads": 128,
+        **LATENT_DEFAULTS,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 2048,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+    },
+}
+"""Defaults of transformers 5 for missing fields, by model_type, if they differ from Llama's."""
+
+_BIASES, _WINDOWS = ("attention_bias", "mlp_bias", "qkv_bias"), ("sliding_window", "layer_types")
+
+LACKING: Mapping[str, tuple[str, ...]] = {
+    "llama": ("qkv_bias", *_WINDOWS),
+    "mistral": (*_BIASES, "layer_types"),
+    "ministral3": (*_BIASES, "layer_types"),
+    "mixtral": (*_BIASES, "layer_types"),
+    "qwen2": ("attention_bias", "mlp_bias"),
+    "qwen2_moe": ("attention_bias", "mlp_bias"),
+    "qwen3": ("mlp_bias", "qkv_bias"),
+    "qwen3_moe": ("mlp_bias", "qkv_bias", "layer_types"),
+    "gemma": ("mlp_bias", "qkv_bias", *_WINDOWS),
+    "gemma2": ("mlp_bias", "qkv_bias"),
+    "gemma3_text": ("mlp_bias", "qkv_bias", "attn_logit_softcapping"),
+    "phi3": (*_BIASES, "layer_types"),
+    "olmo2": ("mlp_bias", "qkv_bias", *_WINDOWS),
+}
+"""Fields of other families that transformers ignores here; refused unless null or false."""
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000}
+"""The most that some fields may be; all others 10^9. A search over more would not end."""
+
+LARGEST_NUMBER = 1e300
+"""Upper limit of numbers; NaN and infinity exceed it."""
+
+_MISSING = object()
+
+
+class Fields:
+    """The fields of one config.json, by the kind of value that each has to have."""
+
+    def __init__(self, data: Config, *, name: str, family: str) -> None:
+        """data: as read; missing fields have transformers' defaults (`DEFAULTS`)."""
+        data = {**DEFAULTS.get(family, {}), **data}
+        self._data, self.name, self.family = data, name, family
+        self._known: set[str] = set(WITHOUT_EFFECT)
+        for field in LACKING.get(family, ()):
+            if self.value(field, False) is not False:
+                raise self.refusal(field, f"a {family} model has no such field")
+
+    def value(self, field: str, default: Any = _MISSING) -> Any:
+        """Return a field; the default if it is absent or null. Raises if it has none."""
+        self._known.add(field)
+        found = self._data.get(field)
+        if found is None and default is _MISSING:
+            raise MeshwrightError(f"the config.json of {self.name} has no {field!r}, which a {self.family} model needs")
+        return default if found is None else found
+
+    def whole(self, field: str, default: Any = _MISSING, *, least: int = 1) -> Any:
+        """A whole number from `least`."""
+        found = self.value(field, default)
+        if found is default:
+            return found
+        if isinstance(found, int) and not isinstance(found, bool) and least <= found <= MOST.get(field, 10**9):
+            return found
+        raise self.refusal(field, f"it takes a whole number from {least} to {MOST.get(field, 10**9):,}")
+
+    def positive(self, field: str, default: Any = _MISSING) -> Any:
+        """A finite number above 0, as a float."""
+        if field.endswith("_eps"):
+            self._check_not_null(field)
+        found = self.value(field, default)
+        return found if found is default else self.above_zero(field, found)
+
+    def flag(self, field: str, default: bool) -> bool:
+        """True or false."""
+        found = self.value(field, default)
+        if isinstance(found, bool):
+            return found
+        raise self.refusal(field, "it takes true or false")
+
+    def head_dim(self, embed: int, heads: int, *, has_field: bool = True) -> int:
+        """The width of a head: its own field, else the stream's share, which has to be whole."""
+        if has_field and (found := self.whole("head_dim", None)) is not None:
+            return found
+        if embed % heads:
+            raise MeshwrightError(
+                f"the config.json of {self.name} has {heads} heads in a width of {embed}, which they do not divide;"
+                f" give head_dim, or a width that is a multiple of {heads}"
+            )
+        return embed // heads
+
+    def kv_heads(self, heads: int) -> int:
+        """Return the number of key-value heads; as many as query heads by default."""
+        found = self.whole("num_key_value_heads", None) or heads
+        if heads % found:
+            raise self.refusal("num_key_value_heads", f"the num_attention_heads={heads} are shared evenly among them")
+        return found
+
+    def layers(self, field: str, num_layers: int) -> list[int]:
+        """A list of layers by their numbers from 0."""
+        found = self.value(field, [])
+        if isinstance(found, list) and all(type(one) is int and 0 <= one < num_layers for one in found):
+            return found
+        raise self.refusal(field, f"it takes a list of layers, from 0 to {num_layers - 1}")
+
+    def activation(self, field: str, default: str) -> Activation:
+        """Return the activation function that a field names; an error for an unknown one."""
+        self._check_not_null(field)
+        found = self.value(field, default)
+        if not isinstance(found, str) or found not in ACTIVATIONS:
+            raise self.refusal(field, f"the activations read are {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[found]
+
+    def _check_not_null(self, field: str) -> None:
+        """Refuse null in a field that transformers has a default for, and computes nothing with null."""
+        if field in self._data and self._data[field] is None:
+            raise self.refusal(field, "it takes a value, or is left out for the default")
+
+    def only(self, field: str, *allowed: Any) -> None:
+        """Refuse a field unless it is absent, null, or has one of these values."""
+        found = self.value(field, None)
+        if found is not None and found not in allowed:
+            known = " or ".join(repr(value) for value in allowed) or "null"
+            raise self.refusal(field, f"a {self.family} model is known with {known}")
+
+    def unused_options(self, *fields: str) -> None:
+        """Fields of a family that change no forward pass."""
+        self._known.update(fields)
+
+    def windows(
+        self, num_layers: int, *, every: int = 0, full: tuple[int, ...] = (), is_on: bool = True
+    ) -> dict[str, Any]:
+        """Return the sliding window, and the layers without one: by `layer_types` if present.
+
+        Args:
+            every, full: how often a layer has none, or which ones, without `layer_types`.
+            is_on: whether the window is used.
+        """
+        window = (self.whole("sliding_window", None, least=0) or None) if is_on else None
+        types = self.value("layer_types", None)
+        if types is not None and not (isinstance(types, list) and all(isinstance(kind, str) for kind in types)):
+            raise self.refusal("layer_types", "it takes a list of names, one a layer")
+        if types is None:
+            if full and window:
+                return _full_attention([layer in full for layer in range(num_layers)], window)
+            return _NO_WINDOW | ({"sliding_window": window, "full_attention_every": every} if window else {})
+        if len(types) != num_layers:
+            raise self.refusal("layer_types", f"num_hidden_layers={num_layers} layers have one name each")
+        if window is None and "sliding_attention" in types:
+            raise self.refusal("layer_types", "sliding_attention has no sliding_window, or use_sliding_window is off")
+        if set(types) - {"full_attention", "sliding_attention"}:
+            raise self.refusal("layer_types", "a layer is full_attention or sliding_attention")
+        is_full = [kind == "full_attention" for kind in types]
+        return dict(_NO_WINDOW) if window is None else _full_attention(is_full, window)
+
+    def check_all_known(self) -> None:
+        """Raise where a field was not read, is not known to change nothing, and is neither null nor false."""
+        unknown = [field for field in self._data if field not in self._known and self._data[field] not in (None, False)]
+        if unknown:
+            raise self.refusal(
+                unknown[0], f"a {self.family} model is not known to have it; take it out if it changes nothing"
+            )
+
+    def refusal(self, field: str, reason: str) -> MeshwrightError:
+        """The error of a field whose value is not known."""
+        return MeshwrightError(f"the config.json of {self.name} has {field}={self._data.get(field)!r}; {reason}")
+
+    def mapping(self, field: str) -> dict[str, Any]:
+        """An object; empty where the field is absent or null."""
+        found = self.value(field, {})
+        if not isinstance(found, Mapping):
+            raise self.refusal(field, "it takes an object or null")
+        return dict(found)
+
+    def above_zero(self, field: str, found: Any) -> float:
+        """Return a field's value as a finite number above 0."""
+        if isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= LARGEST_NUMBER:
+            return float(found)
+        raise MeshwrightError(f"the config.json of {self.name} has {field}={found!r}; it takes a number above 0")
+
+
+_NO_WINDOW: dict[str, Any] = {"sliding_window": None, "full_attention_every": 0, "full_attention_layers": ()}
+"""The features of a model without windows."""
+
+
+def _full_attention(is_full: list[bool], window: int) -> dict[str, Any]:
+    """The features of a model in which some layers have the window: every n-th has none, or those listed."""
+    if all(is_full):
+        return dict(_NO_WINDOW)
+    every = is_full.index(True) + 1 if any(is_full) else 0
+    if is_full == [every > 0 and (layer + 1) % every == 0 for layer in range(len(is_full))]:
+        return {"sliding_window": window, "full_attention_every": every, "full_attention_layers": ()}
+    full = tuple(layer for layer, own in enumerate(is_full) if own)
+    return {"sliding_window": window, "full_attention_every": 0, "full_attention_layers": full}
+
+
+def activation_name(activation: Activation) -> str:
+    """Return the usual name of an activation function."""
+    return {"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation)
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *first, last = names or ("",)
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,60 @@
+"""Gemma: tied embeddings scaled by the root of their width, GeGLU, and norms that store their scale minus 1."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from meshwright.description.families import llama
+from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
+from meshwright.description.families.fields import Fields
+from meshwright.description.step.model import Family, ModelConfig
+
+GEMMA = Family("gemma")
+
+
+def features_of(embed: int) -> Features:
+    """Differences of all Gemma models from Llama."""
+    return {
+        "tied_embeddings": True,
+        "activation": "gelu_tanh",
+        "norm_offset": 1.0,
+        "embedding_scale": math.sqrt(embed),
+    }
+
+
+def read_shared(fields: Fields, *, has_rope: bool = True) -> Features:
+    """Return the fields common to all versions of Gemma; has_rope: as in `llama.read`."""
+    fields.only("use_bidirectional_attention", False)
+    features = llama.read(fields, has_rope=has_rope)
+    return features | features_of(features["embed"]) | {"tied_embeddings": fields.flag("tie_word_embeddings", True)}
+
+
+def read(fields: Fields) -> Features:
+    """Read Gemma. Its activation is the tanh approximation, which files state in two ways or not at all."""
+    for field in ("hidden_act", "hidden_activation"):
+        fields.only(field, "gelu", "gelu_pytorch_tanh")
+    return read_shared(fields) | {"activation": "gelu_tanh"}
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Gemma."""
+    return llama.write_shared(model, "gemma", "GemmaForCausalLM") | {"attention_bias": model.qkv_bias}
+
+
+def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = GEMMA, **more: Any) -> ModelConfig:
+    """A model by name, as `llama.preset`; heads have 256 dims where none are given."""
+    given: dict[str, Any] = {"head_dim": 256, "norm_epsilon": 1e-6, **features_of(sizes[1]), **more}
+    return llama.preset(name, sizes, family, **given)
+
+
+FAMILY = PublishedFamily(
+    family=GEMMA,
+    readers={"gemma": read},
+    names=names_of(LLAMA_NAMES),
+    write=write,
+    presets=(
+        # Gemma: arXiv:2403.08295, table 1, and the config.json of google/gemma-7b.
+        preset("gemma-7b", (28, 3072, 24576, 16, 16, 256_000)),
+    ),
+)

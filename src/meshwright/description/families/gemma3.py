@@ -1,0 +1,81 @@
+"""Gemma 3: normed queries and keys instead of caps, five layers with a window to one without, a theta for each kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.description.families import gemma, gemma2
+from meshwright.description.families.family import Features, PublishedFamily
+from meshwright.description.families.fields import Fields
+from meshwright.description.families.rope_fields import longest_sequence, read_rope, read_rotary_dims, rope_parameters
+from meshwright.description.step.frequencies import LinearRopeScaling
+from meshwright.description.step.model import Family, ModelConfig
+
+GEMMA3 = Family("gemma3")
+
+
+def read(fields: Fields) -> Features:
+    """Gemma 3's text model; the older names of the pattern and of theta in layers with a window are read too."""
+    every = fields.whole("sliding_window_pattern", 6)
+    fields.unused_options("_sliding_window_pattern")  # What transformers writes of it, and does not read.
+    features = gemma2.read_capped(fields, every=every, has_rope=False)
+    full = read_rope(fields, "full_attention", theta=1_000_000.0)
+    local = read_rope(fields, "sliding_attention", theta=10_000.0, theta_field="rope_local_base_freq")
+    read_rotary_dims(fields, full, features["head_dim"])
+    if local.scaling is not None:
+        raise fields.refusal("rope_parameters", "frequencies in layers of sliding_attention are known unscaled")
+    return features | {
+        "qk_norm": True,
+        "rope_theta": full.theta,
+        "rope_scaling": full.scaling,
+        "rope_theta_local": local.theta if features["sliding_window"] else None,
+    }
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Gemma 3 text model."""
+    fields = gemma2.write_capped(model, "gemma3_text", "Gemma3ForCausalLM")
+    del fields["rope_theta"]
+    local = model.rope_theta if model.rope_theta_local is None else model.rope_theta_local
+    return fields | {
+        "rope_parameters": {
+            "full_attention": rope_parameters(model.rope_theta, model.rope_scaling),
+            "sliding_attention": rope_parameters(local, None),
+        },
+        **longest_sequence(model),
+    }
+
+
+FAMILY = PublishedFamily(
+    family=GEMMA3,
+    readers={"gemma3_text": read},
+    names=gemma2.NAMES,
+    write=write,
+    presets=(
+        gemma.preset(
+            "tiny-gemma3",
+            (6, 128, 384, 8, 8, 256),
+            GEMMA3,
+            head_dim=16,
+            post_norms=True,
+            qk_norm=True,
+            sliding_window=32,
+            full_attention_every=6,
+            rope_theta=1_000_000.0,
+            rope_theta_local=10_000.0,
+            rope_scaling=LinearRopeScaling(factor=8.0),
+        ),
+        # Gemma 3: arXiv:2503.19786, table 1, and the config.json of google/gemma-3-1b-pt.
+        gemma.preset(
+            "gemma3-1b",
+            (26, 1152, 6912, 4, 1, 262_144),
+            GEMMA3,
+            post_norms=True,
+            qk_norm=True,
+            sliding_window=512,
+            full_attention_every=6,
+            rope_theta=1_000_000.0,
+            rope_theta_local=10_000.0,
+        ),
+    ),
+)

@@ -1,0 +1,148 @@
+"""Llama, Mistral and Ministral 3: grouped-query attention, RoPE, RMSNorm, SwiGLU.
+
+Mistral has a sliding window in every layer; Ministral 3 multiplies queries by a number that grows with their position.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.description.families.family import LLAMA_NAMES, Features, PublishedFamily, names_of
+from meshwright.description.families.fields import Fields, activation_name
+from meshwright.description.families.rope_fields import (
+    QUERY_BETA,
+    longest_sequence,
+    read_rope,
+    read_rotary_dims,
+    rope_parameters,
+)
+from meshwright.description.step.frequencies import YarnRopeScaling
+from meshwright.description.step.model import Family, ModelConfig
+
+LLAMA = Family("llama")
+
+
+def read(fields: Fields, *, has_rope: bool = True, partial_field: str | None = None) -> Features:
+    """Read the fields that Llama and the families derived from it share.
+
+    has_rope: False for models without rotary embedding. partial_field: as in `read_rope`.
+    """
+    heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
+    layers, bias = fields.whole("num_hidden_layers"), fields.flag("attention_bias", False)
+    head_dim = fields.head_dim(embed, heads)
+    features = {
+        "num_layers": layers,
+        "embed": embed,
+        "mlp": fields.whole("intermediate_size"),
+        "num_heads": heads,
+        "num_kv_heads": fields.kv_heads(heads),
+        "head_dim": head_dim,
+        "vocab": fields.whole("vocab_size"),
+        "tied_embeddings": fields.flag("tie_word_embeddings", False),
+        "activation": fields.activation("hidden_act", "silu"),
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "mlp_bias": fields.flag("mlp_bias", False),
+        **fields.windows(layers),
+        "norm_epsilon": fields.positive("rms_norm_eps", 1e-6),
+    }
+    if not has_rope:
+        return features
+    rope = read_rope(fields, partial_field=partial_field)
+    rotary_dims = read_rotary_dims(fields, rope, head_dim)
+    return features | {"rope_theta": rope.theta, "rope_scaling": rope.scaling, "rotary_dims": rotary_dims}
+
+
+def read_ministral3(fields: Fields) -> Features:
+    """Mistral, whose queries grow with their position by a field of yarn."""
+    features = read(fields)
+    if not isinstance(scaling := features["rope_scaling"], YarnRopeScaling) or not scaling.query_beta:
+        field = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
+        raise fields.refusal(field, f"a ministral3 model has rope_type yarn and {QUERY_BETA} there")
+    return features
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """Return the config.json of a Llama; of a Mistral with a window, of a Ministral 3 with scaled queries."""
+    windows = {"sliding_window": model.sliding_window}
+    if isinstance(model.rope_scaling, YarnRopeScaling) and model.rope_scaling.query_beta:
+        return write_shared(model, "ministral3", "Ministral3ForCausalLM") | windows
+    if model.sliding_window is not None:
+        return write_shared(model, "mistral", "MistralForCausalLM") | windows
+    return write_shared(model, "llama", "LlamaForCausalLM") | write_biases(model)
+
+
+def write_biases(model: ModelConfig) -> dict[str, Any]:
+    """Return the fields of config.json that say which matmuls have biases."""
+    return {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+
+
+def write_shared(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
+    """The fields of the config.json of Llama and all that follow it."""
+    return {
+        "architectures": [architecture],
+        "model_type": kind,
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.embed,
+        "intermediate_size": model.mlp,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "vocab_size": model.vocab,
+        "tie_word_embeddings": model.tied_embeddings,
+        "hidden_act": activation_name(model.activation),
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_theta": model.rope_theta,
+        "rope_parameters": rope_parameters(model.rope_theta, model.rope_scaling),
+        **longest_sequence(model),
+    }
+
+
+def layer_types(model: ModelConfig) -> list[str]:
+    """The kind of attention of each layer."""
+    every, layers = model.full_attention_every, range(model.num_layers)
+    by_rule = [model.sliding_window is None or (every > 0 and (layer + 1) % every == 0) for layer in layers]
+    is_full = [by_rule[layer] or layer in model.full_attention_layers for layer in layers]
+    return ["full_attention" if full else "sliding_attention" for full in is_full]
+
+
+def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = LLAMA, **more: Any) -> ModelConfig:
+    """A model by name; sizes: layers, embed, mlp, heads, kv heads, vocab. Heads have 128 dims where none are given."""
+    layers, embed, mlp, heads, kv_heads, vocab = sizes
+    return ModelConfig(
+        name=name,
+        family=family,
+        num_layers=layers,
+        embed=embed,
+        mlp=mlp,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=more.pop("head_dim", 128),
+        vocab=vocab,
+        **more,
+    )
+
+
+TINY = (2, 128, 384, 8, 8, 256)
+"""The sizes of the tiny presets: bytes, and 8 kv heads, so that tp may be 8."""
+
+FAMILY = PublishedFamily(
+    family=LLAMA,
+    readers={"llama": read, "mistral": read, "ministral3": read_ministral3},
+    names=names_of(LLAMA_NAMES),
+    write=write,
+    presets=(
+        # A byte-level model that learns in minutes on a laptop.
+        preset("tiny", TINY, head_dim=16),
+        # Llama 2: arXiv:2307.09288 and the config.json published with the weights.
+        preset("llama2-7b", (32, 4096, 11008, 32, 32, 32_000)),
+        preset("llama2-13b", (40, 5120, 13824, 40, 40, 32_000)),
+        preset("llama2-70b", (80, 8192, 28672, 64, 8, 32_000)),
+        # Llama 3: arXiv:2407.21783, table 3, and the config.json published with the weights.
+        preset("llama3-8b", (32, 4096, 14336, 32, 8, 128_256), rope_theta=500_000.0),
+        preset("llama3-70b", (80, 8192, 28672, 64, 8, 128_256), rope_theta=500_000.0),
+        preset("llama3-405b", (126, 16384, 53248, 128, 8, 128_256), rope_theta=500_000.0),
+        # Mistral: arXiv:2310.06825, table 1.
+        preset("mistral-7b", (32, 4096, 14336, 32, 8, 32_000), sliding_window=4096),
+    ),
+)

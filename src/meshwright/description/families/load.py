@@ -1,0 +1,103 @@
+"""Models by name or by the path of a config.json, and the length of the sequences that each was trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.description.families.registry import PRESETS, model_from_hugging_face
+from meshwright.description.families.wrappers import text_config
+from meshwright.description.step.images import RESNETS
+from meshwright.description.step.model import ModelConfig
+from meshwright.errors import MeshwrightError, did_you_mean, near_names
+
+SEQ_LENS: Mapping[str, int] = {
+    "llama2-7b": 4096,
+    "llama2-13b": 4096,
+    "llama2-70b": 4096,
+    "llama3-8b": 8192,
+    "llama3-70b": 8192,
+    "llama3-405b": 8192,
+    "palm-540b": 2048,
+    "bloom-176b": 2048,
+    "mixtral-8x7b": 8192,
+    "deepseek-v3": 4096,
+    "qwen3-8b": 4096,
+    "gemma-7b": 8192,
+    "gemma2-9b": 8192,
+}
+"""Sequence length in pre-training according to the papers above; Mixtral's is Mistral 7B's (arXiv:2310.06825)."""
+
+
+def usual_seq_len(model: ModelConfig) -> int:
+    """Return the default sequence length: that of training, all learned positions, or 2048."""
+    return SEQ_LENS.get(model.name) or (model.max_positions if model.positions == "learned" else 2048)
+
+
+def trained_seq_len(name: str) -> int:
+    """Return the training sequence length of a preset or `config.json`; 0 if unknown."""
+    path = _config_path(name)
+    if path is None:
+        return SEQ_LENS.get(name.lower(), 0)
+    found = text_config(_read_json(path), name=path.parent.name).get("max_position_embeddings")
+    return found if isinstance(found, int) else 0
+
+
+def load_model(name: str) -> ModelConfig:
+    """The model of a preset's name, in any case, or of a path to a `config.json` (or to the folder that holds one)."""
+    if not Path(name).exists() and name.lower() in (*PRESETS, *RESNETS):
+        name = name.lower()
+    if name in PRESETS:
+        return PRESETS[name]
+    if name in RESNETS:
+        raise MeshwrightError(
+            f"{name} is a model of images, which `meshwright plan {name} …` plans and nothing runs yet"
+        )
+    if (path := _config_path(name)) is not None:
+        return model_from_hugging_face(_read_json(path), name=path.parent.name or path.stem)
+    hint = did_you_mean(near_names(name.lower(), (*PRESETS, *RESNETS)))
+    raise MeshwrightError(
+        f"no model {name!r}; {hint}`meshwright help models` lists them, or give the path of a config.json"
+    )
+
+
+def _config_path(name: str) -> Path | None:
+    """Return the path of a `config.json`, given itself or its folder; None if there is none."""
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    return path if path.is_file() else None
+
+
+class _TwiceError(Exception):
+    """A field that stands twice in one object."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose fields stand once each."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file."""
+    if path.suffix.lower() in (".yaml", ".yml"):
+        raise MeshwrightError(
+            f"{path} is YAML, and no config.json; a plan's file goes into plan, show, verify and train"
+        )
+    try:
+        data = json.loads(path.read_text(), object_pairs_hook=_object)
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except _TwiceError as error:
+        raise MeshwrightError(f"{path} has the field {error} twice; leave one out") from None
+    except RecursionError:
+        raise MeshwrightError(f"{path} is not a config.json: its values are nested too deeply") from None
+    except ValueError as error:
+        raise MeshwrightError(f"{path} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise MeshwrightError(f"{path} holds a {type(data).__name__}; a config.json holds an object")
+    return data

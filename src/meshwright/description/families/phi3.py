@@ -1,0 +1,66 @@
+"""Phi-3: Llama whose queries, keys and values are one tensor in a checkpoint, and so are gate and up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from meshwright.description.families import llama
+from meshwright.description.families.family import LLAMA_NAMES, Features, Published, PublishedFamily, names_of
+from meshwright.description.families.fields import Fields
+from meshwright.description.step.frequencies import LongRopeScaling
+from meshwright.description.step.model import Family, ModelConfig
+
+PHI3 = Family("phi3")
+
+
+def read(fields: Fields) -> Features:
+    """Read Llama's fields, dropout, and the original length of longrope, stored next to the scaling."""
+    fields.unused_options("resid_pdrop", "embd_pdrop", "original_max_position_embeddings")
+    features = llama.read(fields, partial_field="partial_rotary_factor")
+    if not isinstance(features["rope_scaling"], LongRopeScaling | None):
+        raise fields.refusal(
+            "rope_scaling" if fields.value("rope_scaling", None) else "rope_parameters",
+            "a phi3 model is known with rope_type 'default' or 'longrope'",
+        )
+    if features["rope_scaling"] and features["head_dim"] * features["num_heads"] != features["embed"]:
+        raise fields.refusal("head_dim", "with longrope heads share hidden_size evenly among num_attention_heads")
+    return features
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Phi-3."""
+    share = (model.rotary_dims or model.head_dim) / model.head_dim
+    fields = llama.write_shared(model, "phi3", "Phi3ForCausalLM")
+    fields["rope_parameters"] |= {"partial_rotary_factor": share}
+    # The published config's token of padding is 32000, which a smaller vocabulary does not have.
+    if isinstance(model.rope_scaling, LongRopeScaling):
+        fields["original_max_position_embeddings"] = model.rope_scaling.original_max_seq_len
+    return fields | {"sliding_window": model.sliding_window, "partial_rotary_factor": share, "pad_token_id": None}
+
+
+_FUSED = {
+    "self_attn.qkv_proj": ("query", "key", "value"),
+    "mlp.gate_up_proj": ("gate", "up"),
+}
+
+
+def _names() -> dict[str, Published]:
+    found = names_of(LLAMA_NAMES)
+    for module, parts in _FUSED.items():
+        for index, ours in enumerate(parts):
+            name = f"model.layers.{{layer}}.{module}.weight"
+            found[f"layers.{ours}"] = replace(found[f"layers.{ours}"], name=name, part=(index, len(parts)))
+    return found
+
+
+FAMILY = PublishedFamily(
+    family=PHI3,
+    readers={"phi3": read},
+    names=_names(),
+    write=write,
+    presets=(
+        # Phi-3: arXiv:2404.14219, section 2, and the config.json of microsoft/Phi-3-mini-4k-instruct.
+        llama.preset("phi3-mini", (32, 3072, 8192, 32, 32, 32_064), PHI3, head_dim=96, sliding_window=2047),
+    ),
+)

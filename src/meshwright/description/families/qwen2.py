@@ -1,0 +1,155 @@
+"""Qwen2 and Qwen2-MoE: Llama with biases of queries, keys and values; the window is written down but off by default."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from meshwright.description.families import llama
+from meshwright.description.families.family import EXPERT_NAMES, LLAMA_NAMES, Features, PublishedFamily, names_of
+from meshwright.description.families.fields import Fields
+from meshwright.description.step.layer import Routing
+from meshwright.description.step.model import Experts, Family, ModelConfig
+
+QWEN2 = Family("qwen2")
+
+
+def read(fields: Fields) -> Features:
+    """Read Llama's fields, the window if enabled, and biases of queries, keys and values only."""
+    features = llama.read(fields)
+    windows = windows_of(fields, features["num_layers"])
+    fields.only("qkv_bias", True)
+    return features | windows | {"qkv_bias": True, "output_bias": False}
+
+
+def windows_of(fields: Fields, num_layers: int) -> Features:
+    """Return the window if `use_sliding_window` is true: in layers from `max_window_layers` on."""
+    is_on = fields.flag("use_sliding_window", False)
+    first = fields.whole("max_window_layers", 0, least=0)
+    # Where a file names the kind of each layer, transformers asks no more from which on they have a window.
+    if fields.value("layer_types", None) is not None:
+        return fields.windows(num_layers, is_on=is_on)
+    return fields.windows(num_layers, full=tuple(range(min(first, num_layers))), is_on=is_on)
+
+
+def read_experts(fields: Fields, features: Features) -> Features:
+    """Read experts in every `decoder_sparse_step`-th layer except `mlp_only_layers`.
+
+    The positions of dense layers do not change a plan; a model whose dense layers are not the first ones is planned
+    only.
+    """
+    layers = features["num_layers"]
+    step, dense = fields.whole("decoder_sparse_step", 1), fields.layers("mlp_only_layers", layers)
+    sparse = [layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in dense]
+    if not sparse:
+        raise fields.refusal(
+            "decoder_sparse_step", f"with mlp_only_layers it leaves none of {layers} layers to experts"
+        )
+    num_dense = layers - len(sparse)
+    is_after_dense = sparse == list(range(num_dense, layers))
+    # transformers reads the two names as one field.
+    count = fields.whole("num_local_experts", None) or fields.whole("num_experts")
+    fields.only("num_experts", count)
+    experts = Experts(
+        count=count,
+        num_active=fields.whole("num_experts_per_tok"),
+        mlp=fields.whole("moe_intermediate_size"),
+        num_dense_layers=num_dense,
+        routing=Routing(is_normed=fields.flag("norm_topk_prob", False)),
+    )
+    between = "dense layers between those of experts, by decoder_sparse_step and mlp_only_layers"
+    return {"experts": experts, "planned_only": () if is_after_dense else (between,)}
+
+
+def read_moe(fields: Fields) -> Features:
+    """Qwen2-MoE: where windows are on, every second layer of the first `max_window_layers` has one, from the first."""
+    features = llama.read(fields)
+    layers, is_on = features["num_layers"], fields.flag("use_sliding_window", False)
+    last = fields.whole("max_window_layers", 28, least=0)
+    if fields.value("layer_types", None) is not None:
+        last = layers
+    found = read_experts(fields, features)
+    shared = fields.whole("shared_expert_intermediate_size", 5632)
+    experts = replace(found["experts"], shared_mlp=shared, has_shared_gate=True)
+    full = tuple(layer for layer in range(layers) if layer % 2 or layer >= last)
+    windows = fields.windows(layers, full=full, is_on=is_on)
+    biases = {"qkv_bias": fields.flag("qkv_bias", True), "output_bias": False}
+    return features | windows | biases | found | {"experts": experts}
+
+
+def write(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a Qwen2, with experts or without."""
+    if (experts := model.experts) is None:
+        return llama.write_shared(model, "qwen2", "Qwen2ForCausalLM") | write_windows(model)
+    fields = llama.write_shared(model, "qwen2_moe", "Qwen2MoeForCausalLM") | write_experts(experts)
+    window = model.sliding_window
+    return (
+        fields
+        | {
+            "qkv_bias": model.qkv_bias,
+            "shared_expert_intermediate_size": experts.shared_mlp,
+            "use_sliding_window": window is not None,
+            "max_window_layers": model.num_layers,
+        }
+        | ({} if window is None else {"sliding_window": window, "layer_types": llama.layer_types(model)})
+    )
+
+
+def write_experts(experts: Experts) -> dict[str, Any]:
+    """The fields of experts."""
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.num_active,
+        "moe_intermediate_size": experts.mlp,
+        "norm_topk_prob": experts.routing.is_normed,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(range(experts.num_dense_layers)),
+    }
+
+
+def write_windows(model: ModelConfig) -> dict[str, Any]:
+    """The fields of the window, which is off where a model has none."""
+    if model.sliding_window is None:
+        return {"use_sliding_window": False}
+    windows = {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
+    is_mixed = model.full_attention_every or model.full_attention_layers
+    return windows | ({"layer_types": llama.layer_types(model)} if is_mixed else {})
+
+
+_SHARED = "model.layers.{layer}.mlp.shared_expert"
+
+FAMILY = PublishedFamily(
+    family=QWEN2,
+    readers={"qwen2": read, "qwen2_moe": read_moe},
+    names=names_of(
+        {
+            **LLAMA_NAMES,
+            **EXPERT_NAMES,
+            "layers.shared_expert_gate": "model.layers.{layer}.mlp.shared_expert_gate.weight",
+            "layers.shared_gate": f"{_SHARED}.gate_proj.weight",
+            "layers.shared_up": f"{_SHARED}.up_proj.weight",
+            "layers.shared_down": f"{_SHARED}.down_proj.weight",
+        }
+    ),
+    write=write,
+    presets=(
+        llama.preset(
+            "tiny-qwen2-moe",
+            llama.TINY,
+            QWEN2,
+            head_dim=16,
+            qkv_bias=True,
+            norm_epsilon=1e-6,
+            experts=Experts(
+                count=8,
+                num_active=4,
+                mlp=96,
+                shared_mlp=384,
+                has_shared_gate=True,
+                routing=Routing(is_normed=False),
+            ),
+        ),
+        # Qwen2: arXiv:2407.10671, table 1, and the config.json of Qwen/Qwen2-7B.
+        llama.preset("qwen2-7b", (28, 3584, 18944, 28, 4, 152_064), QWEN2, qkv_bias=True, rope_theta=1_000_000.0),
+    ),
+)

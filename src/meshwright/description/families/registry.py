@@ -1,0 +1,118 @@
+"""The families that are known: models by their names, and from data that describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from meshwright.description.families import (
+    deepseek,
+    gemma,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    llama,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+)
+from meshwright.description.families.family import PublishedFamily
+from meshwright.description.families.fields import Config, Fields
+from meshwright.description.families.quantization import check_quantization
+from meshwright.description.families.wrappers import text_config
+from meshwright.description.step.model import Family, Model, ModelConfig
+from meshwright.description.step.serving import Serving
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.support.field_types import from_data, not_a_choice
+
+PUBLISHED: tuple[PublishedFamily, ...] = tuple(
+    module.FAMILY
+    for module in (
+        *(llama, mixtral, qwen2, qwen3, gemma, gemma2, gemma3, phi3, olmo2),
+        *(gpt2, gpt_neox, gpt_oss, deepseek),
+    )
+)
+
+FAMILIES: Mapping[str, Family] = {published.family.name: published.family for published in PUBLISHED}
+
+PRESETS: Mapping[str, ModelConfig] = {model.name: model for published in PUBLISHED for model in published.presets}
+"""The models known by name, each from its paper or the config.json published with its weights."""
+
+_BY_TYPE = {kind: published for published in PUBLISHED for kind in published.readers}
+
+
+def model_from_data(data: Any, path: str = "") -> ModelConfig:
+    """The model that `dataclasses.asdict` took apart."""
+    return from_data(ModelConfig, data, path, {Family: _family_from_data})
+
+
+def workload_from_data(data: Any, path: str = "") -> Workload:
+    """The workload that `dataclasses.asdict` took apart."""
+    return from_data(Workload, data, path, {Model: model_from_data})
+
+
+def serving_from_data(data: Any, path: str = "") -> Serving:
+    """The serving that `dataclasses.asdict` took apart."""
+    return from_data(Serving, data, path, {ModelConfig: model_from_data})
+
+
+def _family_from_data(data: Any, path: str) -> Family:
+    family = from_data(Family, data, path)
+    # Some presets are of a family of generic layers that has a name and no published form: PaLM.
+    known = dict.fromkeys((*FAMILIES, Family().name, *(model.family.name for model in PRESETS.values())))
+    if family.name not in known:
+        raise MeshwrightError(not_a_choice(f"{path}.name", family.name, known))
+    return FAMILIES.get(family.name, family)
+
+
+def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
+    """The model that a Hugging Face `config.json` describes.
+
+    A family that is not known, and a field that is not, are refused by name: see `families.fields`.
+    """
+    if "model_type" not in data:
+        what = {
+            "meshwright_plan": ": it is a plan, for verify and train",
+            "workload": ": it is that of a run, which `meshwright train … --resume` goes on with",
+        }
+        hint = next((words for field, words in what.items() if field in data), "")
+        raise MeshwrightError(
+            f"the config.json of {name} has no model_type{hint}; those read are {', '.join(_BY_TYPE)}"
+        )
+    data = text_config(data, name=name)
+    kind = str(data["model_type"])
+    if kind not in _BY_TYPE:
+        raise MeshwrightError(
+            f"the config.json of {name} has model_type {kind!r}; those read are {', '.join(_BY_TYPE)}"
+        )
+    published, config = _BY_TYPE[kind], Fields(data, name=name, family=kind)
+    features: dict[str, Any] = published.readers[kind](config)
+    check_quantization(config)
+    config.check_all_known()
+    return ModelConfig(name=name, family=published.family, **features)
+
+
+def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a model: what `model_from_hugging_face` reads as the same model.
+
+    Raises:
+        MeshwrightError: a model that no published family is like, in whole.
+    """
+    published = next((known for known in PUBLISHED if known.family == model.family), None)
+    written = published.write(model) if published and published.write else {}
+    read = model_from_hugging_face(written, name=model.name) if written else None
+    if read is not None and model.experts and not model.experts.num_dense_layers:
+        model = replace(model, mlp=read.mlp)  # No layer has a plain MLP.
+    if read != model:
+        names = (
+            [] if read is None else [f.name for f in fields(model) if getattr(read, f.name) != getattr(model, f.name)]
+        )
+        which = f": {names[0]}={getattr(model, names[0])} has no field there" if names else ""
+        raise MeshwrightError(f"no config.json of Hugging Face describes {model.name}{which}")
+    return written

@@ -1,0 +1,231 @@
+"""Rotary embedding in a config.json: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from meshwright.description.families.fields import Fields, listed
+from meshwright.description.step.frequencies import (
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    LongRopeScaling,
+    RopeScaling,
+    YarnRopeScaling,
+)
+from meshwright.description.step.model import ModelConfig
+from meshwright.errors import MeshwrightError
+
+ORIGINAL = "original_max_position_embeddings"
+
+QUERY_BETA = "llama_4_scaling_beta"
+"""Ministral 3: growth of queries with their position."""
+
+SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), (ORIGINAL,)),
+    "yarn": (
+        ("factor",),
+        (ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": (("short_factor", "long_factor"), (ORIGINAL, "factor", "attention_factor")),
+}
+"""The kinds of rope scaling that are known, the fields that each needs, and those that it may have."""
+
+
+class Rope(NamedTuple):
+    """Rotary embedding of a config; partial: share of a head's dims that is rotated."""
+
+    theta: float
+    scaling: RopeScaling | None
+    partial: float
+
+
+def read_rope(
+    fields: Fields,
+    layer_type: str | None = None,
+    *,
+    theta: float = 10_000.0,
+    theta_field: str = "rope_theta",
+    partial: float = 1.0,
+    partial_field: str | None = None,
+) -> Rope:
+    """Read theta, scaling and the rotated share of a head.
+
+    As in transformers, `rope_scaling` replaces `rope_parameters`; if layers differ, it is added to those of full
+    attention.
+
+    Args:
+        layer_type: kind of layer whose parameters to read, if kinds have their own.
+        theta, partial: defaults.
+        theta_field, partial_field: fields outside of the parameters; families without a `partial_field` rotate whole
+            heads.
+    """
+    given, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
+    if layer_type is None:
+        found = scaling or given
+    else:
+        own = given.get(layer_type) or {"rope_type": "default"}
+        if given and not (isinstance(own, Mapping) and all(isinstance(each, Mapping) for each in given.values())):
+            raise fields.refusal("rope_parameters", "it takes an object for each kind of layer")
+        found = dict[str, Any](own) | (scaling if layer_type == "full_attention" else {})
+    found = {name: value for name, value in found.items() if value is not None}
+    theta = fields.positive(theta_field, theta)
+    kind = found.pop("rope_type", found.pop("type", "default"))
+    found.pop("type", None)
+    if "rope_theta" in found:
+        theta = fields.above_zero("rope_parameters.rope_theta", found.pop("rope_theta"))
+    partial = fields.positive(partial_field or "partial_rotary_factor", partial)
+    if (own := found.pop("partial_rotary_factor", None)) is not None:
+        partial = fields.above_zero("rope_parameters.partial_rotary_factor", own)
+    if partial != 1.0 and partial_field is None:
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has partial_rotary_factor={partial:g}; its family rotates whole heads"
+        )
+    if not isinstance(kind, str) or kind not in SCALING_FIELDS:
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has rope_scaling of type {kind!r}; {listed(SCALING_FIELDS)} are known"
+        )
+    return Rope(theta, _read_scaling(fields, kind, found), partial)
+
+
+def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
+    """The first dims of a head that are rotated; 0 for all."""
+    dims = int(head_dim * rope.partial)
+    if not 1 <= dims <= head_dim or (dims % 2 and dims == head_dim):
+        raise MeshwrightError(
+            f"the config.json of {fields.name} rotates {dims} of {head_dim} dims (head_dim, or hidden_size for each of"
+            f" num_attention_heads): partial_rotary_factor={rope.partial:g}; it takes at least one, and of a whole head"
+            f" an even number"
+        )
+    return dims % head_dim
+
+
+def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScaling | None:
+    """The scaling of rotary frequencies; `found` are its fields."""
+    needed, optional = SCALING_FIELDS[kind]
+    if kind == "yarn" and fields.family == "ministral3":
+        optional = (*optional, QUERY_BETA)
+        # The longest sequence, which stands beside it too and changes nothing.
+        found = {name: value for name, value in found.items() if name != "max_position_embeddings"}
+    # transformers writes the original length of every kind.
+    extra, absent = set(found) - {*needed, *optional, ORIGINAL}, set(needed) - set(found)
+    if extra or absent:
+        field = min(extra or absent)
+        what = "a field that is not known" if extra else "no field"
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has {what} {field!r} in its rope scaling of type {kind!r}, which has"
+            f" {listed((*needed, *optional)) or 'none'}"
+        )
+
+    def number(field: str, default: Any = None) -> Any:
+        return fields.above_zero(f"rope scaling's {field}", found[field]) if field in found else default
+
+    def numbers(field: str) -> tuple[float, ...]:
+        several = found[field]
+        if not isinstance(several, list):
+            raise MeshwrightError(
+                f"the config.json of {fields.name} has rope scaling's {field}={several!r}; it takes a list of numbers"
+            )
+        return tuple(fields.above_zero(f"rope scaling's {field}", one) for one in several)
+
+    match kind:
+        case "linear":
+            return LinearRopeScaling(factor=number("factor"))
+        case "dynamic":
+            # Of this kind the original length is the longest sequence itself.
+            return DynamicRopeScaling(
+                factor=number("factor"), original_max_seq_len=fields.whole("max_position_embeddings")
+            )
+        case "llama3":
+            if number("low_freq_factor") >= number("high_freq_factor"):
+                raise MeshwrightError(
+                    f"the config.json of {fields.name} has rope scaling's low_freq_factor={found['low_freq_factor']};"
+                    f" it is below high_freq_factor={found['high_freq_factor']}"
+                )
+            return Llama3RopeScaling(
+                factor=number("factor"),
+                low_freq_factor=number("low_freq_factor"),
+                high_freq_factor=number("high_freq_factor"),
+                original_max_seq_len=_original_length(fields, found),
+            )
+        case "yarn":
+            truncate = found.get("truncate", True)
+            if not isinstance(truncate, bool):
+                raise MeshwrightError(
+                    f"the config.json of {fields.name} has rope scaling's truncate={truncate!r}; it takes true or false"
+                )
+            return YarnRopeScaling(
+                factor=number("factor"),
+                original_max_seq_len=_original_length(fields, found),
+                beta_fast=number("beta_fast", 32.0),
+                beta_slow=number("beta_slow", 1.0),
+                attention_factor=number("attention_factor"),
+                mscale=number("mscale"),
+                mscale_all_dim=number("mscale_all_dim"),
+                truncate=truncate,
+                query_beta=number(QUERY_BETA, 0.0),
+            )
+        case "longrope":
+            length = _original_length(fields, found)
+            if "factor" not in found:
+                found["factor"] = fields.whole("max_position_embeddings") / length
+            return LongRopeScaling(
+                short_factor=numbers("short_factor"),
+                long_factor=numbers("long_factor"),
+                factor=number("factor"),
+                original_max_seq_len=length,
+                attention_factor=number("attention_factor"),
+            )
+    return None
+
+
+def _original_length(fields: Fields, found: Mapping[str, Any]) -> int:
+    """Return the original training length: next to the scaling, in it, or else the longest sequence."""
+    beside = fields.whole(ORIGINAL, None)
+    if beside is None and ORIGINAL not in found:
+        return fields.whole("max_position_embeddings")
+    length = fields.above_zero(f"rope scaling's {ORIGINAL}", found[ORIGINAL] if beside is None else beside)
+    if length < 2 or length != int(length):
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has rope scaling's {ORIGINAL}={length:g}; it takes a whole number from 2"
+        )
+    return int(length)
+
+
+def rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+    """`rope_parameters` as transformers 5 writes them."""
+    match scaling:
+        case None:
+            return {"rope_type": "default", "rope_theta": theta}
+        case LinearRopeScaling():
+            own: dict[str, Any] = {"rope_type": "linear"}
+        case DynamicRopeScaling():
+            own = {"rope_type": "dynamic"}
+        case Llama3RopeScaling(low_freq_factor=low, high_freq_factor=high, original_max_seq_len=length):
+            own = {"rope_type": "llama3", "low_freq_factor": low, "high_freq_factor": high, ORIGINAL: length}
+        case YarnRopeScaling() as yarn:
+            own = {"rope_type": "yarn", "beta_fast": yarn.beta_fast, "beta_slow": yarn.beta_slow}
+            own |= {ORIGINAL: yarn.original_max_seq_len, "truncate": yarn.truncate}
+            optional = ("attention_factor", "mscale", "mscale_all_dim")
+            own |= {name: value for name in optional if (value := getattr(yarn, name)) is not None}
+            own |= {QUERY_BETA: yarn.query_beta} if yarn.query_beta else {}
+        case LongRopeScaling() as long:
+            own = {"rope_type": "longrope", "short_factor": [*long.short_factor], "long_factor": [*long.long_factor]}
+            own |= {ORIGINAL: long.original_max_seq_len}
+            own |= {} if long.attention_factor is None else {"attention_factor": long.attention_factor}
+    return own | {"rope_theta": theta, "factor": scaling.factor}
+
+
+def longest_sequence(model: ModelConfig) -> dict[str, Any]:
+    """Return `max_position_embeddings` as a field if the rotary scaling determines it, else no field."""
+    match model.rope_scaling:
+        case None | LinearRopeScaling():
+            return {}
+        case DynamicRopeScaling(original_max_seq_len=length):
+            return {"max_position_embeddings": length}
+        case Llama3RopeScaling() | YarnRopeScaling() | LongRopeScaling() as scaling:
+            return {"max_position_embeddings": round(scaling.original_max_seq_len * scaling.factor)}

@@ -1,0 +1,72 @@
+"""Models of text and images whose text part is a known one: its config.json, and the names of its weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from meshwright.description.families.fields import Config
+from meshwright.errors import MeshwrightError
+
+TEXT_DEFAULTS: Mapping[str, Config] = {
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_attention_heads": 8,
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+    },
+    "mistral3": {"model_type": "mistral", "sliding_window": None},
+}
+"""Defaults of transformers for missing fields of a text part, by the wrapper's model_type."""
+
+OUTER = ("quantization_config", "tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "bos_token_id")
+"""Fields next to a text part that apply to it unless it has its own."""
+
+_TEXT = re.compile(r"^(?:language_model\.|model\.language_model\.)")
+_OTHER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|multi_modal_projector|image_newline)\b")
+
+
+def text_config(data: Config, *, name: str) -> Config:
+    """Return the config of the text model if `data` is a multimodal wrapper's config; else `data` itself.
+
+    Raises:
+        MeshwrightError: a text part that is not an object.
+    """
+    kind = str(data.get("model_type"))
+    if "text_config" not in data or kind not in TEXT_DEFAULTS:
+        return data
+    own = data["text_config"]
+    if not isinstance(own, Mapping):
+        raise MeshwrightError(f"the config.json of {name} has text_config={own!r}; it takes an object")
+    outer = {field: data[field] for field in OUTER if data.get(field) is not None}
+    return {**TEXT_DEFAULTS[kind], **outer, **own}
+
+
+class TextNames(NamedTuple):
+    """The names of a text part's tensors, each by the name it has by itself, and the parts that are left out."""
+
+    names: dict[str, str]
+    left_out: tuple[str, ...]
+
+
+def text_names(names: Iterable[str]) -> TextNames:
+    """Return tensor names of the text model alone; those of the image parts are left out.
+
+    Names stay unchanged unless one begins with `language_model.` or `model.language_model.`.
+    """
+    names = list(names)
+    if not any(map(_TEXT.match, names)):
+        return TextNames({name: name for name in names}, ())
+    others = {name: match[1] for name in names if (match := _OTHER.match(name))}
+    return TextNames(
+        {_text_name(name): name for name in names if name not in others}, tuple(dict.fromkeys(others.values()))
+    )
+
+
+def _text_name(name: str) -> str:
+    """`language_model.model.x` and `model.language_model.x` as `model.x`, `language_model.lm_head.x` as `lm_head.x`."""
+    whole = "model.language_model."
+    return f"model.{name.removeprefix(whole)}" if name.startswith(whole) else name.removeprefix("language_model.")

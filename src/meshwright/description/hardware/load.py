@@ -1,0 +1,184 @@
+"""Load chips from TOML: the project's own files and a user's file, checked field by field."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from meshwright.description.hardware.chip import Chip, Dcn, Level, Torus
+from meshwright.description.hardware.dtypes import canonical_dtype
+from meshwright.description.hardware.table import Table, read_toml
+from meshwright.errors import MeshwrightError, did_you_mean, near_names
+
+DATA = Path(__file__).parent / "data"
+
+
+def chips() -> tuple[Chip, ...]:
+    """Every known chip: TPUs, GPUs, then simulated CPU devices, each by name."""
+    found = [_chip_named(name) for name in chip_names()]
+    kinds = ("tpu", "gpu", "cpu")
+    return tuple(sorted(found, key=lambda chip: (kinds.index(chip.kind), chip.name.replace("tpu", "v"))))
+
+
+def chip_names() -> tuple[str, ...]:
+    """The names of the known chips in alphabetical order; reads no file."""
+    return tuple(sorted(path.stem for path in DATA.glob("*.toml") if path.stem != "aliases"))
+
+
+def load_chip(name: str) -> Chip:
+    """Load a chip by name or alias, in any case: `v5p`, `tpu_v5e`, `v5litepod`, `A100`, `TPU v5 lite`.
+
+    Raises for an unknown name, with the nearest known ones.
+    """
+    return _chip_named(_canonical_name(name))
+
+
+def load_hardware(path: str | Path) -> Chip:
+    """Load a chip from a user's TOML file, in the format of the project's own files.
+
+    Raises if the file cannot be read, or a field is missing, unknown or invalid; the message names the file, the field,
+    the value and valid values.
+    """
+    path = Path(path)
+    try:
+        data = read_toml(path)
+    except OSError as error:
+        raise MeshwrightError(f"cannot read hardware file {str(path)!r}: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise MeshwrightError(f"hardware file {str(path)!r} is not TOML: {error}") from None
+    chip = _chip(Table(data, file=path.name))
+    if chip.name in (*chip_names(), *_aliases()) and chip != load_chip(chip.name):
+        raise MeshwrightError(
+            f"{path.name}: name = {chip.name!r} is a chip of meshwright's own with other figures; name yours otherwise"
+        )
+    return replace(chip, file=str(path.resolve()))
+
+
+def normal_name(name: str) -> str:
+    """A chip name in lower case, with `-` for `_` and blanks, without `nvidia` or `tpu`."""
+    text = "-".join(name.strip().lower().replace("_", " ").split())
+    return text.removeprefix("nvidia-").removeprefix("tpu-")
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    """The name for each alias."""
+    return read_toml(DATA / "aliases.toml")
+
+
+def _canonical_name(name: str) -> str:
+    """The known name of a chip. Raises for an unknown one."""
+    normal = normal_name(name)
+    if normal in chip_names():
+        return normal
+    if normal in _aliases():
+        return _aliases()[normal]
+    stem = normal.partition("-")[0] if re.fullmatch(r"v\d+[a-z]*-\d+", normal) else normal  # A Cloud name: v2-8.
+    near = near_names(stem.partition(":")[0], [*chip_names(), *_aliases()], cutoff=0.5)
+    hint = did_you_mean(_aliases().get(other, other) for other in near)
+    raise MeshwrightError(
+        f"chip {name!r} is not known; {hint}`meshwright chips` lists them; --hardware FILE (hardware=…) has one of"
+        f" your own"
+    )
+
+
+@cache
+def _chip_named(name: str) -> Chip:
+    path = DATA / f"{name}.toml"
+    return _chip(Table(read_toml(path), file=path.name))
+
+
+def _chip(table: Table) -> Chip:
+    peaks, hbm, host = table.table("peak_flops"), table.table("hbm"), table.table("host")
+    torus, dcn, levels = table.table("torus"), table.table("dcn"), table.tables("levels")
+    power = table.table("power")
+    if bool(torus.data) == bool(levels):
+        raise table.error("fabric", "must be one of [torus] and [[levels]]")
+    chip = Chip(
+        name=normal_name(table.text("name")),
+        title=table.text("title"),
+        kind=table.text("kind", ("tpu", "gpu", "cpu")),  # pyright: ignore[reportArgumentType]  checked by choices
+        devices_per_chip=table.whole("devices_per_chip"),
+        chips_per_host=table.whole("chips_per_host"),
+        is_shared=table.flag("is_shared"),
+        cloud_cores=table.whole("cloud_cores", 1),
+        peak_flops=_peaks(peaks),
+        hbm_bytes=hbm.amount("bytes"),
+        physical_bytes=hbm.amount("physical_bytes"),
+        runtime_bytes=hbm.number("runtime_bytes"),
+        hbm_bytes_per_second=hbm.amount("bytes_per_second"),
+        host_bytes_per_second=host.amount("bytes_per_second"),
+        torus=_torus(torus) if torus.data else None,
+        levels=tuple(
+            Level(
+                name=level.text("name"),
+                degree=level.whole("degree"),
+                link_bytes_per_second=level.amount("link_bytes_per_second"),
+                hop_seconds=level.number("hop_seconds"),
+            )
+            for level in levels
+        ),
+        dcn=Dcn(bytes_per_second=dcn.amount("bytes_per_second"), hop_seconds=dcn.number("hop_seconds"))
+        if dcn.data
+        else None,
+        power_share=_power_share(power) if power.data else 1.0,
+        sources={
+            part.name: part.text("source") for part in (peaks, hbm, power, torus, dcn, host, *levels) if part.data
+        },
+    )
+    if (chip.kind == "tpu") != (chip.torus is not None):
+        raise table.error("kind", f"= {chip.kind!r}; TPUs have a [torus], and GPUs and CPUs have [[levels]]")
+    # As sold and as counted differ by GB and GiB, and by what error correction takes.
+    if not 0.9 <= chip.physical_bytes / chip.hbm_bytes <= 2:
+        raise hbm.error("physical_bytes", f"= {chip.physical_bytes:g}; it is about bytes = {chip.hbm_bytes:g}")
+    if chip.runtime_bytes >= chip.physical_bytes:
+        raise hbm.error("runtime_bytes", f"= {chip.runtime_bytes:g}; it must leave some of physical_bytes")
+    for part in (table, peaks, hbm, power, host, torus, dcn, *levels):
+        part.close()
+    return chip
+
+
+def _peaks(table: Table) -> dict[str, float]:
+    """The peak of each dtype, by canonical name."""
+    peaks = {}
+    for field in table.data:
+        if field != "source":
+            try:
+                dtype = canonical_dtype(field)
+            except MeshwrightError as error:
+                raise table.error(field, f"is not a dtype: {error}") from None
+            if dtype in peaks:
+                raise table.error(field, f"is {dtype}, which stands there already; leave one out")
+            peaks[dtype] = table.amount(field)
+    if not peaks:
+        raise table.error("bf16", "is missing; give the peak of at least one dtype")
+    return peaks
+
+
+def _power_share(table: Table) -> float:
+    """The power limit over the full power of the die."""
+    limit, full = table.number("limit_watts"), table.number("full_watts")
+    if limit > full:
+        raise table.error("limit_watts", f"= {limit:g}; it must not be above full_watts = {full:g}")
+    return limit / full
+
+
+def _torus(table: Table) -> Torus:
+    max_slice = table.sizes("max_slice")
+    rank = len(max_slice)
+    torus = Torus(
+        link_bytes_per_second=table.amount("link_bytes_per_second"),
+        hop_seconds=table.number("hop_seconds"),
+        host=table.sizes("host", rank=rank),
+        max_slice=max_slice,
+        slices=table.shapes("slices", rank=rank),
+        cube=table.whole("cube", None),
+        wrap_size=table.whole("wrap_size", None),
+        splits_axes=table.flag("splits_axes"),
+        core_bytes_per_second=table.amount("core_bytes_per_second", None),
+    )
+    if (torus.cube is None) == (torus.wrap_size is None):
+        raise table.error("wrap_size", "or cube must be there, one of the two: it says which axes wrap")
+    return torus

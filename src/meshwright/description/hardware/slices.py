@@ -1,0 +1,117 @@
+"""Slices of a torus: their legal shapes, which of their axes wrap, and mesh axes across and within them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from meshwright.description.hardware.chip import Chip, Torus
+from meshwright.errors import MeshwrightError
+from meshwright.units import show_degrees
+
+
+def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
+    """Whether each axis of a slice closes into a ring.
+
+    With optical switches between cubes, every axis of a slice of whole cubes wraps, and none of a smaller one;
+    otherwise an axis wraps iff it has the size of the full pod's (jax-ml.github.io/scaling-book/tpus).
+    """
+    if torus.cube is not None:
+        return (all(size % torus.cube == 0 for size in shape),) * len(shape)
+    return tuple(size == torus.wrap_size for size in shape)
+
+
+def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
+    """Raise for a shape that a slice cannot have: wrong rank, larger than the pod, or not offered."""
+    text = "x".join(map(str, shape))
+    if len(shape) != torus.rank:
+        example = "x".join(map(str, torus.slices[-1]))
+        raise MeshwrightError(
+            f"{chip.name}:{text} has {len(shape)} axes; a {chip.name} slice has {torus.rank}: {example}"
+        )
+    if math.prod(shape) > math.prod(torus.max_slice):
+        pod, most = "x".join(map(str, torus.max_slice)), math.prod(torus.max_slice)
+        raise MeshwrightError(
+            f"{chip.name}:{text} has {math.prod(shape)} chips; the largest slice is {pod} = {most},"
+            f" beyond it use several: 2*{chip.name}:{pod}"
+        )
+    if sorted(shape) not in map(sorted, torus.slices) and not _is_cubes(torus, shape):
+        raise MeshwrightError(f"{chip.name}:{text} is not a slice; slices are {_offered(torus)}, axes in any order")
+
+
+def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
+    """The canonical shape of a slice with some number of chips: from the table, or of whole cubes nearest to a cube.
+
+    Raises if there is none, with the nearest numbers.
+    """
+    shape = _shape_of(torus, num_chips)
+    if shape is None:
+        counts = [count for count in _counts(torus) if _shape_of(torus, count)]
+        near = [*[c for c in counts if c < num_chips][-1:], *[c for c in counts if c > num_chips][:1]]
+        raise MeshwrightError(
+            f"{chip.name}:{num_chips} is not a slice; the nearest have {' or '.join(map(str, near))} chips,"
+            f" and slices are {_offered(torus)}"
+        )
+    return shape
+
+
+def across_slices(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
+    """The factor of each axis's degree that crosses slices: the outermost axes first, which communicate least.
+
+    Raises if the degrees do not contain the number of slices.
+    """
+    left, across = num_slices, {}
+    for axis, degree in degrees.items():
+        across[axis] = math.gcd(degree, left)
+        left //= across[axis]
+    if left > 1:
+        raise MeshwrightError(f"{num_slices} slices do not divide the axes of mesh {show_degrees(degrees)}")
+    return across
+
+
+def within_slice(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
+    """The degree of each axis inside one slice. Each slice runs its own program and numbers its own devices."""
+    across = across_slices(degrees, num_slices)
+    return {axis: degree // across[axis] for axis, degree in degrees.items()}
+
+
+def _shape_of(torus: Torus, num_chips: int) -> tuple[int, ...] | None:
+    """The canonical shape with some number of chips, or None."""
+    for shape in torus.slices:
+        if math.prod(shape) == num_chips:
+            return shape
+    if torus.cube is None or num_chips % torus.cube**torus.rank or num_chips > math.prod(torus.max_slice):
+        return None
+    cubes = _squarest(num_chips // torus.cube**torus.rank, torus.rank)
+    return tuple(torus.cube * count for count in cubes)
+
+
+def _squarest(product: int, rank: int) -> tuple[int, ...]:
+    """The `rank` ascending factors of a product whose sum is least."""
+    if rank == 1:
+        return (product,)
+    splits = ((d, *_squarest(product // d, rank - 1)) for d in range(1, product + 1) if product % d == 0)
+    return tuple(sorted(min(splits, key=sum)))
+
+
+def _counts(torus: Torus) -> list[int]:
+    """Candidate numbers of chips of a slice, ascending."""
+    counts = {math.prod(shape) for shape in torus.slices}
+    if torus.cube is not None:
+        step = torus.cube**torus.rank
+        counts.update(range(step, math.prod(torus.max_slice) + 1, step))
+    return sorted(counts)
+
+
+def _is_cubes(torus: Torus, shape: tuple[int, ...]) -> bool:
+    """Whether a shape is made of whole cubes."""
+    return torus.cube is not None and all(size % torus.cube == 0 for size in shape)
+
+
+def _offered(torus: Torus) -> str:
+    """The legal shapes in words."""
+    shapes = ", ".join("x".join(map(str, shape)) for shape in torus.slices)
+    if torus.cube is None:
+        return shapes
+    cube = "x".join([str(torus.cube)] * torus.rank)
+    return f"{shapes} and whole cubes of {cube}, up to {math.prod(torus.max_slice)} chips"

@@ -1,0 +1,183 @@
+"""Collectives that a compiler lowered as other collectives: recognized by what the devices compute, never by names.
+
+XLA:CPU has no reduce-scatter: it all-reduces, and every device slices its shard out of the sum. The TPU compiler lowers
+some all-gathers, as those over a whole torus flattened into one axis, by writing each device's shard into zeros and
+all-reducing. And XLA:CPU communicates bf16 data in f32.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from meshwright.description.hlo.dataflow import VIEWS, origin, uses
+from meshwright.description.hlo.evaluation import evaluate, slice_sizes
+from meshwright.description.hlo.groups import Axes
+from meshwright.description.hlo.module import Instruction, Module
+from meshwright.record import Collective, LoweredAs, Lowering
+
+_SHARD_VIEWS = frozenset(VIEWS | {"convert"})
+_HALVES = ("bf16", "f16")
+
+
+def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+    """Undo a compiler's lowering: the collectives that a plan would list, in the plan's dtype.
+
+    mesh: the degree of every axis. A collective without lowerings is returned as it is.
+    """
+    if any(lowering.promoted_from for lowering in collective.lowerings):
+        collective = replace(collective, bytes=collective.bytes // 2)
+    forms = {lowering.form: lowering for lowering in collective.lowerings}
+    if LoweredAs.SLICED_ALL_REDUCE in forms:
+        return (replace(collective, kind="reduce-scatter"),)
+    if LoweredAs.PADDED_ALL_REDUCE in forms:
+        return (replace(collective, kind="all-gather"),)
+    if partly := forms.get(LoweredAs.PARTLY_SLICED_ALL_REDUCE):
+        num_shards = math.prod(mesh[axis] for axis in partly.scatter_axes)
+        return (
+            replace(collective, kind="reduce-scatter", axes=partly.scatter_axes),
+            replace(collective, axes=partly.reduce_axes, bytes=collective.bytes // num_shards),
+        )
+    return (collective,)
+
+
+def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping[str, int]) -> Lowering | None:
+    """The lowering of an all-reduce over some axes whose result is used only as this device's shard; None for others.
+
+    Every use of the value, seen through views, conversions and fusions, must be a dynamic-slice into equal tiles, and
+    all uses must take the same tile. The slice's offsets are evaluated for each device from its id and constants in the
+    text. Devices that differ along some of the axes must take different tiles, and together all tiles; devices that
+    do not differ along them must take the same tile.
+
+    If these are all the axes, the all-reduce is a reduce-scatter; if they are some of them, it is a reduce-scatter over
+    these and an all-reduce over the rest. No lowering is found for a value that is used in any other way or leaves its
+    computation, or for offsets that depend on anything else (a loop counter, data). Offsets from a table that the text
+    elides are `UNREADABLE_SLICE`.
+    """
+    found: list[tuple[int, np.ndarray]] = []
+    for user, held in uses(module, value, _SHARD_VIEWS):
+        if user.opcode != "dynamic-slice" or user.operands[0] != held.name or held.name in user.operands[1:]:
+            return None
+        counts = _counts(held.shape.dims, slice_sizes(user))
+        if counts is None or math.prod(counts) < 2:
+            return None
+        offsets = module.operands(user)[1:]
+        tiles = _tiles(module, offsets, slice_sizes(user), counts, math.prod(mesh.values()))
+        if tiles is None:
+            # Long constants are printed as `{...}`.
+            is_elided = any("..." in source.text for offset in offsets for source in _constants(module, offset))
+            return Lowering(form=LoweredAs.UNREADABLE_SLICE) if is_elided else None
+        found.append((math.prod(counts), tiles))
+    if not found or any(count != found[0][0] or not np.array_equal(tiles, found[0][1]) for count, tiles in found):
+        return None
+    scattered = _tiled_axes(found[0][1], found[0][0], axes, mesh)
+    if scattered is None:
+        return None
+    rest = tuple(axis for axis in axes if axis not in scattered)
+    if not rest:
+        return Lowering(form=LoweredAs.SLICED_ALL_REDUCE)
+    return Lowering(form=LoweredAs.PARTLY_SLICED_ALL_REDUCE, scatter_axes=scattered, reduce_axes=rest)
+
+
+def is_padded_gather(module: Module, operand: Instruction, axes: Axes, mesh: Mapping[str, int]) -> bool:
+    """Whether an all-reduce's operand is one device's shard in an array of zeros: an all-gather in effect.
+
+    Seen through views, conversions and fusions it must be a dynamic-update-slice into a broadcast zero. The slice must
+    be one of as many tiles as there are devices along the axes, and each of these must write another tile.
+    """
+    update = origin(module, operand, _SHARD_VIEWS)
+    if update.opcode != "dynamic-update-slice":
+        return False
+    zeros = origin(module, module.operand(update), _SHARD_VIEWS)
+    zero = origin(module, module.operand(zeros), _SHARD_VIEWS) if zeros.opcode == "broadcast" else zeros
+    if zero.opcode != "constant" or not re.fullmatch(r"-?0(\.0)?", zero.text):
+        return False
+    sizes = module.operand(update, 1).shape.dims
+    counts = _counts(update.shape.dims, sizes)
+    if counts is None:
+        return False
+    tiles = _tiles(module, module.operands(update)[2:], sizes, counts, math.prod(mesh.values()))
+    return tiles is not None and _tiled_axes(tiles, math.prod(counts), axes, mesh) == axes
+
+
+def promoted_from(module: Module, operand: Instruction, result: Instruction, reducer: str) -> str:
+    """The 16-bit dtype that a collective's f32 data has before and after it; '' where the program itself uses f32.
+
+    Either XLA named the reduction `..._promoted`; or the operand is converted from that dtype, and every use of the
+    result starts by converting back. If the conversion was fused away, it is the program's only 16-bit dtype.
+    """
+    if operand.shape.dtype != "f32":
+        return ""
+    made = origin(module, operand)
+    narrow = module.operand(made).shape.dtype if made.opcode == "convert" else ""
+    if reducer.endswith("_promoted"):
+        halves = {instruction.shape.dtype for instruction in module.instructions()}.intersection(_HALVES)
+        return narrow if narrow in _HALVES else halves.pop() if len(halves) == 1 else ""
+    if narrow not in _HALVES:
+        return ""
+    through = VIEWS | {"slice", "dynamic-slice"}
+    back = [user.opcode == "convert" and user.shape.dtype == narrow for user, _ in uses(module, result, through)]
+    return narrow if back and all(back) else ""
+
+
+def _counts(dims: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """How many tiles of some size an array has along each dim; None where they do not divide it."""
+    if len(dims) != len(sizes) or any(size < 1 or dim % size for dim, size in zip(dims, sizes, strict=True)):
+        return None
+    return tuple(dim // size for dim, size in zip(dims, sizes, strict=True))
+
+
+def _tiles(
+    module: Module, offsets: tuple[Instruction, ...], sizes: tuple[int, ...], counts: tuple[int, ...], num_devices: int
+) -> np.ndarray | None:
+    """The index of the tile that each device takes; None where offsets are unknown or not at a tile's edge."""
+    tile = np.zeros(num_devices, dtype=np.int64)
+    for offset, size, count in zip(offsets, sizes, counts, strict=True):
+        if count == 1:
+            continue
+        value = evaluate(module, offset, num_devices)
+        if value is None or value.shape != (num_devices,):
+            return None
+        if (value % size).any() or (value < 0).any() or (value >= size * count).any():
+            return None
+        tile = tile * count + value // size
+    return tile
+
+
+def _tiled_axes(tiles: np.ndarray, num_tiles: int, axes: Axes, mesh: Mapping[str, int]) -> Axes | None:
+    """The axes along which devices take different tiles, all tiles together; None where there are none.
+
+    Along the other axes all devices must take the same tile.
+    """
+    by_axis = tiles.reshape(tuple(mesh.values()))
+    position = {axis: number for number, axis in enumerate(mesh)}
+    groups = [axis for axis in mesh if axis not in axes]  # devices that differ along these are in other collectives
+    for scattered in (some for size in range(len(axes), 0, -1) for some in combinations(axes, size)):
+        if math.prod(mesh[axis] for axis in scattered) != num_tiles:
+            continue
+        replicated = [axis for axis in axes if axis not in scattered]
+        order = [position[axis] for axis in (*groups, *scattered, *replicated)]
+        taken = by_axis.transpose(order).reshape(math.prod(mesh[axis] for axis in groups), num_tiles, -1)
+        same = (taken == taken[..., :1]).all()
+        if same and all(len(set(group)) == num_tiles for group in taken[..., 0].tolist()):
+            return scattered
+    return None
+
+
+def _constants(module: Module, instruction: Instruction) -> Iterator[Instruction]:
+    """The constants that a value is computed from."""
+    waiting, seen = [instruction], set()
+    while waiting and len(seen) < 200:
+        made = origin(module, waiting.pop(), _SHARD_VIEWS)
+        if (made.computation, made.name) in seen:
+            continue
+        seen.add((made.computation, made.name))
+        if made.opcode == "constant":
+            yield made
+        elif made.opcode not in ("while", "fusion", "call"):
+            waiting += module.operands(made)

@@ -1,0 +1,145 @@
+"""Where a value of a program comes from, and where it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.description.hlo.module import Instruction, Module
+
+VIEWS = frozenset({"bitcast", "copy", "reshape", "transpose", "copy-start", "copy-done", "opt-barrier"})
+"""Instructions whose result has the same elements in another layout, memory or shape."""
+
+INLINE = ("fusion", "call")
+"""Instructions that only call a computation: their operands are its parameters, their result is its root."""
+
+_LONGEST_CHAIN = 400
+"""How many steps a value is followed; real programs stay far below."""
+
+
+def origin(module: Module, instruction: Instruction, through: frozenset[str] = VIEWS) -> Instruction:
+    """The instruction that computed a value: back through views, fusions, tuples and loops."""
+    for _ in range(_LONGEST_CHAIN):
+        before = forwarded_from(module, instruction, through)
+        if before is None:
+            break
+        instruction = before
+    return instruction
+
+
+def uses(
+    module: Module, value: Instruction, through: frozenset[str] = VIEWS
+) -> Iterator[tuple[Instruction, Instruction]]:
+    """The first uses of a value that are not views, as (user, the view of the value that it takes).
+
+    Followed into and out of fusions, and through the `-done` of an asynchronous pair. A value that leaves its
+    computation otherwise (next loop iteration, program result) is used by the instruction that carries it out.
+    """
+    waiting, seen = [value], set()
+    while waiting:
+        held = waiting.pop()
+        if (held.computation, held.name) in seen:
+            continue
+        seen.add((held.computation, held.name))
+        for user in module.users(held):
+            forward = _forwarded_to(module, held, user, through)
+            waiting += forward
+            if not forward:
+                yield user, held
+        if module.computations[held.computation].root == held.name:
+            callers = [caller for caller in module.callers[held.computation] if caller.opcode in INLINE]
+            waiting += callers
+            if not callers:
+                yield held, held
+
+
+def element(module: Module, instruction: Instruction, index: int) -> Instruction | None:
+    """The instruction that computes one element of a tuple, also of a loop's if the loop leaves it unchanged.
+
+    None where that cannot be determined.
+    """
+    for _ in range(_LONGEST_CHAIN):
+        if instruction.opcode == "tuple":
+            return module.operands(instruction)[index] if index < len(instruction.operands) else None
+        if instruction.opcode == "opt-barrier":
+            instruction = module.operand(instruction)
+        elif instruction.opcode in INLINE:
+            instruction = module.root(_inside(instruction))
+        elif instruction.opcode == "while" and _is_loop_invariant(module, instruction, index):
+            instruction = module.operand(instruction)
+        elif instruction.opcode == "parameter" and (caller := _only_caller(module, instruction)) is not None:
+            hands_on = caller.opcode == "while" and _is_loop_invariant(module, caller, index)
+            if not hands_on and caller.opcode not in INLINE:
+                return None
+            instruction = module.operand(caller, instruction.index)
+        else:
+            return None
+    return None
+
+
+def forwarded_from(module: Module, instruction: Instruction, through: frozenset[str]) -> Instruction | None:
+    """The instruction whose value this one forwards, one step back; None where it computes its own."""
+    if instruction.opcode in through or instruction.opcode.endswith("-done"):
+        return module.operand(instruction) if instruction.operands else None
+    if instruction.opcode == "get-tuple-element":
+        return element(module, module.operand(instruction), instruction.index)
+    if instruction.opcode in INLINE and instruction.shape.dtype != "tuple":
+        return module.root(_inside(instruction))
+    if instruction.opcode == "parameter":
+        caller = _only_caller(module, instruction)
+        if caller is not None and caller.opcode in INLINE and instruction.index < len(caller.operands):
+            return module.operand(caller, instruction.index)
+    return _joined_slices(module, instruction)
+
+
+def _joined_slices(module: Module, instruction: Instruction) -> Instruction | None:
+    """The array that the TPU compiler fetches in slices and joins again; None for anything else."""
+    if instruction.custom_call_target != "ConcatBitcast":
+        return None
+    starts = [module.operand(piece) for piece in module.operands(instruction) if piece.opcode == "slice-done"]
+    arrays = {start.operands[0] for start in starts}
+    is_whole = len(starts) == len(instruction.operands) and len(arrays) == 1
+    return module.operand(starts[0]) if is_whole else None
+
+
+def _forwarded_to(module: Module, held: Instruction, user: Instruction, through: frozenset[str]) -> list[Instruction]:
+    """The instructions through which a user forwards a value: itself if it is a view, parameters inside a fusion.
+
+    Empty if it uses the value.
+    """
+    if user.opcode in through or user.opcode.endswith("-done"):
+        return [user]
+    if user.opcode in INLINE:
+        parameters = module.computations[_inside(user)].parameters
+        return [parameters[i] for i, name in enumerate(user.operands) if name == held.name and i in parameters]
+    if user.opcode == "tuple" and module.computations[user.computation].root == user.name:
+        callers = [caller for caller in module.callers[user.computation] if caller.opcode in INLINE]
+        places = {i for i, name in enumerate(user.operands) if name == held.name}
+        taken = [take for caller in callers for take in module.users(caller)]
+        leaves = any(module.computations[caller.computation].root == caller.name for caller in callers)
+        if not leaves and all(take.opcode == "get-tuple-element" for take in taken):
+            return [take for take in taken if take.index in places]
+    return []
+
+
+def _inside(instruction: Instruction) -> str:
+    """The computation that an inline instruction calls."""
+    return instruction.called("calls", "to_apply")[0]
+
+
+def _is_loop_invariant(module: Module, loop: Instruction, index: int) -> bool:
+    """Whether a loop's body leaves an element of its tuple unchanged."""
+    root = module.root(loop.called("body")[0])
+    if root.opcode != "tuple" or index >= len(root.operands):
+        return False
+    result = module.operands(root)[index]
+    while result.opcode == "copy":
+        result = module.operand(result)
+    return (
+        result.opcode == "get-tuple-element" and result.index == index and module.operand(result).opcode == "parameter"
+    )
+
+
+def _only_caller(module: Module, parameter: Instruction) -> Instruction | None:
+    """The single instruction that calls a parameter's computation, or None."""
+    callers = module.callers[parameter.computation]
+    return callers[0] if len(callers) == 1 else None

@@ -1,0 +1,184 @@
+"""How often each computation of a program runs in one step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.description.hlo.dataflow import element
+from meshwright.description.hlo.evaluation import evaluate
+from meshwright.description.hlo.module import Instruction, Module
+
+_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d{1,18})"')
+_FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionCounts:
+    """times: how often each computation runs in a step; 0 for those applied per element (a reduction's addition).
+
+    notes: what could not be read from the program.
+    """
+
+    times: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+def count_executions(module: Module) -> ExecutionCounts:
+    """How often each computation runs: loops multiply, every branch of a conditional counts once.
+
+    A loop with an unknown trip count counts as one iteration, with a note.
+    """
+    times = dict.fromkeys(module.computations, 0)
+    times[module.entry] = 1
+    notes: list[str] = []
+    # Callees are printed before their callers: in reverse order each count is final before it is passed on.
+    for computation in reversed(tuple(module.computations.values())):
+        if not times[computation.name]:
+            continue
+        for instruction in computation.instructions.values():
+            for callee, factor in _called_counts(module, instruction, notes):
+                times[callee] += times[computation.name] * factor
+    return ExecutionCounts(times=times, notes=tuple(dict.fromkeys(notes)))
+
+
+def sequential_computations(module: Module) -> list[str]:
+    """The computations that run instruction by instruction: the entry, loop bodies, branches, called ones."""
+    found, waiting = [], [module.entry]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.append(name)
+            waiting += [
+                called for i in module.computations[name].instructions.values() for called in called_in_sequence(i)
+            ]
+    return found
+
+
+def called_in_sequence(instruction: Instruction) -> tuple[str, ...]:
+    """The computations that an instruction runs instruction by instruction. A loop's condition makes no arrays."""
+    if instruction.opcode == "conditional":
+        return instruction.branches
+    key = {"while": "body", "call": "to_apply"}.get(instruction.opcode)
+    return instruction.called(key) if key else ()
+
+
+def trip_count(module: Module, loop: Instruction) -> int | None:
+    """The trip count of a while loop, or its maximum where the loop may end sooner; None where it depends on data.
+
+    From `known_trip_count` where the backend writes it (CPU, GPU). Otherwise from a condition that compares an element,
+    which counts up or down by a constant, with another constant; the TPU compiler prints nothing else.
+    """
+    if found := _KNOWN.search(loop.attributes.get("backend_config", "")):
+        return int(found[1])
+    compared = _comparison(module, loop)
+    if compared is None:
+        return None
+    index, direction, limit = compared
+    start, step = _start(module, loop, index), _step(module, loop, index)
+    if start is None or not step:
+        return None
+    return _count_trips(start, step, limit, direction)
+
+
+def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -> list[tuple[str, int]]:
+    """The computations that an instruction runs, and how often per run of its own."""
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode == "while":
+        trips = trip_count(module, instruction)
+        if trips is None:
+            notes.append(f"loop {instruction.op_name or instruction.name}: its trips depend on data; counted as one")
+        body, condition = instruction.called("body"), instruction.called("condition")
+        known = 1 if trips is None else trips
+        return [*((name, known) for name in body), *((name, known + 1) for name in condition)]
+    if opcode == "conditional":
+        branches = instruction.branches
+        notes.append(f"conditional {instruction.op_name or instruction.name}: each of {len(branches)} branches counted")
+        return [(name, 1) for name in branches]
+    if opcode in ("fusion", "call", "async", "custom-call"):
+        return [(name, 1) for name in instruction.called("calls", "to_apply", "called_computations")]
+    return []
+
+
+def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | None:
+    """The tuple element that a loop's condition compares, the direction, and the constant.
+
+    Of several comparisons joined by `and`, the one with a constant: it bounds the trip count.
+    """
+    root, arguments = module.root(loop.called("condition")[0]), None
+    if root.opcode == "fusion":
+        root, arguments = module.root(root.called("calls")[0]), module.operands(root)
+    for compare in module.operands(root) if root.opcode == "and" else (root,):
+        if compare.opcode == "compare" and (found := _compared_with_constant(module, compare, arguments)):
+            return found
+    return None
+
+
+def _compared_with_constant(
+    module: Module, compare: Instruction, arguments: tuple[Instruction, ...] | None
+) -> tuple[int, str, int] | None:
+    """`_comparison` of one compare instruction, inside a fusion with these arguments."""
+    sides = [_resolve_fusion_parameter(side, arguments) for side in module.operands(compare)]
+    direction = compare.attributes.get("direction", "")
+    for side, other, way in ((sides[0], sides[1], direction), (sides[1], sides[0], _FLIPPED.get(direction, ""))):
+        limit = _constant_value(module, other)
+        if side.opcode == "get-tuple-element" and limit is not None and way in _FLIPPED:
+            return side.index, way, limit
+    return None
+
+
+def _resolve_fusion_parameter(side: Instruction, arguments: tuple[Instruction, ...] | None) -> Instruction:
+    """An operand inside a fusion as the value outside it."""
+    inside = arguments is None or side.opcode != "parameter"
+    return side if inside or arguments is None else arguments[side.index]
+
+
+def _start(module: Module, loop: Instruction, index: int) -> int | None:
+    """The constant initial value of a loop's tuple element."""
+    first = element(module, module.operand(loop), index)
+    return None if first is None else _constant_value(module, first)
+
+
+def _step(module: Module, loop: Instruction, index: int) -> int | None:
+    """The constant by which a tuple element changes per iteration."""
+    moved = element(module, module.root(loop.called("body")[0]), index)
+    while moved is not None and moved.opcode in ("copy", "bitcast"):
+        moved = module.operand(moved)
+    if moved is None:
+        return None
+    arguments = None
+    if moved.opcode == "fusion":
+        arguments = module.operands(moved)
+        moved = module.root(moved.called("calls")[0])
+    if moved.opcode not in ("add", "subtract"):
+        return None
+    sides = [_resolve_fusion_parameter(side, arguments) for side in module.operands(moved)]
+    numbers = [number for side in sides if (number := _constant_value(module, side)) is not None]
+    counts = any(_is_element(module, side, index) for side in sides)
+    if len(numbers) != 1 or not counts:
+        return None
+    return numbers[0] if moved.opcode == "add" else -numbers[0]
+
+
+def _is_element(module: Module, instruction: Instruction, index: int) -> bool:
+    """Whether an instruction is the loop's tuple element itself, or a copy of it."""
+    while instruction.opcode in ("copy", "bitcast"):
+        instruction = module.operand(instruction)
+    return instruction.opcode == "get-tuple-element" and instruction.index == index
+
+
+def _constant_value(module: Module, instruction: Instruction) -> int | None:
+    """A scalar that is the same constant on every device."""
+    value = evaluate(module, instruction, max(2, module.num_devices))
+    return int(value.flat[0]) if value is not None and value.ndim == 1 and (value == value[0]).all() else None
+
+
+def _count_trips(start: int, step: int, limit: int, direction: str) -> int | None:
+    """How often start, start + step, ... satisfies the comparison with the limit."""
+    if direction == "NE":
+        return (limit - start) // step if (limit - start) % step == 0 and (limit - start) // step >= 0 else None
+    if (step > 0) != (direction in ("LT", "LE")):
+        return None
+    distance = (limit - start) * (1 if step > 0 else -1) + (direction in ("LE", "GE"))
+    return max(0, -(-distance // abs(step)))

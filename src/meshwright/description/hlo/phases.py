@@ -1,0 +1,239 @@
+"""The phase of a step and the named scopes of an instruction, from the path in its op_name.
+
+JAX 0.10.2 writes `jit(step)/jvp(layers)/while/body/closed_call/mlp/dot_general` for a forward op under
+`named_scope("layers")` and `named_scope("mlp")`. Its backward op is under `transpose(jvp(layers))`, and an op
+recomputed by `jax.checkpoint` has `rematted_computation` after that. JAX 0.11 writes `eval_jaxpr` for `closed_call`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.dataflow import VIEWS
+from meshwright.description.hlo.module import Instruction, Module
+from meshwright.record import Phase
+
+UPDATE_SCOPE = "update"
+"""The named scope of the optimizer: ops under it, outside any differentiation, are the update phase."""
+
+GRADIENTS_SCOPE = "gradients"
+"""The named scope of gradients computed without JAX's transposition: the backward phase."""
+
+_PLUMBING = frozenset(
+    {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "pjit", "shard_map"}
+    | {"custom_jvp_call", "custom_vjp_call", "core_call", "xla_call", "call", "eval_jaxpr", "jit"}
+)
+_TRANSFORM = re.compile(r"\w+\((.*)\)", re.DOTALL)
+_XLA_REMAT = re.compile(r"\.remat\d*\b")
+_FURTHEST = 6
+
+
+def phase_of(op_name: str) -> Phase:
+    """The phase of an op by its op_name; forward if nothing in it says otherwise."""
+    if "transpose(" in op_name:
+        return "recompute" if "rematted_computation" in op_name else "backward"
+    parts = _components(op_name)
+    last = max((place for place, part in enumerate(parts) if "jvp(" in part), default=-1)
+    # 1F1B runs its backward inside a function that JAX differentiates: the innermost scope decides, as in
+    # `jvp(gradients)/while`.
+    within = parts[last].rpartition("(")[2].rstrip(")").split("/") if last >= 0 else []
+    if GRADIENTS_SCOPE in (*within, *parts[last + 1 :]):
+        return "backward"
+    return "update" if UPDATE_SCOPE in parts and last < 0 else "forward"
+
+
+def scope_of(op_name: str) -> str:
+    """The named scopes and the primitive of an op_name, without transformations and loops: `layers/mlp/dot_general`."""
+    words = []
+    for part in _components(op_name):
+        if part.startswith("jit("):
+            continue
+        while found := _TRANSFORM.fullmatch(part):
+            part = found[1]
+        words += [word for word in part.split("/") if word and word not in _PLUMBING]
+    return "/".join(words)
+
+
+def source_and_scope(source: str, scope: str) -> str:
+    """`train/step.py:88 (layers/mlp/dot_general)`, or the one of them that is known."""
+    return " ".join(filter(None, (source, f"({scope})" if scope else "")))
+
+
+def split_op_name(op_name: str) -> tuple[str, ...]:
+    """The op_names that XLA joined when it combined instructions.
+
+    It writes `a/(b/x:c/y)/d` for `a/b/x/d` and `a/c/y/d`, or `a/b;a/c`.
+    """
+    found = []
+    for name in op_name.split(";"):
+        parts = _components(name)
+        place = next((i for i, part in enumerate(parts) if part.startswith("(") and part.endswith(")")), None)
+        if place is None:
+            found.append(name)
+        else:
+            inner = _split(parts[place][1:-1], ":")
+            found += ["/".join([*parts[:place], option, *parts[place + 1 :]]) for option in inner]
+    return tuple(found)
+
+
+def describing_instruction(module: Module, instruction: Instruction, *, moves: bool = False) -> Instruction:
+    """The instruction whose op_name and source describe this one: itself, or a neighbour if it has none.
+
+    For an instruction that only moves data (`moves`), users come first, then operands: a gather exists for its user.
+    For one that computes it is the other way round. After those come the callers of its computation.
+    """
+    if moves and is_partitioner_generated(instruction) and _components(instruction.op_name)[-1] in _PLUMBING:
+        return consumer_of_move(module, instruction) or instruction
+    while not instruction.op_name:
+        for forward in (moves, not moves):
+            if (found := _nearest(module, instruction, forward=forward)) is not None:
+                return found
+        callers = module.callers[instruction.computation]
+        if not callers:
+            return instruction
+        instruction = callers[0]
+    return instruction
+
+
+@dataclass(frozen=True)
+class Description:
+    """The op_name and the source of one array of an instruction.
+
+    is_recomputed: XLA's own rematerialization recomputes it.
+    """
+
+    op_name: str
+    source: str
+    is_recomputed: bool
+
+    @property
+    def phase(self) -> Phase:
+        """The phase it is computed in; recompute also for XLA's own rematerialization."""
+        phase = phase_of(self.op_name)
+        if self.is_recomputed and phase == "forward":
+            return "recompute"
+        return phase
+
+    @property
+    def scope(self) -> str:
+        """The named scopes and the primitive: `layers/mlp/dot_general`."""
+        return scope_of(self.op_name)
+
+    @property
+    def place(self) -> str:
+        """Source and scopes: `train/step.py:88 (layers/mlp/dot_general)`."""
+        return source_and_scope(self.source, self.scope)
+
+
+def describe(
+    module: Module, instruction: Instruction, *, number: int = 1, moves: bool = False
+) -> tuple[Description, ...]:
+    """Describe each of `number` arrays of an instruction.
+
+    XLA joins the op_names of combined instructions in the order of their arrays. If their number differs (the TPU
+    compiler keeps only the last), each operand of a computing instruction describes its array; for one that moves data
+    the first name describes all.
+    """
+    is_recomputed = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
+    joined = len(split_op_name(instruction.op_name)) == number
+    if not joined and not moves and number == len(instruction.operands) > 1:
+        speakers = [
+            _maker_in_loop(module, describing_instruction(module, operand)) for operand in module.operands(instruction)
+        ]
+        return tuple(Description(split_op_name(one.op_name)[0], one.source, is_recomputed) for one in speakers)
+    speaker = describing_instruction(module, instruction, moves=moves)
+    names = split_op_name(speaker.op_name)
+    if len(names) != number or not instruction.op_name:
+        names = names[:1] * number
+    return tuple(Description(name, speaker.source, is_recomputed) for name in names)
+
+
+def _maker_in_loop(module: Module, instruction: Instruction) -> Instruction:
+    """The instruction in a loop body that makes a result of a forward loop, where only the loop has a name.
+
+    The loop of 1F1B is forward and also runs backward: a gradient completed in its last iteration is named after the
+    loop.
+    """
+    if phase_of(instruction.op_name) != "forward" or _components(instruction.op_name)[-1] != "while":
+        return instruction
+    result = instruction
+    while result.opcode in VIEWS:
+        result = module.operand(result)
+    if result.opcode != "get-tuple-element" or module.operand(result).opcode != "while":
+        return instruction
+    root = module.root(module.operand(result).called("body")[0])
+    if root.opcode != "tuple" or result.index >= len(root.operands):
+        return instruction
+    made = describing_instruction(module, module.operands(root)[result.index])
+    return made if made.op_name else instruction
+
+
+def is_partitioner_generated(instruction: Instruction) -> bool:
+    """Whether XLA's partitioner inserted an instruction to move or sum data (marked by jaxlib 0.11).
+
+    It copies the op_name of the moved value, whose phase may differ from that of its consumer. For an argument or a
+    result of a call it copies the call's: `.../while/body/jit`, `.../remat2`.
+    """
+    return 'is_spmd_generated="true"' in instruction.attributes.get("frontend_attributes", "")
+
+
+def consumer_of_move(module: Module, instruction: Instruction) -> Instruction | None:
+    """The nearest named use, not inserted by the partitioner, of what an instruction makes, also inside fusions."""
+    layer, seen = [instruction], {(instruction.computation, instruction.name)}
+    for _ in range(_FURTHEST):
+        uses = [use for one in layer if one.opcode != "while" for use in _users_through_fusions(module, one)]
+        layer = [use for use in uses if (use.computation, use.name) not in seen]
+        seen.update((use.computation, use.name) for use in layer)
+        for use in layer:
+            if use.op_name and use.opcode not in ("while", "parameter") and not is_partitioner_generated(use):
+                return use
+    return None
+
+
+def _users_through_fusions(module: Module, instruction: Instruction) -> Iterator[Instruction]:
+    """The users of a result: for a fusion those inside it, for a fusion's root the users of the fusion."""
+    if instruction.name == module.computations[instruction.computation].root:
+        yield from (caller for caller in module.callers[instruction.computation] if caller.opcode == "fusion")
+    for user in module.users(instruction):
+        if user.opcode != "fusion":
+            yield user
+            continue
+        parameters = module.computations[user.called("calls")[0]].parameters
+        for number, operand in enumerate(user.operands):
+            if operand == instruction.name:
+                yield from module.users(parameters[number])
+
+
+def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Instruction | None:
+    """The nearest instruction with an op_name among users (`forward`) or operands."""
+    layer, seen = [instruction], {instruction.name}
+    for _ in range(_FURTHEST):
+        step = [other for one in layer for other in (module.users(one) if forward else module.operands(one))]
+        layer = [other for other in dict.fromkeys(o.name for o in step) if other not in seen]
+        seen.update(layer)
+        layer = [module.computations[instruction.computation].instructions[name] for name in layer]
+        for other in layer:
+            if other.op_name and other.opcode not in ("while", "parameter"):
+                return other
+    return None
+
+
+def _components(op_name: str) -> list[str]:
+    """The parts of a path between slashes outside parentheses."""
+    return _split(op_name, "/")
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split a text at a separator outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        if character == "(":
+            depth += 1
+        elif character == ")":
+            depth -= 1
+        elif character == separator and depth <= 0:
+            parts.append(text[start:position])
+            start = position + 1
+    return [*parts, text[start:]]

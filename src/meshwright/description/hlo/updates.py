@@ -1,0 +1,242 @@
+"""Which arguments of a program its results are updates of: new = old + something, as optimizers write it.
+
+Read from a module before optimization, whose names of ops still tell what JAX differentiated. A gradient is never an
+update of its parameter, whatever is added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from meshwright.description.hlo.dataflow import INLINE, VIEWS
+from meshwright.description.hlo.module import Instruction, Module
+
+_FORWARDS = frozenset(VIEWS | {"convert", "reduce-precision", "all-gather", "all-reduce", "dynamic-slice"})
+"""Ops whose result is their operand in another form: cast, gathered, averaged over devices, or sliced."""
+
+_PLACES = frozenset(
+    {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"}
+    | {"xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape", "xla.sdy.FuncResultSharding"}
+)
+"""Custom calls that annotate the memory of their operands and return them."""
+
+_LEAST_SHARE = 0.5
+"""Least fraction of a parameter in its update. In a gradient, weight decay contributes far less."""
+
+_Place = tuple[int, int | None]
+"""A parameter's number, and the index in it if it is a tuple."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The share of an argument in a value."""
+
+    factor: float | None = 1.0  # Factor in a sum; None if unknown.
+    is_changed: bool = False  # Whether anything was computed with it.
+
+    def scaled(self, factor: float | None) -> Share:
+        """The share of a multiple of this value."""
+        known = self.factor is not None and factor is not None
+        return Share(factor=self.factor * factor if known else None, is_changed=True)  # type: ignore[operator]
+
+    def through(self, outer: Share) -> Share:
+        """The share where the value is kept by another."""
+        known = self.factor is not None and outer.factor is not None
+        factor = self.factor * outer.factor if known else None  # type: ignore[operator]
+        return Share(factor=factor, is_changed=self.is_changed or outer.is_changed)
+
+
+_Shares = dict[_Place, Share]
+
+
+class Updates:
+    """The results of a module's entry as updates of its arguments."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self._found: dict[tuple[str, str, int | None], _Shares] = {}
+
+    def of(self, result: Instruction) -> Mapping[int, Share]:
+        """The numbers of the arguments that a result is an update of, or returns as they are."""
+        found = self._shares(result, None)
+        return {number: share for (number, _), share in found.items() if self._is_update(number, share)}
+
+    @cached_property
+    def differentiated(self) -> frozenset[int]:
+        """The numbers of the arguments that JAX differentiates by, or that stand in what it differentiates."""
+        parameters = self.module.computations[self.module.entry].parameters
+        return frozenset(number for number, one in parameters.items() if self._is_in_forward(one))
+
+    def _is_update(self, number: int, share: Share) -> bool:
+        """Whether a share is an update's. Moments may decay by any factor, even a computed one."""
+        if number in self.differentiated:
+            return share.factor is not None and share.factor >= _LEAST_SHARE
+        return share.factor is None or share.factor > 0
+
+    def _is_in_forward(self, parameter: Instruction) -> bool:
+        """Whether an argument, or another form of it, is used by what JAX differentiates."""
+        waiting, seen = [parameter], set()
+        while waiting:
+            held = waiting.pop()
+            for user in self.module.users(held):
+                if _is_differentiated(user):
+                    return True
+                forms = [user] if user.opcode in _FORWARDS else self._inside(held, user)
+                waiting += [form for form in forms if (form.computation, form.name) not in seen]
+                seen |= {(form.computation, form.name) for form in forms}
+        return False
+
+    def _inside(self, held: Instruction, user: Instruction) -> list[Instruction]:
+        """Return a value inside the computation that a user calls with it: an inlined one, a branch, a loop's body."""
+        module, places = self.module, [i for i, name in enumerate(user.operands) if name == held.name]
+        if user.opcode in INLINE:
+            parameters = module.computations[user.called("calls", "to_apply")[0]].parameters
+            return [parameters[i] for i in places if i in parameters]
+        if user.opcode != "tuple":
+            return []
+        bodies = [name for caller in module.users(user) for name in (*caller.called("body"), *caller.branches)]
+        parameters = [one for name in bodies for one in module.computations[name].parameters.values()]
+        taken = [take for one in parameters for take in module.users(one) if take.opcode == "get-tuple-element"]
+        return [take for take in taken if take.index in places]
+
+    def _shares(self, value: Instruction, index: int | None) -> _Shares:
+        """Return the share of each parameter of its computation in a value, or in an element of it."""
+        key = value.computation, value.name, index
+        if key not in self._found:
+            self._found[key] = {}  # of a value that depends on itself nothing more is to be found
+            self._found[key] = self._computed(value, index)
+        return self._found[key]
+
+    def _computed(self, value: Instruction, index: int | None) -> _Shares:
+        module, opcode = self.module, value.opcode
+        if opcode == "parameter":
+            return {(value.index, index): Share()}
+        if opcode == "get-tuple-element":
+            return self._shares(module.operand(value), value.index)
+        if opcode == "tuple":
+            is_there = index is not None and index < len(value.operands)
+            return self._shares(module.operand(value, index or 0), None) if is_there else {}
+        if opcode == "opt-barrier":
+            return self._shares(module.operand(value), index)
+        if opcode in INLINE:
+            root = module.root(value.called("calls", "to_apply")[0])
+            return self._outside(self._shares(root, index), list(value.operands), value)
+        if opcode == "while":
+            return self._after_loop(value, index)
+        if opcode == "conditional":
+            return self._after_branch(value, index)
+        if value.custom_call_target in _PLACES and (index or 0) < len(value.operands):
+            return self._shares(module.operand(value, index or 0), None)
+        return {} if index is not None else self._arithmetic(value)
+
+    def _arithmetic(self, value: Instruction) -> _Shares:
+        """Return the shares of operands in an elementwise op's result."""
+        module, opcode = self.module, value.opcode
+        if opcode in _FORWARDS:
+            return self._shares(module.operand(value), None)
+        if not value.op_name or _is_differentiated(value):
+            return {}
+        if opcode in ("select", "clamp"):
+            kept = module.operands(value)[1:] if opcode == "select" else module.operands(value)[1:2]
+            return _best(*(self._shares(one, None) for one in kept))
+        if opcode in ("add", "maximum", "minimum", "dynamic-update-slice"):
+            return _best(*(_scaled(self._shares(one, None), 1.0) for one in module.operands(value)[:2]))
+        if opcode not in ("subtract", "multiply", "divide"):
+            return {}
+        left, right = module.operands(value)
+        if opcode == "subtract":
+            return _best(_scaled(self._shares(left, None), 1.0), _scaled(self._shares(right, None), -1.0))
+        if opcode == "divide":
+            by = self._factor(right)
+            return self._times(left, 1 / by if by else None, right)
+        return _best(self._times(left, self._factor(right), right), self._times(right, self._factor(left), left))
+
+    def _times(self, value: Instruction, factor: float | None, by: Instruction) -> _Shares:
+        """Return the shares in a multiple; none if each element has its own factor, as in Adam's division."""
+        while by.opcode in VIEWS or by.opcode in ("convert", "broadcast"):
+            by = self.module.operand(by)
+        return _scaled(self._shares(value, None), factor) if by.shape.size == 1 else {}
+
+    def _factor(self, value: Instruction) -> float | None:
+        """A factor that the program states: a constant, or 1 less something small, as weight decay is written."""
+        module, opcode = self.module, value.opcode
+        if opcode == "constant":
+            return _number(value.text)
+        if opcode in VIEWS or opcode in ("convert", "broadcast"):
+            return self._factor(module.operand(value))
+        if opcode not in ("add", "subtract", "multiply"):
+            return None
+        left, right = (self._factor(one) for one in module.operands(value))
+        if left is not None and right is not None:
+            return {"add": left + right, "subtract": left - right, "multiply": left * right}[opcode]
+        return 1.0 if left == 1.0 and opcode != "multiply" else None
+
+    def _outside(self, inside: _Shares, operands: list[str], caller: Instruction) -> _Shares:
+        """Shares of a computation's parameters as shares of what its caller gave it."""
+        given = self.module.computations[caller.computation].instructions
+        return _best(
+            *(
+                _through(self._shares(given[operands[number]], index), share)
+                for (number, index), share in inside.items()
+                if number < len(operands)
+            )
+        )
+
+    def _after_loop(self, loop: Instruction, index: int | None) -> _Shares:
+        """Return the shares of a loop's initial values in an element of its final state."""
+        root, before = self.module.root(loop.called("body")[0]), self.module.operand(loop)
+        kept: dict[int | None, Share] = {index: Share()}
+        waiting = [index]
+        while waiting:
+            element = waiting.pop()
+            for (_, other), share in self._shares(root, element).items():
+                if other not in kept:
+                    kept[other] = share.through(kept[element])
+                    waiting.append(other)
+                elif share.is_changed:
+                    kept[other] = share.through(kept[other])
+        return _best(*(_through(self._shares(before, element), share) for element, share in kept.items()))
+
+    def _after_branch(self, conditional: Instruction, index: int | None) -> _Shares:
+        """Return the shares of all branches of a conditional."""
+        operands = conditional.operands[1:]
+        return _best(
+            *(
+                self._outside(self._shares(self.module.root(name), index), [operand], conditional)
+                for name, operand in zip(conditional.branches, operands, strict=False)
+            )
+        )
+
+
+def _is_differentiated(instruction: Instruction) -> bool:
+    """Whether an op stands in what JAX differentiates, forward or backward, by the name that it gives such ops."""
+    return "jvp(" in instruction.op_name or "transpose(" in instruction.op_name
+
+
+def _scaled(shares: _Shares, factor: float | None) -> _Shares:
+    return {place: share.scaled(factor) for place, share in shares.items()}
+
+
+def _through(shares: _Shares, outer: Share) -> _Shares:
+    return {place: share.through(outer) for place, share in shares.items()}
+
+
+def _best(*several: _Shares) -> _Shares:
+    """Return the largest share of each parameter among several terms of a sum."""
+    found: _Shares = {}
+    for shares in several:
+        for place, share in shares.items():
+            other = found.get(place, share)
+            larger = max(share, other, key=lambda one: (one.factor is not None, one.factor or 0.0))
+            found[place] = replace(larger, is_changed=share.is_changed or other.is_changed)
+    return found
+
+
+def _number(text: str) -> float | None:
+    """The value of a scalar constant."""
+    try:
+        return float(text)
+    except ValueError:
+        return None

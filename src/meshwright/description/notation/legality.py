@@ -1,0 +1,67 @@
+"""Check that a mesh can shard an array as written, and size each device's shard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from meshwright.description.notation.array import ShardedArray
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import divisors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The degree of each mesh axis, the size of each dim, and the bytes of an element: 2 for bf16, 0.5 for int4."""
+
+    degrees: Mapping[str, int]
+    dims: Mapping[str, int]
+    element_bytes: float = 2
+
+    def degree(self, axes: Iterable[str]) -> int:
+        """The number of shards over some axes: the product of their degrees."""
+        return math.prod(self.degrees[axis] for axis in axes)
+
+    def local_size(self, array: ShardedArray, dim: str) -> int:
+        """The size of a dim of a legal array on one device."""
+        return self.dims[dim] // self.degree(array.axes_of(dim))
+
+    def local_shape(self, array: ShardedArray) -> tuple[int, ...]:
+        """The shape of one device's shard of a legal array."""
+        return tuple(self.local_size(array, dim) for dim in array.dims)
+
+    def local_bytes(self, array: ShardedArray) -> int:
+        """The bytes of one device's shard of a legal array."""
+        return math.ceil(math.prod(self.local_shape(array)) * self.element_bytes)
+
+
+def check(array: ShardedArray, sizes: Sizes) -> None:
+    """Raise for an axis that is not in the mesh, a dim without a size, or degrees that do not divide a dim."""
+    for axis in (*array.split_axes, *array.unreduced):
+        if axis not in sizes.degrees:
+            known = ", ".join(sizes.degrees) or "none"
+            raise MeshwrightError(f"{array} is split over {axis}, which the mesh has not; its axes are {known}")
+    for dim, axes in zip(array.dims, array.axes, strict=True):
+        if dim not in sizes.dims:
+            known = ", ".join(sizes.dims) or "none"
+            raise MeshwrightError(f"dim {dim} of {array} has no size; there are sizes for {known}")
+        if sizes.dims[dim] % sizes.degree(axes):
+            raise MeshwrightError(_indivisible(array, dim, axes, sizes))
+
+
+def is_legal(array: ShardedArray, sizes: Sizes) -> bool:
+    """Whether the degrees divide the dims of an array, all of known size."""
+    return all(sizes.dims[dim] % sizes.degree(axes) == 0 for dim, axes in zip(array.dims, array.axes, strict=True))
+
+
+def _indivisible(array: ShardedArray, dim: str, axes: tuple[str, ...], sizes: Sizes) -> str:
+    """The error message for a dim that is not divisible, with degrees and sizes that would be."""
+    size, degree = sizes.dims[dim], sizes.degree(axes)
+    degrees = "*".join(f"{axis}={sizes.degrees[axis]}" for axis in axes) + (f" = {degree}" if len(axes) > 1 else "")
+    below = size // degree * degree
+    multiples = " or ".join(f"{dim}={multiple}" for multiple in (below, below + degree) if multiple)
+    return (
+        f"{degrees} cannot split {dim}={size} of {array}: {size} % {degree} = {size % degree};"
+        f" use {multiples}, or a degree in {', '.join(map(str, divisors(size)))}"
+    )

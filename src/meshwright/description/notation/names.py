@@ -1,0 +1,52 @@
+"""Labels for the arrays of a product: distinct ones for operands, new ones for results."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from itertools import chain, count
+from string import ascii_uppercase
+
+from meshwright.description.notation.array import ShardedArray
+
+
+def with_distinct_labels(operands: tuple[ShardedArray, ...]) -> tuple[ShardedArray, ...]:
+    """The operands with repeated labels numbered: `A` twice becomes A and A2."""
+    distinct: list[ShardedArray] = []
+    for operand in operands:
+        taken = [array.label for array in (*distinct, *operands[len(distinct) + 1 :])]
+        earlier = [array.label for array in distinct]
+        distinct.append(replace(operand, name=_numbered(operand.label, taken)) if operand.label in earlier else operand)
+    return tuple(distinct)
+
+
+def natural_result(operands: tuple[ShardedArray, ...]) -> ShardedArray:
+    """Return the result of a product written without one: the dims that are not summed, with their axes.
+
+    An axis that would split two dims stays on the first.
+    """
+    every = [dim for operand in operands for dim in operand.dims]
+    dims = tuple(dim for dim in every if every.count(dim) == 1)
+    axes: dict[str, tuple[str, ...]] = {}
+    for operand in operands:
+        used = {axis for held in axes.values() for axis in held}
+        axes |= {dim: tuple(a for a in operand.axes_of(dim) if a not in used) for dim in operand.dims if dim in dims}
+    taken = {operand.label for operand in operands}
+    anonymous = dims and not any(operand.name for operand in operands)
+    name = "" if anonymous else next(letter for letter in (*ascii_uppercase[2:], "result") if letter not in taken)
+    return ShardedArray(name, dims, tuple(axes[dim] for dim in dims))
+
+
+def intermediate(
+    left: ShardedArray, right: ShardedArray, dims: tuple[str, ...], later: Collection[ShardedArray]
+) -> str:
+    """The name of an intermediate product: `AB`; '' if neither operand has one and its dims label it."""
+    taken = [array.label for array in later]
+    if not left.name and not right.name and dims and "".join(dims) not in taken:
+        return ""
+    return _numbered(left.label + right.label, taken)
+
+
+def _numbered(label: str, taken: Collection[str]) -> str:
+    """A label that is not taken: itself, or with the first number from 2 that makes it new."""
+    return next(name for name in chain([label], (f"{label}{n}" for n in count(2))) if name not in taken)

@@ -1,0 +1,160 @@
+"""Reshard an array: the collectives and free slices from one sharding to another."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.moves import exchanged, gathered, reduced, scattered, sliced
+from meshwright.description.notation.steps import Communicate, Slice
+from meshwright.record import Kind
+
+Move = Communicate | Slice
+
+
+def reshard(
+    source: ShardedArray, target: ShardedArray, sizes: Sizes, *, avoid: tuple[Kind, ...] = ()
+) -> tuple[Move, ...]:
+    """The steps from one legal sharding to another of the same dims; `target` may be unreduced only where `source` is.
+
+    Slices come first, because they make later arrays smaller, and gathers last, because they make them larger: free
+    slices, reduce-scatters onto dims that need the axis, all-to-alls between dims, all-reduces over axes that no dim
+    needs, all-gathers of the remaining axes. avoid: kinds to replace by others (reduce-scatter, all-to-all).
+    """
+    moves: list[Move] = []
+    current = source
+    while not current.has_sharding_of(target):
+        move = (
+            _slice(current, target)
+            or ("reduce-scatter" not in avoid and _scatter(current, target, sizes))
+            or ("all-to-all" not in avoid and _exchange(current, target, sizes))
+            or _reduce(current, target, sizes, avoid)
+            or _gather(current, target, sizes)
+        )
+        current = move.result
+        moves.append(move)
+    return _joined(moves)
+
+
+def reshardings(source: ShardedArray, target: ShardedArray, sizes: Sizes) -> list[tuple[Move, ...]]:
+    """Every resharding worth pricing, the direct one first.
+
+    The others have an all-reduce and a slice for a reduce-scatter, a gather and a slice for an all-to-all, or a
+    reduce-scatter and an all-gather, which can be later, for an all-reduce.
+    """
+    direct = reshard(source, target, sizes)
+    kinds = {move.kind for move in direct if isinstance(move, Communicate)}
+    around: tuple[Kind, ...] = ("reduce-scatter", "all-to-all")
+    others = [reshard(source, target, sizes, avoid=(kind,)) for kind in around if kind in kinds]
+    halves = tuple(itertools.chain.from_iterable(_halves(move, sizes) for move in direct))
+    return list(dict.fromkeys([direct, *others, halves]))
+
+
+def communicate(
+    kind: Kind, axes: tuple[str, ...], operand: ShardedArray, result: ShardedArray, sizes: Sizes
+) -> Communicate:
+    """A collective, with its bytes."""
+    step = Communicate(kind=kind, axes=axes, operand=operand, result=result, bytes=0)
+    return replace(step, bytes=sizes.local_bytes(step.counted))
+
+
+def _slice(current: ShardedArray, target: ShardedArray) -> Slice | None:
+    """Slice a dim over the next axes it needs that are unused so far."""
+    used = {*current.split_axes, *current.unreduced}
+    for dim in target.dims:
+        axes = tuple(itertools.takewhile(lambda axis: axis not in used, _missing_axes(current, target, dim)))
+        if axes:
+            return Slice(axes=axes, operand=current, result=sliced(current, axes, dim))
+    return None
+
+
+def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
+    """Reduce-scatter over the next axes that a dim needs, if the array is unreduced over them."""
+    for dim in target.dims:
+        axes = tuple(itertools.takewhile(lambda axis: axis in current.unreduced, _missing_axes(current, target, dim)))
+        if axes:
+            return communicate("reduce-scatter", axes, current, scattered(current, axes, dim), sizes)
+    return None
+
+
+def _exchange(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
+    """All-to-all over the next axes that a dim needs, if they are the last of another dim."""
+    for dim in target.dims:
+        missing = _missing_axes(current, target, dim)
+        source = current.dim_of(missing[0]) if missing else None
+        held = current.axes_of(source) if source else ()
+        for count in range(min(len(missing), len(held)), 0, -1):
+            if source and held[-count:] == missing[:count]:
+                axes = missing[:count]
+                return communicate("all-to-all", axes, current, exchanged(current, axes, source, dim), sizes)
+    return None
+
+
+def _reduce(current: ShardedArray, target: ShardedArray, sizes: Sizes, avoid: tuple[Kind, ...]) -> Communicate | None:
+    """All-reduce over the axes that neither stay unreduced nor will be scattered onto a dim."""
+    kept = {*target.unreduced} if "reduce-scatter" in avoid else {*target.unreduced, *target.split_axes}
+    axes = tuple(axis for axis in current.unreduced if axis not in kept)
+    return communicate("all-reduce", axes, current, reduced(current, axes), sizes) if axes else None
+
+
+def _gather(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate:
+    """All-gather the excess axes at the end of a dim: of the dim where the array grows least.
+
+    Axes that no dim needs are gathered together; one that another dim needs alone, since an all-to-all may follow.
+    """
+    leaving = [axes for dim in target.dims if (axes := _excess_axes(current, target, dim))]
+    axes = min(leaving, key=sizes.degree)
+    return communicate("all-gather", axes, current, gathered(current, axes), sizes)
+
+
+def _excess_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
+    """Return the trailing axes of a dim that its target does not have, in two groups.
+
+    The first is gathered, since no other dim has these axes in the target; the second moves to another dim by an
+    all-to-all.
+    """
+    held = current.axes_of(dim)
+    pairs = zip(held, target.axes_of(dim), strict=False)
+    num_kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    excess = held[num_kept:]
+    unwanted = tuple(itertools.takewhile(lambda axis: axis not in target.split_axes, reversed(excess)))
+    return unwanted[::-1] or excess[-1:]
+
+
+def _missing_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
+    """The axes that a dim still needs; () while it has excess axes."""
+    held, final = current.axes_of(dim), target.axes_of(dim)
+    return final[len(held) :] if final[: len(held)] == held else ()
+
+
+def _halves(move: Move, sizes: Sizes) -> tuple[Move, ...]:
+    """An all-reduce as a reduce-scatter onto the first dim that divides and an all-gather; any other move as it is."""
+    if isinstance(move, Slice) or move.kind != "all-reduce":
+        return (move,)
+    for dim in move.operand.dims:
+        if sizes.local_size(move.operand, dim) % sizes.degree(move.axes) == 0:
+            middle = scattered(move.operand, move.axes, dim)
+            return (
+                communicate("reduce-scatter", move.axes, move.operand, middle, sizes),
+                communicate("all-gather", move.axes, middle, move.result, sizes),
+            )
+    return (move,)
+
+
+def _joined(moves: list[Move]) -> tuple[Move, ...]:
+    """The moves with consecutive all-gathers of one dim (inner axes, then outer ones) as one."""
+    joined: list[Move] = []
+    for move in moves:
+        last = joined[-1] if joined else None
+        if (
+            isinstance(last, Communicate)
+            and isinstance(move, Communicate)
+            and last.kind == move.kind == "all-gather"
+            and last.source == move.source
+        ):
+            joined[-1] = replace(move, axes=move.axes + last.axes, operand=last.operand)
+        else:
+            joined.append(move)
+    return tuple(joined)

@@ -1,0 +1,139 @@
+"""The steps of an implementation: collectives, free slices, local products."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from string import ascii_letters
+
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.expression import Chain, Product, Stage
+from meshwright.record import Collective, Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communicate:
+    """One collective over `axes`: `operand` becomes `result`, under the same label.
+
+    bytes: as in `record.Collective`, per device: the gathered result of an all-gather, the operand of the others.
+    """
+
+    kind: Kind
+    axes: tuple[str, ...]
+    operand: ShardedArray
+    result: ShardedArray
+    bytes: int
+
+    @property
+    def counted(self) -> ShardedArray:
+        """The array whose local bytes are `bytes`."""
+        return self.result if self.kind == "all-gather" else self.operand
+
+    @property
+    def source(self) -> int | None:
+        """The position of the dim that an all-gather or an all-to-all unshards; None for reductions."""
+        return _position(self.operand, self.axes)
+
+    @property
+    def target(self) -> int | None:
+        """The position of the dim that a reduce-scatter or an all-to-all shards; None for others."""
+        return _position(self.result, self.axes)
+
+    def __str__(self) -> str:
+        return str(Chain(self.operand, (Stage(self.kind, self.axes, self.result),)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Each device keeps its shard over `axes` of the dim at position `target`: no communication."""
+
+    axes: tuple[str, ...]
+    operand: ShardedArray
+    result: ShardedArray
+
+    @property
+    def target(self) -> int:
+        """The position of the dim that is cut."""
+        position = _position(self.result, self.axes)
+        assert position is not None
+        return position
+
+    def __str__(self) -> str:
+        return f"{self.operand} -> {self.result}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiply:
+    """The einsum of each device's shards; the result is unreduced over axes that shard a summed dim.
+
+    flops: of one device, 2 for each element of the product of all dims (1 if no dim is summed). repeated_axes: the axes
+    larger than 1 along which every device does the same work.
+    """
+
+    operands: tuple[ShardedArray, ShardedArray]
+    result: ShardedArray
+    flops: int
+    repeated_axes: tuple[str, ...]
+
+    @property
+    def formula(self) -> str:
+        """The formula for `jnp.einsum`."""
+        return einsum_formula(self.operands, self.result)
+
+    def __str__(self) -> str:
+        return str(Product(self.operands, self.result))
+
+
+Step = Communicate | Slice | Multiply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """The steps that compute a result, in order. A step refers to its operands by label."""
+
+    steps: tuple[Step, ...]
+    result: ShardedArray
+
+    @property
+    def communications(self) -> tuple[Communicate, ...]:
+        """The steps that communicate."""
+        return tuple(step for step in self.steps if isinstance(step, Communicate))
+
+    @property
+    def products(self) -> tuple[Multiply, ...]:
+        """The steps that multiply."""
+        return tuple(step for step in self.steps if isinstance(step, Multiply))
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives as entries of a record, in order."""
+        return tuple(
+            Collective(kind=step.kind, axes=step.axes, phase="forward", bytes=step.bytes, array=step.operand.label)
+            for step in self.communications
+        )
+
+    @property
+    def flops(self) -> int:
+        """The flops of one device."""
+        return sum(step.flops for step in self.products)
+
+    @property
+    def repeated_axes(self) -> tuple[str, ...]:
+        """The axes along which all devices repeat the work of some product."""
+        return tuple(dict.fromkeys(axis for step in self.products for axis in step.repeated_axes))
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.steps)) or f"{self.result} as it is"
+
+
+def einsum_formula(operands: Collection[ShardedArray], result: ShardedArray) -> str:
+    """The formula of a product for `einsum`: `ab,bc->ac`."""
+    letters = dict(zip(dict.fromkeys(dim for operand in operands for dim in operand.dims), ascii_letters, strict=False))
+    *inputs, output = ("".join(letters[dim] for dim in array.dims) for array in (*operands, result))
+    return f"{','.join(inputs)}->{output}"
+
+
+def _position(array: ShardedArray, axes: tuple[str, ...]) -> int | None:
+    """The position of the dim of an array that `axes` split."""
+    dim = array.dim_of(axes[-1])
+    return None if dim is None else array.dims.index(dim)

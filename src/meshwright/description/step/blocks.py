@@ -1,0 +1,377 @@
+"""The layers of a decoder, written in the vocabulary of `step.layer` from the features of a `ModelConfig`.
+
+Products that add to the residual stream start smaller by sqrt(2 layers), as GPT-2's do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+from meshwright.description.step.frequencies import Frequencies
+from meshwright.description.step.layer import (
+    HEADS,
+    STREAM,
+    Add,
+    Attention,
+    Block,
+    Combine,
+    Concat,
+    CrossEntropy,
+    Dims,
+    Dispatch,
+    EndOp,
+    Gated,
+    LatentKeys,
+    LayerOp,
+    Linear,
+    Lookup,
+    Norm,
+    Program,
+    Rotary,
+    SigmoidGate,
+    Slice,
+    Stack,
+)
+from meshwright.description.step.lora import with_lora
+from meshwright.description.step.model import Experts, LatentAttention, Model, ModelConfig, ProgramModel
+
+
+@cache
+def program(model: Model) -> Program:
+    """The forward pass of a model as ops."""
+    if isinstance(model, ProgramModel):
+        return model.program
+    stacks = model.family.layers(model) or decoder_layers(model)
+    found = Program(embedding=embedding_ops(model), stacks=stacks, logits=logits_ops(model))
+    return with_lora(found, model.lora) if model.lora else found
+
+
+def layers(model: Model) -> tuple[Stack, ...]:
+    """The layers of a model as ops, one stack for each kind."""
+    return program(model).stacks
+
+
+def decoder_layers(model: ModelConfig) -> tuple[Stack, ...]:
+    """The layers of a decoder: those with a plain MLP, and after them those with experts."""
+    experts = model.experts
+    if experts is None:
+        return (Stack(name="layers", num_layers=model.num_layers, blocks=_blocks(model, None, 0)),)
+    num_dense = experts.num_dense_layers
+    dense = Stack(name="dense_layers", num_layers=num_dense, blocks=_blocks(model, None, 0))
+    sparse = Stack(name="layers", num_layers=model.num_layers - num_dense, blocks=_blocks(model, experts, num_dense))
+    return (dense, sparse) if num_dense else (sparse,)
+
+
+def embedding_ops(model: ModelConfig) -> tuple[EndOp, ...]:
+    """Return the ops before the first layer: embedding of tokens and, if learned, of positions."""
+    table = Lookup(
+        name="embedding",
+        rows=("vocab", model.vocab),
+        columns=("embed", model.embed),
+        # Tied, the table is the unembedding too, and has to start as one; the first norm undoes the scale.
+        init_scale=1 / math.sqrt(model.embed) if model.tied_embeddings else 1.0,
+        multiplier=model.embedding_scale,
+        is_tied=model.tied_embeddings,
+    )
+    ops: list[EndOp] = [table]
+    if model.positions == "learned":
+        rows = ("positions", model.max_positions)
+        ops.append(Lookup(name="positions", rows=rows, columns=("embed", model.embed), is_positional=True))
+    if model.embedding_norm:
+        ops.append(_norm(model, "embedding_norm", STREAM, STREAM))
+    return tuple(ops)
+
+
+def logits_ops(model: ModelConfig) -> tuple[EndOp, ...]:
+    """The ops after the last layer: the final norm, the logits and the loss."""
+    unembedding = Linear(
+        name="embedding" if model.tied_embeddings else "unembedding",
+        source="final",
+        target="logits",
+        inputs=(("embed", model.embed),),
+        outputs=(("vocab", model.vocab),),
+        is_rounded=False,
+        is_tied=model.tied_embeddings,
+    )
+    return (
+        _norm(model, "final_norm", STREAM, "final"),
+        unembedding,
+        CrossEntropy(source="logits", softcap=model.logits_softcap),
+    )
+
+
+def attention_block(model: ModelConfig, first_layer: int = 0) -> Block:
+    """Attention with the norm before it, in a stack that starts with layer `first_layer` of the model."""
+    return Block(name="attention", ops=(*_attention_ops(model, first_layer), Add(sources=("attention_added",))))
+
+
+def mlp_block(model: ModelConfig) -> Block:
+    """A dense MLP with the norm before it."""
+    return Block(name="mlp", ops=(*_mlp_ops(model), Add(sources=("mlp_added",))))
+
+
+def moe_block(model: ModelConfig, experts: Experts) -> Block:
+    """Return a MoE block: its norm, the experts, and the shared MLP if there is one."""
+    normed, shared = "mlp_normed", experts.shared_mlp
+
+    def on_residual(name: str, target: str, size: int, *, has_bias: bool = False) -> Linear:
+        return Linear(
+            name=name,
+            source=normed,
+            target=target,
+            inputs=(("embed", model.embed),),
+            outputs=(("router", size),),
+            has_bias=has_bias,
+            is_rounded=False,
+            is_on_residual=True,
+        )
+
+    dispatch = Dispatch(
+        source=normed,
+        router="router_logits",
+        target="expert_rows",
+        num_experts=experts.count,
+        num_active=experts.num_active,
+        capacity_factor=experts.capacity_factor,
+        routing=experts.routing,
+    )
+    ops: tuple[LayerOp, ...] = (
+        _norm(model, "mlp_norm", STREAM, normed),
+        on_residual("router", "router_logits", experts.count, has_bias=experts.has_bias),
+        dispatch,
+        *_mlp(model, "expert_", "expert_rows", experts.mlp, num_experts=experts.count),
+        Combine(source="expert_down", target="expert_added"),
+    )
+    added = ("expert_added",)
+    if shared:
+        ops, added = (*ops, *_mlp(model, "shared_", normed, shared)), (*added, "shared_down")
+    if experts.has_shared_gate:
+        gate = SigmoidGate(source="shared_down", by="shared_logit", target="shared_added")
+        ops, added = (
+            (*ops, on_residual("shared_expert_gate", "shared_logit", 1), gate),
+            ("expert_added", "shared_added"),
+        )
+    return Block(name="mlp", ops=(*ops, Add(sources=added)))
+
+
+def _blocks(model: ModelConfig, experts: Experts | None, first_layer: int) -> tuple[Block, ...]:
+    """The blocks of one layer."""
+    if not model.parallel_blocks:
+        return attention_block(model, first_layer), moe_block(model, experts) if experts else mlp_block(model)
+    ops = (*_attention_ops(model, first_layer), *_mlp_ops(model), Add(sources=("attention_added", "mlp_added")))
+    return (Block(name="block", ops=ops),)
+
+
+def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
+    """Return the ops of attention from its norm to `attention_added`, which is added to the residual stream."""
+    norms = (_norm(model, "attention_norm", STREAM, "attention_normed"),) if model.pre_norms else ()
+    stream = "attention_normed" if model.pre_norms else STREAM
+    heads = _latent_heads(model, model.latent, stream) if model.latent else _heads(model, first_layer, stream)
+    latent = LatentKeys(latent="latent", rotary="key_rope", key_weight="key", value_weight="value")
+    attention = Attention(
+        query="query",
+        key="key",
+        value="value",
+        target="attention_heads",
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        qk_dim=model.query_key_dim,
+        value_dim=model.value_dim,
+        windows=tuple(None if is_full else model.sliding_window for is_full in _full_layers(model, first_layer)),
+        softcap=model.attention_softcap,
+        scale=model.attention_scale,
+        has_alibi=model.positions == "alibi",
+        has_sinks=model.attention_sinks,
+        latent=latent if model.latent else None,
+    )
+    output = Linear(
+        name="output",
+        source="attention_heads",
+        target="attention_output" if model.post_norms else "attention_added",
+        inputs=_head_dims(model, model.value_dim),
+        outputs=(("embed", model.embed),),
+        init_scale=_adding_scale(model, model.num_heads * model.value_dim),
+        has_bias=model.output_bias,
+    )
+    ops = (*norms, *heads, attention, output)
+    if not model.post_norms:
+        return ops
+    return (*ops, _norm(model, "attention_post_norm", "attention_output", "attention_added"))
+
+
+def _heads(model: ModelConfig, first_layer: int, stream: str) -> tuple[LayerOp, ...]:
+    """Queries, keys and values from the value `stream`."""
+    single: Dims = (("kv_heads", model.num_kv_heads), ("head_dim", model.head_dim))
+    dims = {"query": _head_dims(model, model.head_dim), "key": single, "value": single}
+    ops: list[LayerOp] = [
+        Linear(
+            name=name,
+            source=stream,
+            target=name,
+            inputs=(("embed", model.embed),),
+            outputs=outputs,
+            has_bias=model.qkv_bias,
+        )
+        for name, outputs in dims.items()
+    ]
+    if model.qk_norm:
+        together = model.qk_norm_over_heads
+        ops += [
+            _norm(model, f"{name}_norm", name, name, dims[name] if together else dims[name][-1:])
+            for name in ("query", "key")
+        ]
+    if model.positions == "rotary":
+        size, by_layer = model.rotary_dims or model.head_dim, _frequencies(model, first_layer)
+        if any(frequencies.scales_queries for frequencies in by_layer):
+            keys = tuple(frequencies.of_keys for frequencies in by_layer)
+            ops += [
+                Rotary(values=("query",), size=size, by_layer=by_layer),
+                Rotary(values=("key",), size=size, by_layer=keys),
+            ]
+        else:
+            ops.append(Rotary(values=("query", "key"), size=size, by_layer=by_layer))
+    return tuple(ops)
+
+
+def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> tuple[LayerOp, ...]:
+    """Queries, keys and values from latents; each latent is computed whole wherever its heads are split."""
+    rank, rope = latent.kv_rank, latent.rope_head_dim
+    embed: Dims = (("embed", model.embed),)
+
+    def from_latent(name: str, source: str, target: str, inputs: Dims, size: int) -> Linear:
+        outputs: Dims = (("kv_heads", model.num_heads), ("head_dim", size))
+        return Linear(name=name, source=source, target=target, inputs=inputs, outputs=outputs)
+
+    def to_latent(name: str, target: str, size: int) -> Linear:
+        outputs: Dims = (("latent", size),)
+        return Linear(name=name, source=stream, target=target, inputs=embed, outputs=outputs, has_bias=model.qkv_bias)
+
+    def norm(name: str, size: int) -> Norm:
+        return replace(_norm(model, f"{name}_norm", name, name, (("latent", size),)), epsilon=latent.norm_epsilon)
+
+    ops: list[LayerOp] = [
+        to_latent("latent", "latents", rank + rope),
+        Slice(source="latents", target="latent", start=0, size=rank),
+        Slice(source="latents", target="key_rope", start=rank, size=rope),
+        norm("latent", rank),
+    ]
+    if latent.query_rank:
+        inputs: Dims = (("latent_input", latent.query_rank),)
+        ops += [
+            to_latent("query_latent", "query_latent", latent.query_rank),
+            norm("query_latent", latent.query_rank),
+            from_latent("latent_query", "query_latent", "query", inputs, model.query_key_dim),
+        ]
+    else:
+        ops.append(from_latent("query", stream, "query", embed, model.query_key_dim))
+    frequencies = (Frequencies(theta=model.rope_theta, scaling=model.rope_scaling),)
+    rotary = Rotary(values=("key_rope",), size=rope, by_layer=frequencies, is_interleaved=latent.is_interleaved)
+    narrow: Dims = (("latent_input", rank),)
+    return (
+        *ops,
+        from_latent("key", "latent", "key_nope", narrow, latent.nope_head_dim),
+        from_latent("value", "latent", "value", narrow, latent.value_head_dim),
+        replace(rotary, values=("query",), start=latent.nope_head_dim),
+        rotary,
+        Concat(sources=("key_nope", "key_rope"), target="key"),
+    )
+
+
+def _mlp_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
+    """Return the ops of the MLP from its norm to `mlp_added`, which is added to the residual stream."""
+    norms = (_norm(model, "mlp_norm", STREAM, "mlp_normed"),) if model.pre_norms else ()
+    stream = "mlp_normed" if model.pre_norms else STREAM
+    if not model.post_norms:
+        return *norms, *_mlp(model, "", stream, model.mlp, target="mlp_added")
+    return (
+        *norms,
+        *_mlp(model, "", stream, model.mlp),
+        _norm(model, "mlp_post_norm", "down", "mlp_added"),
+    )
+
+
+def _mlp(
+    model: ModelConfig, prefix: str, source: str, width: int, *, target: str = "", num_experts: int = 0
+) -> tuple[LayerOp, ...]:
+    """Return the matmuls of an MLP, two or three if it is gated, and the activation between them."""
+    names, experts = ("gate", "up") if model.gated else ("up",), model.experts
+    has_bias = model.mlp_bias if not num_experts or experts is None else experts.has_bias
+    opened = [
+        Linear(
+            name=f"{prefix}{name}",
+            source=source,
+            target=f"{prefix}{name}",
+            inputs=(("embed", model.embed),),
+            outputs=(("mlp", width),),
+            num_experts=num_experts,
+            has_bias=has_bias,
+        )
+        for name in names
+    ]
+    hidden = Gated(
+        sources=tuple(op.target for op in opened),
+        target=f"{prefix}hidden",
+        function=model.activation,
+        width=width,
+        clamped=model.clamped_swiglu,
+    )
+    down = Linear(
+        name=f"{prefix}down",
+        source=hidden.target,
+        target=target or f"{prefix}down",
+        inputs=(("mlp", width),),
+        outputs=(("embed", model.embed),),
+        num_experts=num_experts,
+        init_scale=_adding_scale(model, width),
+        has_bias=has_bias,
+    )
+    return *opened, hidden, down
+
+
+def _norm(model: ModelConfig, name: str, source: str, target: str, dims: Dims = ()) -> Norm:
+    """A norm as all of a model are, over some dims; over the stream where none are given."""
+    return Norm(
+        name=name,
+        source=source,
+        target=target,
+        size=math.prod(size for _, size in dims) if dims else model.embed,
+        dims=dims if len(dims) > 1 else (),
+        kind=model.norm,
+        epsilon=model.norm_epsilon,
+        offset=model.norm_offset,
+        has_bias=model.norm_bias,
+    )
+
+
+def _head_dims(model: ModelConfig, size: int) -> Dims:
+    """The dims of query heads."""
+    return tuple(zip(HEADS, (model.num_kv_heads, model.num_groups, size), strict=True))
+
+
+def _adding_scale(model: ModelConfig, fan_in: int) -> float:
+    """The standard deviation of a weight whose product is added to the stream, once in each block of each layer."""
+    return 1 / math.sqrt(fan_in * (2 * model.num_layers))
+
+
+def _full_layers(model: ModelConfig, first_layer: int) -> tuple[bool, ...]:
+    """Whether a layer attends to all keys, of each layer of the stack from `first_layer` on in a cycle."""
+    every = model.full_attention_every
+    if model.full_attention_layers:
+        num_dense = model.experts.num_dense_layers if model.experts else 0
+        stop = num_dense if first_layer < num_dense else model.num_layers
+        full = tuple(layer in model.full_attention_layers for layer in range(first_layer, stop))
+        return next(full[:size] for size in range(1, len(full) + 1) if full[size:] == full[:-size])
+    if not every:
+        return (model.sliding_window is None,)
+    return tuple((first_layer + layer + 1) % every == 0 for layer in range(every))
+
+
+def _frequencies(model: ModelConfig, first_layer: int) -> tuple[Frequencies, ...]:
+    """The rotary frequencies of each layer from `first_layer` on in a cycle."""
+    everywhere = Frequencies(theta=model.rope_theta, scaling=model.rope_scaling)
+    if model.rope_theta_local is None:
+        return (everywhere,)
+    local = Frequencies(theta=model.rope_theta_local)
+    return tuple(everywhere if is_full else local for is_full in _full_layers(model, first_layer))

@@ -1,0 +1,355 @@
+"""A step as data: frozen ops over sharded arrays, grouped into regions that repeat. No JAX, no model.
+
+An array's dims have a size, or are symbolic: `B` sequences, `S` tokens, `C` rows sent to experts have theirs from
+`Extents`, so that the same ops serve every batch and every degree of the same mesh axes. Folds over these ops
+(`cost`) are all there is of flops, collectives, memory traffic, time and memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from itertools import count
+from typing import Literal, NamedTuple
+
+from meshwright.description.notation.array import ShardedArray
+from meshwright.mesh import MeshShape
+from meshwright.record import Kind, Phase
+
+Width = Literal["compute", "gradient", "float32"]
+"""Format of an array's elements: the compute dtype, the gradient dtype, or four bytes."""
+
+
+class Dim(NamedTuple):
+    """A dim of an array: its letter in the notation, its size (None: see `Extents`) and the mesh axes that split it."""
+
+    letter: str
+    size: int | None
+    axes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of a step and its layout on the mesh."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    unreduced: tuple[str, ...] = ()  # Axes over which each device holds a partial sum.
+    width: Width = "compute"
+
+    @cached_property
+    def static_size(self) -> int:
+        """The product of the dims whose size is known."""
+        return math.prod(dim.size for dim in self.dims if dim.size is not None)
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """The letters of the dims whose size `Extents` has."""
+        return tuple(dim.letter for dim in self.dims if dim.size is None)
+
+    @cached_property
+    def split_axes(self) -> tuple[str, ...]:
+        """Every mesh axis that splits one of its dims."""
+        return tuple(axis for dim in self.dims for axis in dim.axes)
+
+    @cached_property
+    def notation(self) -> ShardedArray:
+        """This array in the notation."""
+        letters, axes = tuple(dim.letter for dim in self.dims), tuple(dim.axes for dim in self.dims)
+        return ShardedArray(self.name.replace(" ", "_"), letters, axes, self.unreduced)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extents:
+    """Numbers for a step's symbols: global sizes of symbolic dims, and the degree of each mesh axis."""
+
+    sizes: Mapping[str, float]
+    mesh: MeshShape
+
+    def local(self, array: Array) -> float:
+        """Return how many elements of an array one device holds."""
+        size: float = array.static_size
+        for letter in array.symbols:
+            size *= self.sizes[letter]
+        degrees = vars(self.mesh)
+        for axis in array.split_axes:
+            size /= degrees[axis]
+        return size
+
+    def local_dims(self, dims: tuple[Dim, ...]) -> float:
+        """Return the product of the local sizes of some dims: elements a device holds of an array with these dims."""
+        degrees, size = vars(self.mesh), 1.0
+        for dim in dims:
+            size *= self.sizes[dim.letter] if dim.size is None else dim.size
+            for axis in dim.axes:
+                size /= degrees[axis]
+        return size
+
+
+class Block(StrEnum):
+    """The part of a step that an op belongs to."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    LOGITS = "logits"
+    STAGES = "stages"
+    OPTIMIZER = "optimizer"
+
+
+class Region(NamedTuple):
+    """Where an op repeats: the embedding, the layers of a stack, the logits, between stages, or the update."""
+
+    name: str
+    is_once: bool = False  # Once a step (for each layer of a device) and not for each microbatch.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeat:
+    """How often a device runs a region in a step."""
+
+    useful: int  # For its microbatches.
+    executed: int  # Including the ticks of a pipeline's bubble.
+    static: int  # Appearances in the program's text; branches taken in few ticks count as if taken in every tick.
+    mean: float  # Mean over pipeline stages.
+    once: int = 1  # For an op that runs once a step: the layers of a device.
+
+
+_UNUSED_NUMBERS = count()
+
+
+@lru_cache(maxsize=1 << 14)
+def _number(_work: tuple[object, ...]) -> int:
+    """The number of a kind of work: the ops of a step are hashed once, not each time they are priced.
+
+    No number is given twice, so that work which was forgotten is priced again, never for another's time.
+    """
+    return next(_UNUSED_NUMBERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matmul:
+    """A matmul on one device: [rows, inner] @ [inner, columns], `experts` times."""
+
+    name: str
+    target: str
+    phase: Phase
+    region: Region
+    block: Block
+    # The matmul of the forward pass, the gradient of its input, or the gradient of its weight.
+    role: Literal["result", "input_gradient", "weight_gradient"]
+    rows: tuple[Dim, ...]
+    inner: tuple[Dim, ...]
+    columns: tuple[Dim, ...]
+    experts: tuple[Dim, ...] = ()
+    is_summed: bool = False  # Whether its result is added to the residual stream, so that tp sums it.
+    is_rounded: bool = False  # Whether 8-bit strategies round its operands.
+    is_ring: bool = False
+    source: str = "X"  # Name of its input.
+    right: str = ""  # Name of its second operand where that is a value and not a weight.
+    stored: tuple[Dim, ...] = ()  # Dims of its weight as stored; empty if it has no weight.
+    pending: tuple[str, ...] = ()  # Axes over which each device holds a part of the weight's gradient.
+    image: Array | None = None  # Input of a convolution, whose windows are the rows (implicit GEMM, arXiv:1410.0759).
+
+    @cached_property
+    def work(self) -> int:
+        """A number shared by matmuls that take the same time, in whatever pass (`_number`)."""
+        sizes = (self.rows, self.inner, self.columns, self.experts, self.image)
+        return _number((self.role, sizes, self.is_summed, self.is_rounded, self.is_ring))
+
+
+Operand = Literal["query", "key", "value"]
+"""The inputs of attention."""
+
+OPERANDS: frozenset[Operand] = frozenset(("query", "key", "value"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOp:
+    """Attention of queries over keys: scores, softmax, and the product with the values."""
+
+    name: str
+    phase: Phase
+    region: Region
+    query: Array
+    key: Array
+    value: Array
+    output: Array
+    num_heads: Dim
+    qk_dim: int
+    value_dim: int
+    # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
+    windows: tuple[int | None, ...]
+    is_scores_alone: bool = False  # Whether backward recomputes scores without their product with the values.
+    is_of_chunks: bool = False
+    cache: tuple[Array, ...] = ()  # Keys and values that a device of a server holds.
+    gradients: frozenset[Operand] = OPERANDS  # Operands whose gradient backward computes.
+
+    @cached_property
+    def work(self) -> int:
+        """A number shared by attention ops that take the same time."""
+        sizes = (self.query, self.qk_dim, self.value_dim, self.windows, len(self.gradient_products))
+        return _number((self.phase == "backward", sizes, self.is_scores_alone, self.is_of_chunks))
+
+    @property
+    def gradient_products(self) -> tuple[tuple[Literal["scores", "values"], Literal["left", "right"]], ...]:
+        """Return the gradient matmuls of attention through memory: of both operands of its two products.
+
+        Those that no operand's gradient needs are left out. Queries and keys share the gradient of the weights.
+        """
+        has_scores = not self.gradients.isdisjoint(("query", "key"))
+        made = {
+            ("values", "left"): has_scores,
+            ("values", "right"): "value" in self.gradients,
+            ("scores", "left"): "query" in self.gradients,
+            ("scores", "right"): "key" in self.gradients,
+        }
+        return tuple(product for product, is_made in made.items() if is_made)  # type: ignore[return-value]
+
+
+Pass = Literal[
+    "norm", "layer_norm", "residual", "low_rank", "low_rank_dropout", "branch", "rotary", "gated", "activation",
+    "dropout", "accumulate", "loss", "batch_norm", "batch_norm_add", "batch_norm_shortcut", "gradients", "pool",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elementwise:
+    """An elementwise pass over arrays in memory, between matmuls."""
+
+    kind: Pass
+    phase: Phase
+    region: Region
+    block: Block
+    arrays: tuple[Array, ...]
+
+    @cached_property
+    def work(self) -> int:
+        """A number shared by elementwise ops that take the same time."""
+        return _number((self.kind, self.phase == "backward", self.arrays))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communicate:
+    """A collective over `axes`; its bytes are those of `array` (`record.Collective`)."""
+
+    name: str  # As records show it.
+    kind: Kind
+    axes: tuple[str, ...]
+    phase: Phase
+    region: Region
+    array: Array
+    before: Array | None = None  # Layouts that it converts between, if it is part of a reshard.
+    after: Array | None = None
+    times: int = 1  # Runs each time its region runs.
+    skipped: int = 0  # Runs that the compiler leaves out of those executed.
+    is_ring: bool = False  # Whether it is P - 1 sends of `array` round a ring of P devices.
+    of_weight: bool = False  # Whether it gathers a weight, or sums its gradient or the gradient's norm.
+    beside: tuple[Array, ...] = ()  # Arrays that the same collective carries.
+
+
+ComputingOp = Matmul | AttentionOp | Elementwise
+"""An op that computes or reads and writes memory."""
+
+Op = ComputingOp | Communicate
+
+
+@dataclass(frozen=True, eq=False)
+class Ops:
+    """The ops of a step in the order of its forward pass, each followed by its recomputation and its backward.
+
+    They depend on which mesh axes are larger than 1, not on their degrees or the batch.
+    """
+
+    ops: tuple[Op, ...]
+
+    @cached_property
+    def matmuls(self) -> tuple[Matmul, ...]:
+        """The products with weights, and their gradients."""
+        return tuple(op for op in self.ops if isinstance(op, Matmul))
+
+    @cached_property
+    def attention(self) -> tuple[AttentionOp, ...]:
+        """Attention."""
+        return tuple(op for op in self.ops if isinstance(op, AttentionOp))
+
+    @cached_property
+    def elementwise(self) -> tuple[Elementwise, ...]:
+        """The passes over memory."""
+        return tuple(op for op in self.ops if isinstance(op, Elementwise))
+
+    @cached_property
+    def computing(self) -> Mapping[str, ComputingOps]:
+        """The computing ops of each region, in all passes."""
+        regions: dict[str, list[ComputingOp]] = {}
+        for op in (*self.matmuls, *self.attention, *self.elementwise):
+            regions.setdefault(op.region.name, []).append(op)
+        return {name: _computing(ops) for name, ops in regions.items()}
+
+    @cached_property
+    def communication(self) -> tuple[Communicate, ...]:
+        """The collectives."""
+        return tuple(op for op in self.ops if isinstance(op, Communicate))
+
+    @cached_property
+    def forward(self) -> Mapping[str, ForwardOps]:
+        """The computing ops of each region in the forward pass."""
+        names = {op.region.name for op in (*self.matmuls, *self.attention, *self.elementwise)}
+        return {
+            name: ForwardOps(
+                tuple(op for op in self.matmuls if op.region.name == name and op.phase == "forward"),
+                tuple(op for op in self.attention if op.region.name == name and op.phase == "forward"),
+                tuple(op for op in self.elementwise if op.region.name == name and op.phase == "forward"),
+            )
+            for name in names
+        }
+
+
+class ComputingOps(NamedTuple):
+    """Computing ops of a region in all passes."""
+
+    attention: tuple[AttentionOp, ...]
+    rest: tuple[Matmul | Elementwise, ...]  # All but attention.
+    # Of `rest`: matmuls with the gradient of attention's queries or of their weight, and accumulation of that weight's
+    # gradient.
+    of_queries: tuple[Matmul | Elementwise, ...]
+
+
+def _computing(ops: list[ComputingOp]) -> ComputingOps:
+    """The ops of one region by kind."""
+    attention = tuple(op for op in ops if isinstance(op, AttentionOp))
+    rest = tuple(op for op in ops if not isinstance(op, AttentionOp))
+    queries = {op.query.name for op in attention}
+    products = [op for op in rest if isinstance(op, Matmul) and op.target in queries and op.phase == "backward"]
+    weights = {product.name.rpartition(".")[2] for product in products}
+    sums = [
+        op for op in rest
+        if isinstance(op, Elementwise) and op.kind == "accumulate" and any(array.name in weights for array in op.arrays)
+    ]  # fmt: skip
+    return ComputingOps(attention, rest, (*products, *sums))
+
+
+class ForwardOps(NamedTuple):
+    """Computing ops of a region in the forward pass."""
+
+    matmuls: tuple[Matmul, ...]
+    attention: tuple[AttentionOp, ...]
+    elementwise: tuple[Elementwise, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step on a mesh: its ops, how often each region repeats, and the sizes of its symbols."""
+
+    ops: Ops
+    stages: tuple[Communicate, ...] = ()  # Sends between pipeline stages, which depend on the schedule.
+    repeats: Mapping[str, Repeat]
+    extents: Extents
+
+    @property
+    def communication(self) -> tuple[Communicate, ...]:
+        """Every collective of the step."""
+        return self.ops.communication + self.stages

@@ -1,0 +1,336 @@
+"""Ops that models are written in, over named values, and the parameters that they declare.
+
+An op reads values by name and writes one. `STREAM` is the residual stream [batch, sequence, embed]: the input and the
+output of a layer. Shapes are of one layer; a `Stack` repeats its ops over layers and stacks their parameters.
+Parameters, forward pass, flops, communication and memory all follow from these ops (`step.passes`, `models`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from meshwright.description.step.frequencies import Frequencies
+
+STREAM = "stream"
+"""The name of the residual stream."""
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+NormKind = Literal["rms", "layer"]
+
+Dims = tuple[tuple[str, int], ...]
+"""Dims as (logical axis, size)."""
+
+HEADS = ("kv_heads", "group", "head_dim")
+"""The dims of queries: heads grouped by the kv head they share, so that splitting kv_heads splits both alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """RMSNorm or LayerNorm of `source` over its last dim, of `size` elements; its scale is the parameter `name`."""
+
+    name: str
+    source: str
+    target: str
+    size: int
+    # Last dims of `source` that are normed together, `size` elements in all (OLMo 2: all heads). Their axes split the
+    # scale, and squares are summed over them.
+    dims: Dims = ()
+    kind: NormKind = "rms"
+    epsilon: float = 1e-5
+    offset: float = 0.0  # Added to the scale (Gemma stores it minus 1).
+    has_bias: bool = False  # Whether the parameter `{name}_bias` is added.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """A LoRA branch beside a matmul (arXiv:2106.09685) that adds scale * B A x.
+
+    A is the parameter `{name}_lora_a` [*inputs, rank], B is `{name}_lora_b` [rank, *outputs].
+    """
+
+    rank: int
+    scale: float
+    dropout: float = 0.0  # Probability of dropping an element of A's input in a train step.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """Matmul of `source` with the weight `name` [*inputs, *outputs], summed over `inputs`.
+
+    A weight of experts is [expert, *inputs, *outputs], and `source` is the rows of each expert (`Dispatch`).
+    """
+
+    name: str
+    source: str
+    target: str
+    inputs: Dims
+    outputs: Dims
+    num_experts: int = 0
+    init_scale: float | None = None  # Standard deviation at initialisation; None: 1 / sqrt(fan in).
+    has_bias: bool = False  # Whether the parameter `{name}_bias` [*outputs] is added.
+    is_rounded: bool = True  # Whether 8-bit strategies round its operands.
+    # Whether it multiplies the residual stream as stored between blocks, in float32 and without a gather over tp
+    # (routers).
+    is_on_residual: bool = False
+    is_tied: bool = False  # Whether the weight is the embedding table that a `Lookup` declares, [*outputs, *inputs].
+    low_rank: LowRank | None = None
+
+    @property
+    def bias_dims(self) -> Dims:
+        """The logical axis and the size of each dim of its bias, kept whole along the stream as scales of norms are."""
+        experts = (("expert", self.num_experts),) if self.num_experts else ()
+        return *experts, *(("norm" if name == "embed" else name, size) for name, size in self.outputs)
+
+    @property
+    def fan_in(self) -> int:
+        """The elements summed for each element of the result."""
+        return math.prod(size for _, size in self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary position embedding (arXiv:2104.09864) of queries and keys, in place."""
+
+    values: tuple[str, ...]
+    # Dims of a head that are rotated, from `start`; the others are unchanged (GPT-NeoX rotates a quarter). An odd size
+    # rotates one dim more, by the frequencies of the odd size.
+    size: int
+    # Frequencies of each layer, as a repeating cycle; one entry if all layers are alike.
+    by_layer: tuple[Frequencies, ...]
+    start: int = 0
+    is_interleaved: bool = False  # Rotate pairs of adjacent dims (DeepSeek) and not of dims half the size apart.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentKeys:
+    """What a server caches of a token instead of keys and values (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+
+    latent: str  # Value from which keys and values are computed.
+    rotary: str  # Part of the key that all heads share.
+    key_weight: str  # Weights by which the latent is multiplied.
+    value_weight: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Causal attention of `query` over `key` and `value`, grouped by kv heads."""
+
+    query: str
+    key: str
+    value: str
+    target: str
+    num_heads: int
+    num_kv_heads: int
+    qk_dim: int  # Dims of a head.
+    value_dim: int
+    # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
+    windows: tuple[int | None, ...] = (None,)
+    softcap: float | None = None  # Scores become softcap * tanh(scores / softcap).
+    scale: float | None = None  # Factor of the scores; None: 1 / sqrt(qk_dim).
+    has_alibi: bool = False
+    # Whether each head has a learned logit, the parameter `sinks` [kv_heads, group], that takes part in every softmax
+    # and adds no value (arXiv:2309.17453).
+    has_sinks: bool = False
+    latent: LatentKeys | None = None  # What a server caches instead of keys and values.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampedSwiglu:
+    """gate sigmoid(alpha gate) (up + 1), gate at most `limit`, up within +-limit (gpt-oss, arXiv:2508.10925)."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated:
+    """The activation of an MLP: function(gate) * up, or function(source) if there is one source."""
+
+    sources: tuple[str, ...]
+    target: str
+    function: Activation = "silu"
+    width: int = 0  # Dims of the result over all devices.
+    clamped: ClampedSwiglu | None = None  # Used instead of `function`.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How the router's logits choose experts for a token and weight them."""
+
+    # Score of an expert: softmax over all experts, or sigmoid of each logit (DeepSeek-V3, arXiv:2412.19437, section
+    # 2.1.2).
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Whether the parameter `choice_bias` is added to scores for the choice only. It has no gradient.
+    has_choice_bias: bool = False
+    num_groups: int = 1  # Equal groups of experts (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).
+    num_active_groups: int = 1  # Groups that a token may choose from.
+    group_score: int = 1  # A group's score is the sum of this many of its best experts' scores.
+    is_normed: bool = True  # Whether the weights of a token's experts are normalised to sum to 1.
+    scale: float = 1.0  # Factor of the weights, after that.
+
+
+SOFTMAX_ROUTING = Routing()
+"""A softmax over the chosen logits (Mixtral, arXiv:2401.04088, section 2.1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatch:
+    """Top-k routing: the rows of `source` that each of `num_experts` works on, by the router's logits `router`.
+
+    capacity_factor: as in `Experts`; None where no token is dropped.
+    """
+
+    source: str
+    router: str
+    target: str
+    num_experts: int
+    num_active: int
+    capacity_factor: float | None = None
+    routing: Routing = SOFTMAX_ROUTING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combine:
+    """Return experts' rows to their tokens, weighted by the routing and summed."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigmoidGate:
+    """`source` [batch, sequence, embed] times the sigmoid of its token's one logit `by` [batch, sequence, 1]."""
+
+    source: str
+    by: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add:
+    """Add values to the residual stream, with the strategy's dropout."""
+
+    sources: tuple[str, ...]
+    target: str = STREAM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """A slice of the last dim of `source`: `size` elements from `start`."""
+
+    source: str
+    target: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concat:
+    """Concatenate values along their last dim; one without heads is repeated for every head."""
+
+    sources: tuple[str, ...]
+    target: str
+
+
+LayerOp = Norm | Linear | Rotary | Attention | Gated | Dispatch | Combine | SigmoidGate | Add | Slice | Concat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """Rows of the table `name` [rows, columns] at integer ids, added to the residual stream."""
+
+    name: str
+    rows: tuple[str, int]
+    columns: tuple[str, int]
+    target: str = STREAM
+    is_positional: bool = False  # Whether ids are positions; every device then holds the whole table.
+    init_scale: float = 1.0  # Standard deviation at initialisation.
+    multiplier: float = 1.0  # Factor of the rows.
+    is_tied: bool = False  # Whether the table is the unembedding too.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """The mean loss in nats of logits `source` for integer targets; a split vocab is summed over, never gathered.
+
+    softcap: logits are softcap * tanh(logits / softcap).
+    """
+
+    source: str
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DotProduct:
+    """Matmul of every row of `left` with every row of `right` in a batch, over `size` elements.
+
+    The logits of retrieval and contrastive models, whose targets are the other rows of the batch. `right` is gathered
+    over the axes that split the batch, and its rows stay split over tp like a vocab.
+    """
+
+    name: str
+    left: str
+    right: str
+    target: str
+    size: int
+
+
+EndOp = Lookup | Norm | Linear | DotProduct | CrossEntropy
+"""An op before or after the layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A part of a layer that adds to the residual stream: the ops from its norm to its `Add`, under one named scope."""
+
+    name: Literal["attention", "mlp", "block"]
+    ops: tuple[LayerOp, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """`num_layers` layers of one kind, whose parameters are stacked."""
+
+    # If `layers` or `dense_layers` (those before MoE layers), also the logical axis of the stacked dim; it is `layers`
+    # for any other name.
+    name: str
+    num_layers: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def ops(self) -> tuple[LayerOp, ...]:
+        """The ops of one layer in order."""
+        return tuple(op for block in self.blocks for op in block.ops)
+
+    @property
+    def period(self) -> int:
+        """The number of layers after which windows and rotary frequencies repeat; 1 where all layers are alike."""
+        cycles = [len(op.windows) for op in self.ops if isinstance(op, Attention)]
+        cycles += [len(op.by_layer) for op in self.ops if isinstance(op, Rotary)]
+        return math.lcm(*cycles)
+
+    def layer(self, number: int) -> Stack:
+        """One layer of the stack by itself, with its own window and frequencies."""
+
+        def own(op: LayerOp) -> LayerOp:
+            match op:
+                case Attention():
+                    return replace(op, windows=(op.windows[number % len(op.windows)],))
+                case Rotary():
+                    return replace(op, by_layer=(op.by_layer[number % len(op.by_layer)],))
+                case _:
+                    return op
+
+        blocks = tuple(replace(block, ops=tuple(map(own, block.ops))) for block in self.blocks)
+        return replace(self, num_layers=1, blocks=blocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A model's forward pass: its embedding, its stacks of layers, and the logits with their loss."""
+
+    embedding: tuple[EndOp, ...]
+    stacks: tuple[Stack, ...]
+    logits: tuple[EndOp, ...]

@@ -1,0 +1,180 @@
+"""Whether a workload can be split over a mesh and whether this version can run it, before anything is compiled."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from meshwright.description.step.blocks import layers, program
+from meshwright.description.step.layer import Lookup
+from meshwright.description.step.model import Model, ProgramModel
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.precision import check_precision
+from meshwright.description.step.rules import RULES, Rules, check_rules, local_parameter_shape
+from meshwright.description.step.sequence import attention_ops, check_sequence
+from meshwright.description.step.stages import check_stages
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
+
+
+def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> None:
+    """Raise an error if the mesh cannot split a dim of the workload, or if one of its axes would split nothing."""
+    check_rules(rules)
+    used = _used_axes(workload.model, rules)
+    for axis, degree in mesh.degrees.items():
+        if degree > 1 and axis not in used:
+            raise MeshwrightError(
+                f"mesh {mesh} has {axis}={degree}, which would split nothing of {workload.model.name};"
+                f" use {axis}=1 (the axes that split something are {', '.join(sorted(used))})"
+            )
+    if mesh.pp > workload.model.num_layers:
+        raise MeshwrightError(
+            f"mesh {mesh} has pp={mesh.pp} stages for the {workload.model.num_layers} layers of"
+            f" {workload.model.name}, so that some would split nothing; use pp in 1 to {workload.model.num_layers}"
+        )
+    if workload.objective == "dpo" and mesh.pp > 1:
+        raise MeshwrightError(
+            f"mesh {mesh} has pp={mesh.pp}; the loss of dpo is of pairs of whole sequences, which no pipeline has yet:"
+            f" use pp=1 and more fsdp or tp"
+        )
+    check_batch(mesh, batch=workload.batch, seq_len=workload.seq_len, batch_axes=rules["batch"])
+    check_divides("batch", workload.batch, mesh, rules["batch"])
+    check_divides("sequence length", workload.seq_len, mesh, rules["residual_sequence"])
+    for path, parameter in leaves(parameters(workload.model)):
+        local_parameter_shape(parameter, mesh=mesh, rules=rules, what=path)
+
+
+def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tuple[str, ...]]]:
+    """Return every size that a mesh must divide, with the axes that split it: all of `check_mesh` but pp's stages.
+
+    A mesh is legal if the product of each pair's axes divides its size. An axis that would split nothing has size 1.
+    """
+    found = {(workload.batch, rules["batch"]), (workload.seq_len, rules["residual_sequence"])}
+    for _, parameter in leaves(parameters(workload.model)):
+        found.update((size, rules[name]) for name, size in zip(parameter.axes, parameter.shape, strict=True))
+    found.update((1, (axis,)) for axis in AXES if axis not in _used_axes(workload.model, rules))
+    if workload.objective == "dpo":
+        found.add((1, ("pp",)))
+    return frozenset((size, axes) for size, axes in found if axes)
+
+
+def _used_axes(model: Model, rules: Rules) -> set[str]:
+    """The mesh axes that split something of a model or its batch.
+
+    Experts give ep its dim; the batch alone would make it another name for dp.
+    """
+    declared = {name for _, parameter in leaves(parameters(model)) for name in parameter.axes}
+    named = declared | {"residual_sequence", "batch"}
+    stages = set[str]() if isinstance(model, ProgramModel) and not model.has_stages else {"pp"}
+    return {axis for name in named for axis in rules[name] if name != "batch" or axis != "ep"} | stages
+
+
+def check_positions(model: Model, seq_len: int, use: str = "--seq-len {} or less") -> None:
+    """Raise an error if a model has fewer learned positions than a sequence has tokens.
+
+    use: the advice at the end of the error, a format string with the number of positions.
+    """
+    most = learned_positions(model)
+    if most is not None and seq_len > most:
+        raise MeshwrightError(
+            f"sequence length {seq_len} is more than the {most} positions that {model.name} has learned;"
+            f" use {use.format(most)}"
+        )
+
+
+def learned_positions(model: Model) -> int | None:
+    """Return the number of a model's learned positions, its longest sequence; None if positions are computed."""
+    tables = (op for op in program(model).embedding if isinstance(op, Lookup) and op.is_positional)
+    return min((op.rows[1] for op in tables), default=None)
+
+
+def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) -> None:
+    """Raise an error if no step runs the model, the mesh or the strategy as they are.
+
+    They can be planned, but not lowered, compiled or trained.
+    """
+    _check_lowered(model)
+    _check_attention(model, mesh, strategy)
+    _check_experts(model, mesh, strategy)
+    check_stages(model, mesh, strategy)
+    check_sequence(model, mesh, strategy)
+    _check_rings(model, strategy)
+    if strategy.zero_stage in (1, 2) and model.experts:
+        raise MeshwrightError(
+            f"ZeRO-{strategy.zero_stage} can be planned, but what runs has it without experts yet; use zero_stage 3"
+            f" or 0"
+        )
+    if strategy.zero_stage == 2 and mesh.pp > 1:
+        raise MeshwrightError(
+            f"ZeRO-2 on pp={mesh.pp} stages can be planned, but in what runs a stage adds up the gradients of all its"
+            f" microbatches before they are scattered, which is ZeRO-1; use zero_stage 1, or 3"
+        )
+    check_precision(mesh, strategy)
+
+
+def _check_lowered(model: Model) -> None:
+    """Raise where a model has something that no code here runs."""
+    if reasons := _only_planned(model):
+        raise MeshwrightError(
+            f"model {model.name} has {' and '.join(reasons)}; it can be planned, and does not run yet"
+        )
+
+
+@lru_cache(maxsize=1 << 6)
+def _only_planned(model: Model) -> tuple[str, ...]:
+    """Return features of a model that no code here runs."""
+    has_alibi = any(op.has_alibi for op in attention_ops(model))
+    return (*model.planned_only, *(("positions='alibi'",) if has_alibi else ()))
+
+
+def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise an error if a fused attention lacks a feature of the model's."""
+    if strategy.attention == "scores":
+        return
+    for op in attention_ops(model):
+        if strategy.attention == "cudnn" and op.qk_dim != op.value_dim:
+            raise MeshwrightError(
+                f"model {model.name} has queries of {op.qk_dim} dims and values of {op.value_dim}, which"
+                f" attention='cudnn' does not have; use attention='flash' or 'scores'"
+            )
+        if op.softcap:
+            raise MeshwrightError(
+                f"model {model.name} has attention_softcap={op.softcap:g}, which attention={strategy.attention!r} does"
+                f" not have; use attention='scores'"
+            )
+        if op.has_sinks:
+            raise MeshwrightError(
+                f"model {model.name} has attention sinks, which attention={strategy.attention!r} does not have;"
+                f" use attention='scores'"
+            )
+    if mesh.pp > 1 and any(stack.period > 1 for stack in layers(model)):
+        raise MeshwrightError(
+            f"the layers of {model.name} differ in their windows, which attention={strategy.attention!r} does not take"
+            f" in the stages of pp={mesh.pp}; use attention='scores', or pp=1"
+        )
+
+
+def _check_rings(model: Model, strategy: Strategy) -> None:
+    """Raise an error if the strategy's overlap of matmuls with collectives over tp cannot run."""
+    if strategy.collective_matmul and any(op.latent for op in attention_ops(model)):
+        raise MeshwrightError(
+            f"collective_matmul with the latent attention of {model.name} can be planned, but what runs gathers the"
+            f" stream for latents at once; use collective_matmul=False"
+        )
+    if strategy.collective_matmul and strategy.tp_stream == "whole":
+        raise MeshwrightError(
+            "collective_matmul with tp_stream='whole' can be planned, but what runs has rings of gathers and scatters"
+            " of a stream that is split over tp; use tp_stream='split', or collective_matmul=False"
+        )
+
+
+def _check_experts(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise an error if experts cannot run on the mesh with the strategy, or there are none to split."""
+    if mesh.ep > 1 and model.experts is None:
+        raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")
+    if mesh.ep > 1 and mesh.tp > 1 and strategy.tp_stream == "whole":
+        raise MeshwrightError(
+            f"experts on mesh {mesh} with tp_stream='whole' can be planned, but what runs sends them tokens that are"
+            f" split over tp; use ep=1, tp=1 or tp_stream='split'"
+        )

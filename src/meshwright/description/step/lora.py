@@ -1,0 +1,114 @@
+"""LoRA (arXiv:2106.09685): low-rank branches beside a model's matmuls, the only parameters that train.
+
+One pass over a program adds a branch to each targeted matmul. Parameters, forward pass, flops, communication and memory
+of branches follow as for any op.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshwright.description.step.layer import Block, LayerOp, Linear, LowRank, Program, Stack
+from meshwright.errors import MeshwrightError
+from meshwright.support.field_types import check_fields
+
+MAX_RANK = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Low-rank adapters: which matmuls have one, and of which rank. They compute W x + alpha / rank * B A x.
+
+    Everything without an adapter is frozen (`step.trained`).
+    """
+
+    rank: int
+    alpha: float
+    # Names of matmuls in layers, as `query` or `down`. For PEFT's names see `families.adapters.lora_targets`.
+    targets: tuple[str, ...]
+    dropout: float = 0.0  # Probability of dropping an element of a branch's input, drawn for each branch.
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 1 <= self.rank <= MAX_RANK:
+            raise MeshwrightError(f"lora rank is {self.rank}; it is a whole number from 1 to {MAX_RANK:,}, as 16")
+        if self.alpha <= 0:
+            raise MeshwrightError(f"lora alpha is {self.alpha:g}; it is a number above 0, as 32")
+        if not 0 <= self.dropout < 1:
+            raise MeshwrightError(f"lora dropout is {self.dropout:g}; it is a share from 0 to below 1, as 0.05")
+        if not self.targets:
+            raise MeshwrightError("lora has no targets; name the products that get adapters, as query")
+
+    @property
+    def low_rank(self) -> LowRank:
+        """The branch of each target."""
+        return LowRank(rank=self.rank, scale=self.alpha / self.rank, dropout=self.dropout)
+
+
+def can_adapt(op: LayerOp) -> bool:
+    """Whether a product of a layer can have a low-rank branch: one of tokens, with a weight as other products' are.
+
+    Products of experts, routers, gates of one number for each token and products of latents have none.
+    """
+    return (
+        isinstance(op, Linear)
+        and not op.num_experts
+        and not op.is_on_residual
+        and math.prod(size for _, size in op.outputs) > 1
+        and op.inputs[0][0] != "latent_input"
+        and op.outputs[0][0] != "latent"
+    )
+
+
+def adaptable(program: Program) -> tuple[str, ...]:
+    """The names of the products that can have a low-rank branch, in the order of the layers."""
+    return tuple(dict.fromkeys(op.name for op in _linears(program) if can_adapt(op)))
+
+
+def with_lora(program: Program, lora: LoRA) -> Program:
+    """Return the program with a low-rank branch beside each targeted matmul.
+
+    Raises:
+        MeshwrightError: a target that is in no layer, or that can have no branch.
+    """
+    known = adaptable(program)
+    for target in lora.targets:
+        if target not in known:
+            raise MeshwrightError(_no_target(target, program, known))
+    branch = lora.low_rank
+
+    def adapted(op: LayerOp) -> LayerOp:
+        return replace(op, low_rank=branch) if isinstance(op, Linear) and op.name in lora.targets else op
+
+    def of_block(block: Block) -> Block:
+        return replace(block, ops=tuple(map(adapted, block.ops)))
+
+    def of_stack(stack: Stack) -> Stack:
+        return replace(stack, blocks=tuple(map(of_block, stack.blocks)))
+
+    return replace(program, stacks=tuple(map(of_stack, program.stacks)))
+
+
+def _no_target(target: str, program: Program, known: tuple[str, ...]) -> str:
+    """Why a product has no adapter."""
+    choices = f"targets are {', '.join(known) or 'none in this model'}"
+    for op in _linears(program):
+        if op.name == target:
+            what = (
+                "of experts" if op.num_experts else "a router" if op.is_on_residual
+                else "of latents" if not can_adapt(op) and (op.outputs[0][0] == "latent" or op.inputs[0][0] != "embed")
+                else "a gate of one number"
+            )  # fmt: skip
+            return f"lora target {target!r} is {what}, which has no adapter here; {choices}"
+    near = difflib.get_close_matches(target, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"lora target {target!r} is no product of the layers; {hint}{choices}"
+
+
+def _linears(program: Program) -> Iterator[Linear]:
+    """Every product of the layers."""
+    for stack in program.stacks:
+        yield from (op for op in stack.ops if isinstance(op, Linear))

@@ -1,0 +1,184 @@
+"""The parameters of a model as its ops declare them: count, bytes, shardings and initialisation follow from here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Literal, TypeVar, Union
+
+from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import HEADS, Attention, Dispatch, EndOp, LayerOp, Linear, Lookup, Norm
+from meshwright.description.step.model import Model
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Role = Literal["product", "table", "vector"]
+
+STACKED = ("layers", "dense_layers")
+"""Logical axes of the dim that layers are stacked along: those of the model's kind, and plain ones before MoE."""
+
+CHOICE_BIAS = "choice_bias"
+"""The parameter that a router adds to its scores to choose experts by (`Routing`). It has no gradient."""
+
+SINKS = "sinks"
+"""The parameter of the logits that take a share of each head's softmax (`Attention`)."""
+
+LORA_A, LORA_B = "_lora_a", "_lora_b"
+"""Endings of the names of a low-rank branch's two weights (`LowRank`)."""
+
+RANK = "rank"
+"""The logical axis of the inner dim of a low-rank branch; it is never split."""
+
+Leaf = TypeVar("Leaf")
+Out = TypeVar("Out")
+Tree = Mapping[str, Union[Leaf, "Tree[Leaf]"]]
+"""Leaves under names, at any depth; as a JAX pytree, a dict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One array of a model."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]  # Logical axis of each dim.
+    # Initial values: ones, normal with standard deviation `scale`, or uniform in [-scale, scale].
+    init: Literal["ones", "normal", "uniform"] = "normal"
+    scale: float = 1.0
+    # Use: operand of a matmul, table of rows that are looked up, or vector added to or multiplied with activations.
+    role: Role = "product"
+    # Of a layer's weight: how many dims after those of layers and experts are inputs; the rest are outputs.
+    num_inputs: int = 0
+
+    def __post_init__(self) -> None:
+        assert len(self.shape) == len(self.axes), (self.shape, self.axes)
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return math.prod(self.shape)
+
+    @property
+    def num_layers(self) -> int:
+        """The layers it is stacked over; 1 for what stands outside the layers."""
+        return self.shape[0] if self.is_stacked else 1
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it is one of a layer's, stacked over layers."""
+        return self.axes[0] in STACKED
+
+
+@cache
+def parameters(model: Model) -> Tree[Parameter]:
+    """Return the declaration of every parameter of `model`, stacked over the layers of a stack.
+
+    In a MoE model, plain layers are under `dense_layers` and MoE layers under `layers`; else all are under `layers`.
+    """
+    tree: dict[str, Parameter | dict[str, Parameter]] = {}
+    ops = program(model)
+    for op in ops.embedding:
+        tree |= declared(op)
+    for stack in ops.stacks:
+        axis = stack.name if stack.name in STACKED else "layers"
+        of_layer = {name: parameter for op in stack.ops for name, parameter in declared(op).items()}
+        tree[stack.name] = {
+            name: replace(p, shape=(stack.num_layers, *p.shape), axes=(axis, *p.axes)) for name, p in of_layer.items()
+        }
+    for op in ops.logits:
+        tree |= declared(op)
+    return tree
+
+
+def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
+    """The parameters of one op, of one layer, by name; most ops have none."""
+    match op:
+        case Norm():
+            axes, shape = zip(*(op.dims or (("norm", op.size),)), strict=True)
+            scale = Parameter(shape=shape, axes=axes, init="ones", role="vector")
+            if op.offset:
+                scale = replace(scale, init="normal", scale=0.0)
+            bias = replace(scale, init="normal", scale=0.0)
+            return {op.name: scale} | ({f"{op.name}_bias": bias} if op.has_bias else {})
+        case Linear() if not op.is_tied:
+            return _weight(op)
+        case Dispatch() if op.routing.has_choice_bias:
+            shape = (op.num_experts,)
+            return {CHOICE_BIAS: Parameter(shape=shape, axes=("router",), scale=0.0, role="vector")}
+        case Attention() if op.has_sinks:
+            shape = (op.num_kv_heads, op.num_heads // op.num_kv_heads)
+            return {SINKS: Parameter(shape=shape, axes=HEADS[:2], scale=0.0, role="vector")}
+        case Lookup():
+            (rows, num_rows), (columns, num_columns) = op.rows, op.columns
+            shape, role = (num_rows, num_columns), "product" if op.is_tied else "table"
+            return {op.name: Parameter(shape=shape, axes=(rows, columns), scale=op.init_scale, role=role)}
+        case _:
+            return {}
+
+
+def _weight(op: Linear) -> dict[str, Parameter]:
+    """Declare the weight of a matmul, and its bias if it has one."""
+    experts = (("expert", op.num_experts),) if op.num_experts else ()
+    dims = (*experts, *op.inputs, *op.outputs)
+    axes, shape = tuple(name for name, _ in dims), tuple(size for _, size in dims)
+    scale = op.init_scale if op.init_scale is not None else 1 / math.sqrt(op.fan_in)
+    found = {op.name: Parameter(shape=shape, axes=axes, scale=scale, num_inputs=len(op.inputs))}
+    if op.has_bias:
+        names, sizes = tuple(name for name, _ in op.bias_dims), tuple(size for _, size in op.bias_dims)
+        found[f"{op.name}_bias"] = Parameter(shape=sizes, axes=names, scale=0.0, role="vector")
+    if op.low_rank:
+        rank = (RANK, op.low_rank.rank)
+        # As PEFT begins: kaiming_uniform_ with a = sqrt(5) is within 1 / sqrt(fan in), and B A is zero.
+        for name, dims, scale in (
+            (f"{op.name}{LORA_A}", (*op.inputs, rank), 1 / math.sqrt(op.fan_in)),
+            (f"{op.name}{LORA_B}", (rank, *op.outputs), 0.0),
+        ):
+            axes, shape = zip(*dims, strict=True)
+            found[name] = Parameter(shape=shape, axes=axes, init="uniform", scale=scale)
+    return found
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a parameter is of a low-rank branch."""
+    return path.endswith((LORA_A, LORA_B))
+
+
+def _is_tree(value: Leaf | Tree[Leaf]) -> TypeIs[Tree[Leaf]]:
+    """Whether a value is a subtree; leaves are never mappings."""
+    return isinstance(value, Mapping)
+
+
+def leaves(tree: Tree[Leaf], prefix: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Each leaf of a tree with its path: `layers.query`."""
+    for name, value in tree.items():
+        if _is_tree(value):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: str = "") -> Tree[Out]:
+    """The tree with `function(path, leaf)` for every leaf."""
+    return {
+        name: map_leaves(function, value, f"{prefix}{name}.") if _is_tree(value) else function(f"{prefix}{name}", value)
+        for name, value in tree.items()
+    }
+
+
+def num_parameters(model: Model) -> int:
+    """The number of parameters of `model`."""
+    return sum(parameter.size for _, parameter in leaves(parameters(model)))
+
+
+def num_active_parameters(model: Model) -> int:
+    """The parameters of `model` that work on a token: of its experts, those that a token is sent to."""
+    return sum(int(parameter.size * active_share(parameter, model)) for _, parameter in leaves(parameters(model)))
+
+
+def active_share(parameter: Parameter, model: Model) -> float:
+    """Return the fraction of a parameter that works on one token: below 1 for experts."""
+    if model.experts is None or "expert" not in parameter.axes:
+        return 1.0
+    return model.experts.num_active / model.experts.count

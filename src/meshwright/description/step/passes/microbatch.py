@@ -1,0 +1,60 @@
+"""Microbatch pass: split a step's batch into microbatches, with their sizes on a device."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from meshwright.description.step.blocks import program
+from meshwright.description.step.ir import Block, Elementwise, Extents, Region
+from meshwright.description.step.layer import DotProduct
+from meshwright.description.step.passes.muon import matrix_counts
+from meshwright.description.step.passes.nodes import Weight
+from meshwright.description.step.rules import token_axes
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.token_routing import routed_tokens, sent_tokens
+from meshwright.description.step.workload import Workload
+from meshwright.mesh import MeshShape
+
+
+def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Extents:
+    """Return the sizes of a step's symbols, for one microbatch.
+
+    B, S: sequences, and tokens of each, over all devices. I: B times S, the rows of a contrastive batch. loss: numbers
+    summed by the loss. For each device, with experts:
+
+    - C: copies of tokens sent to experts. CT: those of all devices of its tp group.
+    - R: rows of an expert at even load.
+    - A: routing choices of its tokens.
+    - sent, gathered: counts of tokens, as sent over ep and as gathered over tp.
+    - M: its MoE layers.
+
+    Muon adds the matrices of each kind of parameter (`passes.muon`).
+    """
+    parts = strategy.num_microbatches
+    sizes: dict[str, float] = {"B": workload.sequences / parts, "S": workload.seq_len}
+    if any(isinstance(op, DotProduct) for op in program(workload.model).logits):
+        sizes["I"] = workload.tokens / parts
+    # Where each stage runs its own program, the last sums the losses of all microbatches first.
+    sums = 1 if workload.z_loss == 0 else 2
+    sizes["loss"] = sums if mesh.pp == 1 or strategy.spmd_pipeline else sums / parts
+    if experts := workload.model.experts:
+        copies, tokens = routed_tokens(workload, mesh), sent_tokens(workload, mesh)
+        ours = workload.tokens / mesh.degree(token_axes())
+        sizes |= {
+            "C": copies / parts,
+            "CT": copies * mesh.tp / parts,
+            "R": ours * mesh.ep * copies / (tokens * experts.count) / parts,
+            "A": tokens * experts.num_active / parts,
+            "sent": experts.count + mesh.ep,
+            "gathered": experts.count * mesh.tp,
+            "M": -(-(workload.model.num_layers - experts.num_dense_layers) // mesh.pp),
+        }
+    if strategy.optimizer == "muon":
+        sizes |= matrix_counts(workload.model, mesh, strategy)
+    return Extents(sizes=sizes, mesh=mesh)
+
+
+@lru_cache(maxsize=1 << 12)
+def gradient_sum(work: Weight, region: Region, block: Block) -> Elementwise:
+    """The gradient of each microbatch is added to those before: both are read, the sum is written."""
+    return Elementwise(kind="accumulate", phase="backward", region=region, block=block, arrays=(work.used,))

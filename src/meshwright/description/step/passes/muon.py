@@ -1,0 +1,141 @@
+"""Muon's part of the update: which parameters are matrices, and how these are distributed to be orthogonalised.
+
+Newton-Schulz multiplies whole matrices. Those of all layers of a parameter, and of all its experts, are distributed
+over the devices that shard or copy them: each device slices its part out of copies, receives whole matrices for its
+shards by an all-to-all over the axes that split each dim, and multiplies. The way back is the same; copies are
+gathered. If the number of devices does not divide the matrices, zeros are added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from meshwright.description.step.ir import Array, Communicate, Dim, Region
+from meshwright.description.step.model import Model
+from meshwright.description.step.parameter_tree import STACKED, Parameter, leaves, parameters
+from meshwright.description.step.passes.pipeline import is_spmd_pipeline, stage_slots
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.mesh import LAYOUT, MeshShape
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Products of an iteration: X, X Xᵀ X and (X Xᵀ)² X (Keller Jordan, github.com/KellerJordan/Muon)."""
+
+ITERATIONS = 5
+
+RMS = 0.2
+"""The root mean square of an update, so that AdamW's learning rates and decay serve (arXiv:2502.16982, section 2.2)."""
+
+
+class Matrix(NamedTuple):
+    """Dims of a parameter as matrices: number of counting dims, then of row dims; the rest are columns."""
+
+    num_stacked: int
+    num_rows: int
+
+    def sizes(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """The rows and columns of one matrix of a parameter of a shape."""
+        end = self.num_stacked + self.num_rows
+        return math.prod(shape[self.num_stacked : end]), math.prod(shape[end:])
+
+
+def matrix_of(parameter: Parameter) -> Matrix | None:
+    """How a parameter is matrices: weights of products within layers are; None where AdamW updates it.
+
+    Tables, norms, biases and adapters are AdamW's, and so are weights of one row or column, which are vectors.
+    """
+    if parameter.role != "product" or not parameter.is_stacked or not parameter.num_inputs:
+        return None
+    stacked = sum(axis in (*STACKED, "expert") for axis in parameter.axes)
+    found = Matrix(stacked, parameter.num_inputs)
+    return found if min(found.sizes(parameter.shape)) > 1 else None
+
+
+def is_matrix(parameter: Parameter) -> bool:
+    """Whether Muon makes a parameter's updates orthogonal."""
+    return matrix_of(parameter) is not None
+
+
+def symbol(parameter: Parameter) -> str:
+    """The symbol of how many matrices a parameter has, zeros that fill up included."""
+    return f"matrices of {parameter.axes[0]}{' and experts' if 'expert' in parameter.axes else ''}"
+
+
+def dealt_devices(mesh: MeshShape, strategy: Strategy) -> int:
+    """Return how many devices share the matrices of an update program: all, or those of a stage with its own."""
+    return mesh.num_devices // (1 if is_spmd_pipeline(mesh, strategy) else mesh.pp)
+
+
+def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str, int]:
+    """Return the sizes of these symbols: matrices over all devices of one program, without copies."""
+    found: dict[str, int] = {}
+    for _, parameter in leaves(parameters(model)):
+        if not is_matrix(parameter):
+            continue
+        parts, is_staged = 1, mesh.pp > 1 and "layers" in parameter.axes
+        count = stage_slots(parameter.num_layers, mesh, strategy) if is_staged else parameter.num_layers
+        if is_staged and is_spmd_pipeline(mesh, strategy):
+            parts = mesh.pp
+        if "expert" in parameter.axes:
+            parts *= mesh.ep
+            count *= parameter.shape[parameter.axes.index("expert")] // mesh.ep
+        devices = dealt_devices(mesh, strategy) // parts
+        found[symbol(parameter)] = -(-count // devices) * devices * parts
+    return found
+
+
+def matrices(workload: Workload) -> dict[str, Parameter]:
+    """The parameters of a step that Muon updates, by their paths: those that are matrices and not frozen."""
+    found = leaves(parameters(workload.model))
+    return {path: each for path, each in found if is_matrix(each) and path not in workload.frozen_paths}
+
+
+def dealt_matrices(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[tuple[Parameter, int]]:
+    """Each parameter that Muon updates, and how many of its matrices one device multiplies."""
+    counts, devices = matrix_counts(workload.model, mesh, strategy), dealt_devices(mesh, strategy)
+    for parameter in matrices(workload).values():
+        yield parameter, counts[symbol(parameter)] // devices
+
+
+def matrix_moves(
+    path: str, parameter: Parameter, dims: tuple[Dim, ...], live: Collection[str]
+) -> Iterator[Communicate]:
+    """Yield the communication of distributing a parameter's matrices and back. live: axes of several devices."""
+    matrix = matrix_of(parameter)
+    assert matrix is not None
+    stacked, inner = dims[: matrix.num_stacked], dims[matrix.num_stacked :]
+    split = [axis for dim in stacked for axis in dim.axes]
+    stored = {axis for dim in inner for axis in dim.axes}
+    copies = tuple(axis for axis in LAYOUT if axis in live and axis not in (*split, *stored))
+    count = Dim(symbol(parameter), None, (*split, *copies))
+    shares = Array("matrices", (count, *inner))
+    for dim in inner:
+        if dim.axes:
+            yield _move(f"matrices of {path}", "all-to-all", dim.axes, shares, times=2)
+    if copies:
+        whole = Array("matrices", (count._replace(axes=tuple(split)), *inner))
+        yield _move(f"matrices of {path} to copies", "all-gather", copies, whole)
+
+
+def short_and_long(parameter: Parameter) -> tuple[int, int]:
+    """The smaller and the larger dim of the matrices of a parameter."""
+    matrix = matrix_of(parameter)
+    assert matrix is not None
+    short, long = sorted(matrix.sizes(parameter.shape))
+    return short, long
+
+
+def matrix_products(parameter: Parameter) -> tuple[tuple[int, int, int], ...]:
+    """Rows, inner dim and columns of the products of an iteration: X Xᵀ, its square, and their sum times X."""
+    short, long = short_and_long(parameter)
+    return ((short, long, short), (short, short, short), (short, short, long))
+
+
+def _move(name: str, kind: str, axes: tuple[str, ...], array: Array, times: int = 1) -> Communicate:
+    """A collective of the update."""
+    return Communicate(
+        name=name, kind=kind, axes=axes, phase="update", region=Region("update"), array=array, times=times,  # type: ignore[arg-type]
+        of_weight=True,
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Optimizer pass: communication of the parameter update. Its state is in `cost.model_states`.
+
+The gradient norm is a sum over the axes that split each parameter; Adafactor (arXiv:1804.04235) also averages rows,
+columns and whole arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.description.step.ir import Array, Communicate, Dim, Region
+
+FACTORED_FROM = 128
+"""The size from which on Optax factors the two largest dims of a second moment (`optax.scale_by_factored_rms`)."""
+
+_SCALARS_OF_ADAFACTOR = 3
+"""Means of squares of a whole array: of its update, and twice of the parameter (`optax.adafactor`)."""
+
+
+def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return the second largest and the largest dim of a parameter, which Adafactor averages over; None if it does not.
+
+    Of equal dims the later one counts as larger.
+    """
+    by_size = sorted(range(len(shape)), key=shape.__getitem__)
+    if len(shape) < 2 or shape[by_size[-2]] < FACTORED_FROM:
+        return None
+    return by_size[-2], by_size[-1]
+
+
+def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Iterator[Communicate]:
+    """Yield the sums in the update of a parameter over the axes that split its dims, one dim after another."""
+    scalar = Array("scalar", (), width="float32")
+    for dim in dims:
+        if dim.axes:
+            yield _sum(f"norm of the gradient of {path}", dim.axes, scalar)
+    if not is_adafactor:
+        return
+    for dim in dims:
+        if dim.axes:
+            yield _sum(f"sizes of {path} and its update", dim.axes, scalar, times=_SCALARS_OF_ADAFACTOR)
+    if factored := factored_dims(tuple(dim.size or 0 for dim in dims)):
+        second, first = factored
+        rows, columns = (tuple(d for at, d in enumerate(dims) if at != gone) for gone in (first, second))
+        both = tuple(d for at, d in enumerate(dims) if at not in factored)
+        for name, axes, kept in (
+            (f"means of rows of {path}", dims[first].axes, rows),
+            (f"means of columns of {path}", dims[second].axes, columns),
+            (f"mean of means of rows of {path}", dims[second].axes, both),
+        ):
+            if axes:
+                yield _sum(name, axes, Array("means", kept, width="float32"))
+
+
+def _sum(name: str, axes: tuple[str, ...], array: Array, times: int = 1) -> Communicate:
+    """An all-reduce of the update."""
+    return Communicate(
+        name=name,
+        kind="all-reduce",
+        axes=axes,
+        phase="update",
+        region=Region("update"),
+        array=array,
+        times=times,
+        of_weight=True,
+    )

@@ -1,0 +1,205 @@
+"""Pipeline pass: repetitions of each region on a device, and communication between stages.
+
+Stages of one program run every tick together (`Strategy.spmd_pipeline`), on zeros if a schedule has nothing for them:
+layers and the lookup before them run in all ticks, the loss from the tick in which the first microbatch is through.
+With virtual stages, ticks without lookup or loss skip them. Dense layers before MoE layers run with the lookup, and
+again for backward, on all stages: on a share of the sequences each, or on all if there are too few
+(`stages.batch_before_stages`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.description.step.ir import Array, Communicate, Dim, Region, Repeat
+from meshwright.description.step.layer import Dispatch, Lookup, Program, Stack
+from meshwright.description.step.passes.nodes import Layout
+from meshwright.description.step.passes.schedule import Schedule
+from meshwright.description.step.stages import batch_before_stages, chunk_slots
+from meshwright.description.step.strategy import Strategy
+from meshwright.mesh import MeshShape
+from meshwright.record import Phase
+
+BATCH, EMBEDDING, LOGITS, STAGES, UPDATE = "batch", "embedding", "logits", "stages", "update"
+"""Regions outside of the layers; `batch` is work on all microbatches before the lookup."""
+
+KEPT_INPUTS = "kept inputs"
+"""The inputs of layers that stages of 1F1B keep for each other."""
+
+
+def is_spmd_pipeline(mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether a step has stages that are one program (SPMD) and go through every tick together."""
+    return mesh.pp > 1 and strategy.spmd_pipeline
+
+
+def schedule_of(mesh: MeshShape, strategy: Strategy) -> Schedule:
+    """The schedule of a pipeline."""
+    return Schedule(
+        stages=mesh.pp,
+        microbatches=strategy.num_microbatches,
+        kind=strategy.schedule,
+        virtual_stages=strategy.virtual_stages,
+    )
+
+
+def stage_layers(num_layers: int, mesh: MeshShape) -> int:
+    """Layers on the largest stage."""
+    return math.ceil(num_layers / mesh.pp)
+
+
+def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
+    """Layer slots that a device runs per microbatch: of the largest stage, or with empty slots."""
+    virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 1
+    return virtual * chunk_slots(num_layers, mesh.pp, virtual)
+
+
+def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) -> Stack | None:
+    """Return the stack that runs with the lookup on all stages: dense layers before MoE layers; None without any."""
+    return program.stacks[0] if is_spmd_pipeline(mesh, strategy) and len(program.stacks) > 1 else None
+
+
+def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
+    """How layers before the pipeline are recomputed: several in a loop, each to its end; one as far as needed."""
+    return _recomputing(strategy, is_whole=stack.num_layers > 1)
+
+
+@lru_cache(maxsize=1 << 12)
+def _recomputing(strategy: Strategy, *, is_whole: bool) -> Strategy:
+    """The strategy with whole blocks recomputed, or only what backward needs."""
+    return replace(strategy, profile=replace(strategy.profile, recomputes_whole_blocks=is_whole))
+
+
+def is_shared_before(program: Program, batch: int, mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether each stage runs the layers before the pipeline for a share of the sequences."""
+    if pre_pipeline_stack(program, mesh, strategy) is None:
+        return False
+    return "pp" in batch_before_stages(batch, mesh, strategy)
+
+
+def repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, Repeat]:
+    """How often a device runs each region in a step."""
+    if is_spmd_pipeline(mesh, strategy):
+        return _lockstep_repeats(program, mesh, strategy)
+    parts = strategy.num_microbatches
+    ends = _alike(parts, parts / mesh.pp)
+    found = {
+        BATCH: _alike(parts),
+        EMBEDDING: ends,
+        LOGITS: ends,
+        STAGES: _alike(parts * strategy.virtual_stages),
+        UPDATE: _alike(1),
+    }
+    remaining = sum(stack.num_layers for stack in program.stacks)
+    for stack in program.stacks:
+        # Of stacks in a row each stage has its layers and the next ones: together as many as of all layers.
+        count = stage_layers(remaining, mesh) - stage_layers(remaining - stack.num_layers, mesh)
+        found[stack.name] = _alike(parts * count, parts * stack.num_layers / mesh.pp, once=count)
+        remaining -= stack.num_layers
+    return found
+
+
+def _alike(count: int, mean: float | None = None, once: int = 1) -> Repeat:
+    """A region that runs as often however it is counted."""
+    return Repeat(useful=count, executed=count, static=count, mean=count if mean is None else mean, once=once)
+
+
+def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, Repeat]:
+    """The counts where stages go through every tick together."""
+    schedule, virtual, parts = schedule_of(mesh, strategy), strategy.virtual_stages, strategy.num_microbatches
+    ticks, stack = schedule.ticks, program.stacks[-1]
+    slots = stage_slots(stack.num_layers, mesh, strategy)
+    in_ticks = ticks * chunk_slots(stack.num_layers, mesh.pp, virtual)
+    first = ticks if virtual == 1 else parts
+    last = parts if virtual == 1 else ticks - schedule.warm_up
+    found = {
+        BATCH: _alike(parts),
+        EMBEDDING: Repeat(useful=parts, executed=first, static=ticks, mean=first),
+        LOGITS: Repeat(useful=parts, executed=parts, static=last, mean=parts),
+        STAGES: Repeat(useful=parts * virtual, executed=ticks, static=ticks, mean=ticks),
+        UPDATE: _alike(1),
+        stack.name: Repeat(useful=parts * slots, executed=in_ticks, static=in_ticks, mean=in_ticks, once=slots),
+    }
+    if before := pre_pipeline_stack(program, mesh, strategy):
+        count = before.num_layers
+        found[before.name] = Repeat(
+            useful=count * parts, executed=count * first, static=count * ticks, mean=count * first, once=count
+        )
+    return found
+
+
+def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
+    """Return the layer inputs that a device of a lockstep pipeline saves for backward at once.
+
+    GPipe: of all ticks. 1F1B: of the microbatches in its slots, of one in transit between paired stages, and of those
+    in progress.
+    """
+    schedule = schedule_of(mesh, strategy)
+    chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)
+    if schedule.kind == "gpipe":
+        return chunk * schedule.ticks
+    return chunk * (schedule.kept + schedule.is_balanced + 1)
+
+
+def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout) -> Iterator[Communicate]:
+    """The stream from stage to stage and its gradient back, and inputs that stages keep for each other.
+
+    Where tp has the stream whole between products, stages of their own programs hand on a share each, which is gathered
+    again (arXiv:2104.04473, section 4.1).
+    """
+    if mesh.pp == 1:
+        return
+    region, width = Region(STAGES), _stream_dim(program)
+    stream = Array("stream", (*layout.residual_tokens, width))
+    phases: tuple[Phase, ...] = ("forward", "backward")
+    if not is_spmd_pipeline(mesh, strategy):
+        shared = Array("stream", (*layout.tokens, width._replace(axes=layout.axes("mlp"))))
+        for phase in phases:
+            yield _over_pp("stream", "collective-permute", shared, phase, region)
+            if strategy.tp_stream == "whole" and "tp" in layout.live:
+                whole = Array("stream", (*layout.tokens, width))
+                yield replace(_over_pp("stream", "all-gather", whole, phase, region), axes=("tp",))
+        return
+    schedule, layers = schedule_of(mesh, strategy), program.stacks[-1]
+    # Of two stages the compiler sees that the gradient of the last tick goes nowhere.
+    is_seen = schedule.kind == "1f1b" and schedule.warm_up == 1
+    yield _over_pp("stream", "collective-permute", stream, "forward", region)
+    yield replace(_over_pp("stream", "collective-permute", stream, "backward", region), skipped=int(is_seen))
+    if schedule.is_balanced:
+        kept = replace(stream, dims=(Dim("slots", chunk_slots(layers.num_layers, mesh.pp, 1)), *stream.dims))
+        yield _over_pp(KEPT_INPUTS, "collective-permute", kept, "forward", region)
+    for op in layers.ops:
+        if isinstance(op, Dispatch):
+            # Each stage has the loads of its own layers.
+            once = Region(STAGES, is_once=True)
+            slots = mesh.pp * stage_slots(layers.num_layers, mesh, strategy)
+            load = Array("load", (Dim("slots", slots), Dim("load", 3 * op.num_experts)), width="float32")
+            yield _over_pp("load of experts", "all-gather", load, "forward", once)
+
+
+def end_moves(
+    program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout, *, is_shared: bool
+) -> Iterator[Communicate]:
+    """Yield the sums over pp of stages that share both tables: the stream to the first stage and from the last."""
+    if not is_spmd_pipeline(mesh, strategy):
+        return
+    stream = Array("stream", (*layout.residual_tokens, _stream_dim(program)))
+    first, last = Region(EMBEDDING), Region(LOGITS)
+    if is_shared:
+        yield _over_pp("first stage's stream", "all-gather", stream, "forward", first)
+    kind = "reduce-scatter" if is_shared else "all-reduce"
+    yield _over_pp("first stage's gradient", kind, stream, "backward", first)
+    yield _over_pp("last stage's stream", "all-reduce", stream, "forward", last)
+
+
+def _stream_dim(program: Program) -> Dim:
+    """The width of the residual stream."""
+    size = next(op.columns[1] for op in program.embedding if isinstance(op, Lookup))
+    return Dim("D", size)
+
+
+def _over_pp(name: str, kind: str, array: Array, phase: Phase, region: Region) -> Communicate:
+    """A collective between stages."""
+    return Communicate(name=name, kind=kind, axes=("pp",), phase=phase, region=region, array=array)  # type: ignore[arg-type]

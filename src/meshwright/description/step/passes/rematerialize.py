@@ -1,0 +1,79 @@
+"""Rematerialize pass: ops of a layer that are recomputed for backward, given the values that a policy saves.
+
+A value that the policy has not saved is recomputed if backward reads it, or if recomputing another value needs it. So
+the last product of a layer is never recomputed, nor its collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from meshwright.description.step.layer import STREAM
+from meshwright.description.step.passes.nodes import Core, Node, Product, Tag
+from meshwright.description.step.workload import Remat
+
+KEPT: Mapping[Remat, frozenset[Tag]] = {
+    "none": frozenset({Tag.PRODUCT, Tag.READ}),
+    "attention": frozenset({Tag.PRODUCT, Tag.READ}),
+    "matmuls": frozenset({Tag.PRODUCT}),
+    "block": frozenset(),
+    "offload": frozenset(),
+    "alternate": frozenset({Tag.PRODUCT}),
+}
+"""Values of a layer that each policy saves besides its input."""
+
+
+def keeps_read(remat: Remat) -> bool:
+    """Whether a policy keeps what products read, so that no collective is recomputed for it."""
+    return Tag.READ in KEPT[remat]
+
+
+@lru_cache(maxsize=1 << 12)
+def recomputed(nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False) -> frozenset[int]:
+    """The positions of the nodes of a layer that are recomputed for backward.
+
+    is_whole: every one, as frameworks do that recompute a block to its end.
+    """
+    if is_whole and remat in ("block", "offload"):
+        return frozenset(range(len(nodes)))
+    found = _needed(nodes, KEPT[remat])
+    if remat == "alternate":
+        # Attention is kept, every second product is recomputed (torchtitan's selective checkpointing of ops).
+        products = [i for i, node in enumerate(nodes) if any(isinstance(work, Product) for work in node.work)]
+        attention = {i for i, node in enumerate(nodes) if any(isinstance(work, Core) for work in node.work)}
+        found = (found - attention) | set(products[1::2])
+    return frozenset(found)
+
+
+def _needed(nodes: Sequence[Node], kept: frozenset[Tag]) -> set[int]:
+    """The nodes whose result backward needs and a policy does not keep, and those that lead there."""
+    writers = _writers(nodes)
+    waiting = [writers[i, name] for i, node in enumerate(nodes) for name in node.saved]
+    # What attention makes is its own writer's: its backward reads its result.
+    found: set[int] = set()
+    while waiting:
+        writer = waiting.pop()
+        if writer is None or writer in found or nodes[writer].tag in kept:
+            continue
+        found.add(writer)
+        waiting.extend(writers[writer, name] for name in nodes[writer].reads)
+    return found
+
+
+def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:
+    """Return, for each value a node reads or saves, the node that made it; None for the layer's input.
+
+    A name may be written several times, such as by rotation in place: a node reads the latest value before it.
+    """
+    last: dict[str, int] = {}
+    found: dict[tuple[int, str], int | None] = {}
+    for i, node in enumerate(nodes):
+        for name in node.reads:
+            found[i, name] = last.get(name)
+        if node.writes:
+            last[node.writes] = i
+        for name in node.saved:
+            found.setdefault((i, name), last.get(name))
+    assert all(name == STREAM or writer is not None for (_, name), writer in found.items()), found
+    return found

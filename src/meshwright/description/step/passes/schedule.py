@@ -1,0 +1,179 @@
+"""Pipeline schedules: when each stage works on which microbatch; shared by kernels, prices and pictures.
+
+All stages run the same program in lockstep, so a schedule is a row of slots: in each, every stage goes forward, or
+every stage goes backward. With v virtual stages device i has chunks i, i + p, i + 2p … of the layers (arXiv:2104.04473,
+section 2.2); groups of p microbatches pass all chunks in order, so a device's output is always what the next one works
+on then. GPipe (arXiv:1811.06965) runs all microbatches forward, then backward in mirror image. 1F1B starts backward as
+soon as the first microbatch is through, and alternates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from meshwright.description.step.stages import chunk_slots
+from meshwright.errors import MeshwrightError
+
+Kind = Literal["gpipe", "1f1b"]
+Pass = Literal["forward", "backward"]
+
+
+Number = Any
+"""A whole number or an array of them; the formulas accept both."""
+
+
+class Unit(NamedTuple):
+    """One microbatch in one chunk of the layers of a device."""
+
+    microbatch: Number
+    chunk: Number
+
+
+class Cell(NamedTuple):
+    """Work of one stage in one slot."""
+
+    slot: int
+    stage: int
+    microbatch: int
+    chunk: int
+    phase: Pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A schedule of `microbatches` through `stages` devices with `virtual_stages` chunks of layers each.
+
+    Raises where chunks are several and the stages do not divide the microbatches, which go through them in groups.
+    """
+
+    stages: int
+    microbatches: int
+    kind: Kind = "1f1b"
+    virtual_stages: int = 1
+
+    def __post_init__(self) -> None:
+        p, m = self.stages, self.microbatches
+        if min(p, m, self.virtual_stages) < 1:
+            raise MeshwrightError(
+                f"a pipeline of {p} stages, {m} microbatches and {self.virtual_stages} virtual stages is none;"
+                f" each is a whole number from 1"
+            )
+        if self.virtual_stages > 1 and m % p:
+            raise MeshwrightError(
+                f"{self.virtual_stages} virtual stages take microbatches in groups of pp={p}:"
+                f" {m} % {p} = {m % p}; use a multiple of {p}, or one virtual stage"
+            )
+
+    @property
+    def units(self) -> int:
+        """Forward units of a device per step: microbatches x chunks."""
+        return self.microbatches * self.virtual_stages
+
+    @property
+    def ticks(self) -> int:
+        """The slots in which stages go forward, and those in which they go backward."""
+        return self.units + self.stages - 1
+
+    @property
+    def warm_up(self) -> int:
+        """The forward slots before the first microbatch is through all chunks."""
+        return self.virtual_stages * self.stages - 1
+
+    @property
+    def bubble(self) -> float:
+        """The time that a device waits, as a share of that in which it works: (p - 1) / (v m)."""
+        return (self.stages - 1) / self.units
+
+    def forward(self, index: Number) -> Unit:
+        """The unit that a device does as its `index`-th forward."""
+        p, v = self.stages, self.virtual_stages
+        return Unit(index // (p * v) * p + index % p, index // p % v)
+
+    def backward(self, index: Number) -> Unit:
+        """The unit that a device of 1F1B does as its `index`-th backward: chunks in the opposite order."""
+        microbatch, chunk = self.forward(index)
+        return Unit(microbatch, self.virtual_stages - 1 - chunk)
+
+    def age(self, stage: Number, chunk: Number) -> Number:
+        """The ticks between a unit's forward and its backward on a stage of 1F1B."""
+        p, v = self.stages, self.virtual_stages
+        return 2 * (p - 1 - stage) + 2 * p * (v - 1 - chunk)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether stages keep for each other, so that each keeps as much (`runtime.pipeline.bpipe`)."""
+        return self.kind == "1f1b" and self.virtual_stages == 1
+
+    @property
+    def kept(self) -> int:
+        """Number of ticks whose inputs a device saves for backward at once.
+
+        GPipe: all. 1F1B: as many as stages, if stages store for each other; interleaved, from the forward of the first
+        chunk on the first stage to its backward.
+        """
+        if self.kind == "gpipe":
+            return self.ticks
+        return self.stages if self.is_balanced else min(self.ticks, self.age(0, 0) + 1)
+
+    @property
+    def most_kept(self) -> int:
+        """The units whose inputs a device keeps at once, at most; interleaved counted from the first stage's cells."""
+        if self.kind == "gpipe" or self.is_balanced:
+            return min(self.units, self.kept)
+        waiting = most = 0
+        for cell in self.cells():
+            if cell.stage == 0:
+                waiting += 1 if cell.phase == "forward" else -1
+                most = max(most, waiting)
+        return most
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield the work of every stage, by slot and stage."""
+        slots = self._slots()
+        for slot, (phase, tick) in enumerate(slots):
+            for stage in range(self.stages):
+                index = tick - (stage if phase == "forward" or self.kind == "gpipe" else self.stages - 1 - stage)
+                if 0 <= index < self.units:
+                    is_reversed = phase == "backward" and self.kind == "1f1b"
+                    unit = self.backward(index) if is_reversed else self.forward(index)
+                    yield Cell(slot, stage, *unit, phase)
+
+    def _slots(self) -> list[tuple[Pass, int]]:
+        """The phase of each slot, and its tick within that phase; GPipe's backward ticks count down."""
+        forward: list[tuple[Pass, int]] = [("forward", tick) for tick in range(self.ticks)]
+        backward: list[tuple[Pass, int]] = [("backward", tick) for tick in range(self.ticks)]
+        if self.kind == "gpipe":
+            return forward + backward[::-1]
+        # From the last forward slot of the warm-up on they take turns, until the forward ones are through.
+        paired = [slot for pair in zip(forward[self.warm_up :], backward, strict=False) for slot in pair]
+        return forward[: self.warm_up] + paired + backward[len(paired) // 2 :]
+
+
+def chunk_layers(num_layers: int, chunks: int) -> tuple[int, ...]:
+    """The layers of each chunk in the order that tokens pass them, as even as can be, the first ones the larger.
+
+    Raises where some chunk would have none.
+    """
+    if not 1 <= chunks <= num_layers:
+        hint = f"1 to {num_layers}" if num_layers > 0 else "at least a layer for each"
+        raise MeshwrightError(f"{num_layers} layers cannot fill the {chunks} chunks of a pipeline; use {hint}")
+    least, more = divmod(num_layers, chunks)
+    return tuple(least + (chunk < more) for chunk in range(chunks))
+
+
+def slot_layers(num_layers: int, stages: int, virtual_stages: int = 1) -> tuple[int | None, ...]:
+    """The layer in each slot of a pipelined stack, stage by stage, chunk by chunk; None where a slot stays empty.
+
+    Chunks are as long as the longest, so that every stage runs the same program.
+    """
+    counts = chunk_layers(num_layers, stages * virtual_stages)
+    starts = [sum(counts[:chunk]) for chunk in range(len(counts))]
+    length = chunk_slots(num_layers, stages, virtual_stages)
+    return tuple(
+        starts[chunk] + slot if slot < counts[chunk] else None
+        for stage in range(stages)
+        for chunk in range(stage, len(counts), stages)
+        for slot in range(length)
+    )

@@ -1,0 +1,454 @@
+"""Shard pass: mesh axes for the dims of every value, by the rules; moves between layouts follow from the notation.
+
+Walks the ops of a region and yields a `Node` each: values read and written, and their shardings. A value that needs
+another sharding becomes a `Move`; `notation.reshard` infers its communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.description.step.ir import Array, Block, Dim, Pass, Region, Width
+from meshwright.description.step.layer import (
+    STREAM,
+    Add,
+    Attention,
+    Combine,
+    Concat,
+    Dims,
+    Dispatch,
+    Gated,
+    Linear,
+    LowRank,
+    Norm,
+    Rotary,
+    SigmoidGate,
+    Slice,
+    Stack,
+)
+from meshwright.description.step.layer import Block as LayerBlock
+from meshwright.description.step.parameter_tree import LORA_A, LORA_B, RANK, SINKS
+from meshwright.description.step.passes.nodes import (
+    IMBALANCE,
+    Core,
+    Exchange,
+    Layout,
+    Move,
+    Node,
+    PassOver,
+    Phases,
+    Product,
+    Tag,
+    Vector,
+    Weight,
+    Work,
+    outermost_first,
+)
+from meshwright.description.step.passes.shard_experts import combine_moves, dispatch_moves, routing_of_tokens
+from meshwright.record import Kind
+
+
+@lru_cache(maxsize=1 << 10)
+def shard_stack(stack: Stack, layout: Layout) -> tuple[Node, ...]:
+    """The nodes of one layer of a stack."""
+    region = Region(stack.name)
+    nodes: list[Node] = []
+    for block in stack.blocks:
+        nodes.extend(_BlockSharder(block, stack.name, region, layout).nodes())
+    return tuple(nodes)
+
+
+_Layouts = dict[str, Array]
+
+
+class _BlockSharder:
+    """The nodes of one block: the layouts of its values as the ops are walked."""
+
+    def __init__(self, block: LayerBlock, stack: str, region: Region, layout: Layout) -> None:
+        self.ops, self.name, self.stack, self.region, self.layout = block.ops, block.name, stack, region, layout
+        self.block = Block.MLP if block.name == "mlp" else Block.ATTENTION
+        self.arrays: _Layouts = {}
+        self.entries: dict[str, str] = {}
+        self.parts: set[str] = set()
+        self.branches: dict[str, str] = {}
+
+    def nodes(self) -> Iterator[Node]:
+        """A node for each op, with moves between."""
+        for op in self.ops:
+            if isinstance(op, Norm) and op.source == STREAM and self.arrays:
+                # Of parallel blocks the second one begins.
+                self.block = Block.MLP
+            match op:
+                case Norm():
+                    yield from self._norm(op)
+                case Linear():
+                    yield from self._linear(op)
+                case Rotary():
+                    yield from self._rotary(op)
+                case Attention():
+                    yield from self._attention(op)
+                case Gated():
+                    yield from self._gated(op)
+                case Dispatch():
+                    yield from self._dispatch(op)
+                case Combine():
+                    yield from self._combine(op)
+                case SigmoidGate():
+                    yield from self._sigmoid_gate(op)
+                case Add():
+                    yield from self._add(op)
+                case Slice():
+                    source = self.arrays[op.source]
+                    self.arrays[op.target] = _resized(source, op.target, op.size)
+                    self.parts.add(op.target)
+                    yield self._node(reads=(op.source,), writes=op.target)
+                case Concat():
+                    yield from self._concat(op)
+
+    def _node(self, *work: Work, reads: tuple[str, ...] = (), writes: str = "", saved: tuple[str, ...] = (),
+              tag: Tag = Tag.OTHER) -> Node:  # fmt: skip
+        """A node of this block."""
+        return Node(region=self.region, block=self.block, work=work, reads=reads, writes=writes, saved=saved, tag=tag)
+
+    def _array(self, name: str) -> Array:
+        """Return a value with its sharding; at the start of a block, the residual stream."""
+        if name == STREAM and name not in self.arrays:
+            return self._stream(STREAM)
+        return self.arrays[name]
+
+    def _stream(self, name: str) -> Array:
+        """Return an array with the sharding of the residual stream between blocks."""
+        return Array(name, (*self.layout.residual_tokens, Dim("D", self._embed())))
+
+    def _embed(self) -> int:
+        """Return the width of the stream from the block's first norm or product."""
+        first = next(op for op in self.ops if isinstance(op, Norm | Linear))
+        return first.size if isinstance(first, Norm) else first.fan_in
+
+    def _norm(self, op: Norm) -> Iterator[Node]:
+        """Yield a norm over the last dim; partial sums are summed first."""
+        if op.source != STREAM:
+            yield from self._summed((op.source,), op.source)
+        source = self._array(op.source)
+        self.arrays[op.target] = replace(source, name=op.target)
+        kind: Pass = "layer_norm" if op.kind == "layer" else "norm"
+        dims = op.dims or (("norm", op.size),)
+        work: list[Work] = [PassOver(kind=kind, arrays=(source,)), self._vector(op.name, dims, source)]
+        if op.has_bias:
+            work.append(self._vector(f"{op.name}_bias", dims, source))
+        if axes := tuple(axis for dim in self.layout.used(op.dims) for axis in dim.axes):
+            squares = Array("squares", source.dims[:2], width="float32")
+            phases: Phases = ("forward", "recompute", "backward")
+            work.append(Exchange(name=f"{op.name} squares", kind="all-reduce", axes=axes, array=squares, phases=phases))
+        yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
+
+    def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array, width: Width = "float32") -> Vector:
+        """Return an elementwise parameter: its gradient is summed over the axes that split its tokens.
+
+        width: of the sum; norms use float32, a bias the dtype of its operand.
+        """
+        used = self.layout.used(dims)
+        split = {axis for dim in used for axis in dim.axes}
+        batch, *others = (outermost_first(axis for axis in dim.axes if axis not in split) for dim in on.dims)
+        array, path = Array(name, used, width=width), f"{self.stack}.{name}"
+        return Vector(name=path, array=array, pending=(*others, batch), is_trained=path not in self.layout.frozen)
+
+    def _linear(self, op: Linear) -> Iterator[Node]:
+        """A product with a weight: its input gathered along the tokens where its weight is split."""
+        inner, columns = self.layout.used(op.inputs), self.layout.used(op.outputs)
+        lead = self._rows(op)
+        source = op.source
+        if not op.num_experts and not op.is_on_residual:
+            source = yield from self._entry(op)
+        dims = (*((("expert", op.num_experts),) if op.num_experts else ()), *op.inputs, *op.outputs)
+        tokens = self._token_axes(op, lead)
+        path, weight = f"{self.stack}.{op.name}", self._weight(op.name, dims, tokens)
+        partial = tuple(axis for dim in inner for axis in dim.axes)
+        experts = weight.used.dims[:1] if op.num_experts else ()
+        self.arrays[op.target] = Array(op.target, (*experts, *lead, *columns), partial)
+        product = Product(
+            name=path,
+            rows=lead,
+            inner=inner,
+            columns=columns,
+            experts=experts,
+            is_summed=columns[-1].letter == "D",
+            is_rounded=op.is_rounded,
+            is_ring=self._has_rings(op),
+            source=op.source,
+            weight=weight,
+        )
+        work: list[Work] = [weight, product]
+        if op.has_bias and op.num_experts:
+            # Of a product that tp sums one of its devices adds the bias: the others' gradients are zeros to sum too.
+            summed = outermost_first({*tokens, *partial})
+            array, bias = Array(op.name, self.layout.used(op.bias_dims)), f"{path}_bias"
+            is_trained = bias not in self.layout.frozen
+            work.append(Vector(name=bias, array=array, pending=(summed,), is_trained=is_trained))
+        elif op.has_bias:
+            # Where tp has parts of a sum, the bias is added to the sum, as the stream lies between blocks.
+            on = self._stream(op.target) if partial else self.arrays[op.target]
+            work.append(self._vector(f"{op.name}_bias", op.bias_dims, on, "compute"))
+        tag = Tag.OTHER if partial else Tag.PRODUCT
+        saved = (source,) if weight.is_trained else ()
+        yield self._node(*work, reads=(source,), writes=op.target, saved=saved, tag=tag)
+        if op.low_rank:
+            yield from self._branch(op, op.low_rank, tag)
+
+    def _weight(self, name: str, dims: Dims, pending: tuple[str, ...]) -> Weight:
+        """Return a layer's weight, from its stored layout to the layout in use.
+
+        pending: axes that split the matmul's tokens, over which the weight's gradient is summed later.
+        """
+        stored, used, path = self.layout.stored(dims), self.layout.used(dims), f"{self.stack}.{name}"
+        return Weight(
+            name=path,
+            stored=Array(name, stored),
+            used=Array(name, used),
+            pending=pending,
+            is_trained=path not in self.layout.frozen,
+        )
+
+    def _branch(self, op: Linear, branch: LowRank, tag: Tag) -> Iterator[Node]:
+        """Yield the low-rank branch of a product, added to it.
+
+        Its inner value [tokens, rank] crosses tp instead of its input or output. Before columns split by tp it is
+        computed from the stream between blocks, and gathered; after rows split by tp it is scattered to that layout.
+        """
+        layout, rank = self.layout, (RANK, branch.rank)
+        is_column = op.inputs[0][0] == "embed"
+        rows = (layout.residual_tokens, layout.tokens) if is_column else (layout.tokens, layout.residual_tokens)
+        low, split = f"{op.target} in low rank", f"{op.target} in low rank as read"
+        weight, product = self._factor(f"{op.name}{LORA_A}", rows[0], op.inputs, (rank,))
+        read = Array(op.source, (*rows[0], *product.inner))
+        dropped = (PassOver(kind="low_rank_dropout", arrays=(read,)),) if branch.dropout else ()
+        partial = tuple(axis for dim in product.inner for axis in dim.axes)
+        before = Array(low, (*rows[0], *product.columns), partial)
+        saved = (op.source,) if weight.is_trained else ()
+        tagged = Tag.OTHER if partial else Tag.PRODUCT
+        yield self._node(*dropped, weight, product, reads=(op.source,), writes=low, saved=saved, tag=tagged)
+        pending = tuple(axis for dim in layout.used(op.outputs) for axis in dim.axes)
+        after = Array(low, (*rows[1], *product.columns))
+        move = Move(name=f"{self.name} low rank", before=before, after=after, pending=pending)
+        yield self._node(move, reads=(low,), writes=split, tag=Tag.READ if is_column else Tag.PRODUCT)
+        out = self._factor(f"{op.name}{LORA_B}", rows[1], (rank,), op.outputs)
+        added = PassOver(kind="low_rank", arrays=(Array(op.target, (*rows[1], *out[1].columns)),))
+        saved = (split,) if out[0].is_trained else ()
+        if not partial:
+            yield self._node(*out, added, reads=(split, op.target), writes=op.target, saved=saved, tag=tag)
+        else:
+            # It is added once the product's own sum over tp is made, whose gradient goes another way (`_summed`).
+            self.branches[op.target] = made = f"{op.target} of low rank"
+            yield self._node(*out, added, reads=(split,), writes=made, saved=saved)
+
+    def _factor(self, name: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims) -> tuple[Weight, Product]:
+        """One of the two products of a low-rank branch, with its weight."""
+        weight = self._weight(name, (*inputs, *outputs), outermost_first(axis for dim in rows for axis in dim.axes))
+        inner, columns = self.layout.used(inputs), self.layout.used(outputs)
+        return weight, Product(name=weight.name, rows=rows, inner=inner, columns=columns, weight=weight)
+
+    def _rows(self, op: Linear) -> tuple[Dim, ...]:
+        """Return the dims that a product keeps: tokens, those of the residual stream, or expert rows."""
+        if op.num_experts:
+            return (Dim("R", None),)
+        return self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
+
+    def _token_axes(self, op: Linear, lead: tuple[Dim, ...]) -> tuple[str, ...]:
+        """Return the axes that split the tokens of a weight, over which each device has a partial gradient."""
+        if not op.num_experts:
+            return outermost_first(axis for dim in lead for axis in dim.axes)
+        experts = self.layout.axes("expert")
+        return outermost_first(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
+
+    def _has_rings(self, op: Linear) -> bool:
+        """Whether a product runs in steps around tp next to its collective."""
+        return self.layout.collective_matmul and not op.num_experts and not op.is_on_residual
+
+    def _entry(self, op: Linear) -> Generator[Node, None, str]:
+        """Bring the input of products to the tokens' layout, once for all that read it; gives its name there."""
+        array = self._array(op.source)
+        is_split = any(dim.axes for dim in array.dims[2:])
+        if not is_split and op.source not in self.entries:
+            after = replace(array, dims=(*self.layout.tokens, *array.dims[2:]))
+            readers = [each for each in self.ops if isinstance(each, Linear) and each.source == op.source]
+            columns = [dim for each in readers if not each.is_on_residual for dim in self.layout.used(each.outputs)]
+            pending = tuple(dict.fromkeys(axis for dim in columns for axis in dim.axes))
+            self.entries[op.source] = name = f"{op.source} as read"
+            self.arrays[name] = replace(after, name=name)
+            is_stream = array.dims[-1].letter == "D"
+            move = Move(
+                name=f"{self.name} input" if is_stream else op.source,
+                before=array,
+                after=after,
+                pending=pending,
+                is_ring=is_stream and self.layout.collective_matmul,
+            )
+            yield self._node(move, reads=(op.source,), writes=name, tag=Tag.READ)
+        return self.entries.get(op.source, op.source)
+
+    def _summed(self, sources: tuple[str, ...], target: str) -> Iterator[Node]:
+        """Values that are still sums over tp, added up and summed once, onto the layout of the residual stream."""
+        partial = tuple(name for name in sources if self.arrays[name].unreduced)
+        if not partial:
+            return
+        before = self.arrays[partial[0]]
+        after = self._stream(before.name)
+        move = Move(name=f"{self.name} output", before=before, after=after, is_ring=self.layout.collective_matmul)
+        for name in partial:
+            self.arrays[name] = after
+        branches = tuple(self.branches[name] for name in partial if name in self.branches)
+        yield self._node(move, reads=partial, writes=target, tag=Tag.OTHER if branches else Tag.PRODUCT)
+        if branches:
+            yield self._node(reads=(target, *branches), writes=target, tag=Tag.PRODUCT)
+
+    def _rotary(self, op: Rotary) -> Iterator[Node]:
+        """Rotation of queries and keys in place."""
+        # What is only a part of a value is rotated as the whole is written (`_concat`).
+        whole = tuple(self.arrays[value] for value in op.values if value not in self.parts)
+        for value in op.values:
+            passes = (PassOver(kind="rotary", arrays=whole),) if whole and value == op.values[0] else ()
+            yield self._node(*passes, reads=(value,), writes=value, tag=Tag.READ)
+
+    def _attention(self, op: Attention) -> Iterator[Node]:
+        """Keys and values brought to their queries, and attention itself."""
+        query, key, value = (self.arrays[name] for name in (op.query, op.key, op.value))
+        names = (op.query, op.key, op.value)
+        work: list[Work] = []
+        if self.layout.sequence and self.layout.sp_method == "gather":
+            whole = Dim("S", None)
+            names = (op.query, f"{op.key} gathered", f"{op.value} gathered")
+            pairs = ((op.key, names[1], "keys"), (op.value, names[2], "values"))
+            for name, gathered, label in pairs:
+                array = self.arrays[name]
+                after = replace(array, dims=(array.dims[0], whole, *array.dims[2:]))
+                self.arrays[gathered] = after
+                move = Move(name=label, before=array, after=after, pending=self.layout.sequence)
+                yield self._node(move, reads=(name,), writes=gathered, tag=Tag.READ)
+            key, value = self.arrays[names[1]], self.arrays[names[2]]
+        elif self.layout.sequence and self.layout.sp_method == "ring":
+            work.extend(self._ring(key, value))
+        output = Array(op.target, (*query.dims[:-1], query.dims[-1]._replace(size=op.value_dim)))
+        if self.layout.sequence and self.layout.sp_method == "ulysses":
+            for label, array in (("queries", query), ("keys", key), ("values", value), ("attention output", output)):
+                both: Phases = ("forward", "recompute")
+                work.append(_exchange(label, "all-to-all", self.layout, array, both))
+                work.append(_exchange(f"{label} gradient", "all-to-all", self.layout, array, ("backward",)))
+        self.arrays[op.target] = output
+        heads = Dim("N", op.num_heads, self.layout.axes("kv_heads"))
+        core = Core(op=op, query=query, key=key, value=value, output=output, num_heads=heads)
+        if op.has_sinks:
+            groups = (("kv_heads", op.num_kv_heads), ("group", op.num_heads // op.num_kv_heads))
+            work.append(self._vector(SINKS, groups, query))
+        branch = PassOver(kind="branch", arrays=(self._stream(STREAM),))
+        yield self._node(
+            core, branch, branch, *work, reads=names, writes=op.target, saved=(*names, op.target), tag=Tag.READ
+        )
+
+    def _ring(self, key: Array, value: Array) -> Iterator[Work]:
+        """Yield keys, values and their positions around the ring of sp, both ways; their gradients in float32 backward.
+
+        With two devices the compiler notices that backward sends what was just sent for recomputation.
+        """
+        positions = Array("positions", self.layout.tokens, width="float32")
+        phases: Phases = ("forward", "recompute", "backward")
+        for label, array in (("keys", key), ("values", value)):
+            yield _exchange(label, "collective-permute", self.layout, array, phases, is_ring=True)
+            wide = replace(array, width="float32")
+            yield _exchange(f"{label} gradient", "collective-permute", self.layout, wide, ("backward",), is_ring=True)
+        yield _exchange("positions", "collective-permute", self.layout, positions, phases, is_ring=True)
+        if self.layout.is_packed:
+            segments = replace(positions, name="segments")
+            yield _exchange("segments", "collective-permute", self.layout, segments, phases, is_ring=True)
+
+    def _concat(self, op: Concat) -> Iterator[Node]:
+        """Yield a concatenation along the last dim; it has the sharding of the first value.
+
+        The gradient of a value shared by all heads is summed over the axes that split them.
+        """
+        sources = [self.arrays[name] for name in op.sources]
+        self.arrays[op.target] = _resized(sources[0], op.target, sum(array.dims[-1].size or 0 for array in sources))
+        heads = tuple(axis for dim in sources[0].dims[2:] for axis in dim.axes)
+        shared = [array for array in sources if len(array.dims) < len(sources[0].dims)]
+        moves = [Move(name=array.name, before=array, after=array, pending=heads) for array in shared]
+        rotated = PassOver(kind="rotary", arrays=(self.arrays[op.target],))
+        yield self._node(rotated, *moves, reads=op.sources, writes=op.target)
+
+    def _gated(self, op: Gated) -> Iterator[Node]:
+        """An MLP's activation."""
+        first = self.arrays[op.sources[0]]
+        self.arrays[op.target] = replace(first, name=op.target)
+        kind: Pass = "gated" if len(op.sources) > 1 else "activation"
+        yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
+
+    def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
+        """Yield the output of a block, summed first, times a number per token."""
+        yield from self._summed((op.source,), op.source)
+        self.arrays[op.target] = source = replace(self.arrays[op.source], name=op.target)
+        both = (op.source, op.by)
+        yield self._node(PassOver(kind="gated", arrays=(source,)), reads=both, writes=op.target, saved=both)
+
+    def _dispatch(self, op: Dispatch) -> Iterator[Node]:
+        """Rows to their experts: exchanged over ep and gathered over tp, or the stream gathered where ep is 1."""
+        layout = self.layout
+        ep, tp = layout.axes("expert"), layout.axes("mlp")
+        self.arrays[op.target] = Array(op.target, (Dim("R", None), Dim("D", self._embed())))
+        work: list[Work] = []
+        reads = op.source
+        if ep:
+            work.extend(dispatch_moves(ep, tp, self._embed(), op))
+        else:
+            array = self._array(op.source)
+            after = replace(array, dims=(*layout.tokens, *array.dims[2:]))
+            name = "experts input"
+            work.append(Move(name=name, before=array, after=after, pending=tp))
+            work.extend(routing_of_tokens(tp, layout))
+        load = Array("load", (Dim("load", 3 * op.num_experts),), width="float32")
+        work.append(Exchange(
+            name=IMBALANCE, kind="all-reduce", axes=(*layout.batch, *layout.residual), array=load,
+            phases=("forward", "recompute"), is_end=True,
+        ))  # fmt: skip
+        yield self._node(*work, reads=(reads, op.router), writes=op.target, saved=(op.router,), tag=Tag.READ)
+
+    def _combine(self, op: Combine) -> Iterator[Node]:
+        """Rows back to their tokens. Their moves over ep stand with the dispatch's, which they mirror."""
+        layout = self.layout
+        ep, tp = layout.axes("expert"), layout.axes("mlp")
+        self.arrays[op.target] = after = self._stream(op.target)
+        work: list[Work] = []
+        if ep:
+            work.extend(combine_moves(ep, tp, self._embed()))
+        else:
+            before = Array(op.target, (*layout.tokens, after.dims[-1]), tp)
+            work.append(Move(name="experts output", before=before, after=after))
+        yield self._node(*work, reads=(op.source,), writes=op.target, tag=Tag.PRODUCT)
+
+    def _add(self, op: Add) -> Iterator[Node]:
+        """Yield the addition of a block to the residual stream."""
+        partial = tuple(name for name in op.sources if self.arrays[name].unreduced)
+        yield from self._summed(op.sources, "added")
+        stream = self._stream(STREAM)
+        # Of parallel blocks the outputs of attention and of the MLP are added one after the other.
+        kinds: list[Pass] = ["residual"]
+        if self.layout.dropout:
+            kinds.append("dropout")
+        kinds *= 2 if self.name == "block" else 1
+        if any(isinstance(each, Gated) and len(each.sources) > 1 for each in self.ops):
+            # The gradient of the input that gate and up share.
+            kinds.append("branch")
+        passes = [PassOver(kind=kind, arrays=(stream,)) for kind in kinds]
+        reads = (STREAM, *(name for name in op.sources if name not in partial), *(("added",) if partial else ()))
+        yield self._node(*passes, reads=reads, writes=op.target)
+
+
+def _resized(array: Array, name: str, size: int) -> Array:
+    """An array with a last dim of another size."""
+    return replace(array, name=name, dims=(*array.dims[:-1], array.dims[-1]._replace(size=size)))
+
+
+def _exchange(
+    name: str, kind: Kind, layout: Layout, array: Array, phases: Phases, *, is_ring: bool = False
+) -> Exchange:
+    """A collective over the axes of the sequence."""
+    return Exchange(name=name, kind=kind, axes=layout.sequence, array=array, phases=phases, is_ring=is_ring)

@@ -1,0 +1,68 @@
+"""Shard pass for experts: tokens on their way to the devices of their experts, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.description.step.ir import Array, Dim
+from meshwright.description.step.layer import Dispatch
+from meshwright.description.step.passes.nodes import (
+    Exchange,
+    Layout,
+    Phases,
+)
+
+
+def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
+    """Yield the exchange over ep, and the gather of received rows over tp."""
+    yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
+    if tp:
+        whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
+        yield Exchange(name=name, kind="all-gather", axes=tp, array=whole, phases=phases)
+
+
+def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
+    """Yield the way back: reduced over tp, exchanged over ep."""
+    if tp:
+        whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
+        yield Exchange(name=name, kind="reduce-scatter", axes=tp, array=whole, phases=phases)
+    yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
+
+
+def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dispatch) -> Iterator[Exchange]:
+    """Copies of tokens on their way to their experts (GShard, arXiv:2006.16668), and what goes with them."""
+    forward: Phases = ("forward", "recompute")
+    backward: Phases = ("backward",)
+    rows = Array("rows", (Dim("C", None), Dim("D", embed)))
+    shares = Array("shares", (Dim("C", None),), width="float32")
+    yield from _there("experts dispatch", ep, tp, rows, forward)
+    yield from _back("experts dispatch", ep, tp, rows, backward)
+    yield from _there("routing shares", ep, tp, shares, forward)
+    yield from _back("routing shares", ep, tp, shares, backward)
+    if op.capacity_factor is None:
+        counts = Array("counts", (Dim("sent", None),), width="float32")
+        yield Exchange(name="routing counts", kind="all-to-all", axes=ep, array=counts, phases=forward)
+        if tp:
+            gathered = Array("counts", (Dim("gathered", None),), width="float32")
+            yield Exchange(name="routing counts", kind="all-gather", axes=tp, array=gathered, phases=forward)
+
+
+def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:
+    """Yield the return of token copies. Backward needs no weights: experts apply each copy's routing weight."""
+    rows = Array("rows", (Dim("C", None), Dim("D", embed)))
+    yield from _back("experts combine", ep, tp, rows, ("forward",))
+    yield from _there("experts combine", ep, tp, rows, ("backward",))
+
+
+def routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]:
+    """Where experts are not split: the experts and shares of all tokens of tp, or the shares' gradient alone."""
+    if not tp:
+        return
+    array = Array("routing", (Dim("A", None),), width="float32")
+    if layout.tp_stream == "whole":
+        yield Exchange(name="routing shares", kind="all-reduce", axes=tp, array=array, phases=("backward",))
+        return
+    name = "routing experts and shares"
+    yield Exchange(name=name, kind="all-gather", axes=tp, array=array, phases=("forward", "recompute"), times=2)
+    yield Exchange(name="routing shares", kind="reduce-scatter", axes=tp, array=array, phases=("backward",))

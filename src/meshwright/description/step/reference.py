@@ -1,0 +1,89 @@
+"""The frozen reference of preference tuning: the forward pass that a live one adds to each step, and how it is run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from meshwright.description.step.legality import check_mesh, check_runnable
+from meshwright.description.step.model import without_lora
+from meshwright.description.step.rules import RULES, stream_rules
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.strategy_checks import check_strategy, has_reference, unused_options
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+
+KEPT = (
+    "num_microbatches",
+    "attention",
+    "sp_method",
+    "tp_stream",
+    "collective_matmul",
+    "overlaps_weights",
+    "matmul_dtype",
+    "profile",
+)
+"""Fields of the policy's strategy that apply to the reference's forward pass too."""
+
+
+class ReferencePass(NamedTuple):
+    """A frozen reference's forward pass: its workload, mesh and strategy, as of a train step without mean loss.
+
+    Weights are stored in the compute dtype, sharded over the mesh (as ZeRO-3), vectors in the policy's dtype. None
+    change. The reference of a policy with adapters is the model without them (`shares_base`).
+    """
+
+    workload: Workload
+    mesh: MeshShape
+    strategy: Strategy
+
+
+@lru_cache(maxsize=1 << 12)
+def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> ReferencePass | None:
+    """Return the reference's forward pass in a step; None if there is no reference or it is precomputed.
+
+    It reads the policy's pairs, in as many microbatches as the policy if its mesh leaves each device enough of them.
+    """
+    if not has_reference(workload):
+        return None
+    own = strategy.reference_mesh or mesh
+    kept = replace(DEFAULT, **{name: getattr(strategy, name) for name in KEPT})
+    each = max(1, workload.batch // own.degree(RULES["batch"]))
+    kept = replace(kept, num_microbatches=math.gcd(each, strategy.num_microbatches))
+    # Nothing is kept for a backward pass. Adapters are the policy's.
+    read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none")
+    if shares_base(workload, mesh, strategy) and not strategy.zero_stage:
+        kept = replace(kept, zero_stage=0)  # The policy's arrays are whole; of any other stage they are in shards.
+    idle = unused_options(read, own, kept)
+    return ReferencePass(read, own, replace(kept, **{name: getattr(DEFAULT, name) for name in idle}))
+
+
+def shares_base(workload: Workload, mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether the reference is the policy's frozen parameters, without the adapters.
+
+    These are the initial weights, in the reference's dtypes (`Workload.stored_dtype`). On another mesh it is a copy.
+    """
+    has_adapters = without_lora(workload.model) != workload.model
+    return has_reference(workload) and has_adapters and strategy.reference_mesh in (None, mesh)
+
+
+def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, runs: bool = False) -> None:
+    """Raise where the mesh of a step's reference cannot split it; runs: or where nothing here runs it so."""
+    own = strategy.reference_mesh
+    if own is not None and own.num_devices != mesh.num_devices:
+        raise MeshwrightError(
+            f"reference_mesh {own} has {own.num_devices} devices; the reference shares the policy's, {mesh} of"
+            f" {mesh.num_devices}"
+        )
+    if (found := reference_pass(workload, mesh, strategy)) is None:
+        return
+    try:
+        check_mesh(found.workload, found.mesh, stream_rules(found.strategy.tp_stream))
+        check_strategy(found.workload, found.mesh, found.strategy)
+        if runs:
+            check_runnable(found.workload.model, found.mesh, found.strategy)
+    except MeshwrightError as error:
+        raise MeshwrightError(f"the reference: {error}") from None

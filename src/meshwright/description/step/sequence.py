@@ -1,0 +1,86 @@
+"""Attention on a sequence split over sp: how keys reach queries, and the order of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.description.step.blocks import layers
+from meshwright.description.step.layer import Attention
+from meshwright.description.step.model import Model
+from meshwright.description.step.rules import RULES
+from meshwright.description.step.strategy import SequenceMethod, Strategy
+from meshwright.description.step.workload import Workload, can_halve_queries
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape, check_divides
+
+HEAD_AXES = (*RULES["kv_heads"], *RULES["sequence"])
+"""The mesh axes that split heads inside Ulysses."""
+
+
+BLOCK = 512
+"""The queries, and the keys, of a block at most, of an attention that goes block by block."""
+
+
+def sequence_method(model: Model, mesh: MeshShape) -> SequenceMethod:
+    """Return the method with fewer bytes for fused attention: Ulysses if sp > 1 + heads / kv heads, else a ring.
+
+    Forward, for n tokens a device, H heads and K kv heads of h elements, and P = sp: Ulysses exchanges queries and
+    outputs of H heads and keys and values of K heads, (2 H + 2 K) n h (P - 1) / P elements. A ring sends keys and
+    values P - 1 times, 2 K n h (P - 1), as much as a gather. So Ulysses sends less if (H + K) / P < K. It requires that
+    sp * tp divides the kv heads (arXiv:2309.14509). A ring holds keys of two devices at most, a gather those of all.
+
+    The rule counts bytes, not time. A ring's sends run beside its compute and cost nothing if n is large
+    (`benchmarks/sequence_methods.py --compile`); Ulysses' exchanges are exposed.
+    """
+    heads = next(attention_ops(model), None)
+    if heads is None:
+        return "ring"
+    is_less = mesh.sp > 1 + heads.num_heads / heads.num_kv_heads
+    return "ulysses" if is_less and heads.num_kv_heads % mesh.degree(HEAD_AXES) == 0 else "ring"
+
+
+def attention_ops(model: Model) -> Iterator[Attention]:
+    """The attention of each of a model's stacks."""
+    return (op for stack in layers(model) for op in stack.ops if isinstance(op, Attention))
+
+
+def has_attention(model: Model) -> bool:
+    """Whether a model has attention, so that tokens of a split sequence need their positions."""
+    return any(True for _ in attention_ops(model))
+
+
+def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
+    """Whether attention through scores computes three quarters of them: whole sequences are computed in halves."""
+    return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
+
+
+def scores_made(workload: Workload, mesh: MeshShape) -> float:
+    """The share of all queries with all keys that attention through scores makes scores of."""
+    return 0.75 if halves_queries(workload, mesh) else 1.0
+
+
+def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether tokens are in zigzag order, which balances causal attention; batches then include positions.
+
+    So with fused attention to keys that are gathered or go round a ring; whole sequences keep their own order.
+    """
+    return mesh.sp > 1 and strategy.attention != "scores" and strategy.sp_method != "ulysses"
+
+
+def check_sequence(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where the strategy's method is none that can split the sequence of a model over the sp of a mesh."""
+    if mesh.sp == 1:
+        return
+    if strategy.attention == "scores" and strategy.sp_method != "gather":
+        raise MeshwrightError(
+            f"sp_method={strategy.sp_method!r} wants a fused attention: attention='flash'; scores that go through"
+            f" memory are made of gathered keys, sp_method='gather'"
+        )
+    if strategy.attention == "cudnn" and strategy.sp_method != "ulysses":
+        raise MeshwrightError(
+            f"attention='cudnn' works on whole sequences, sp_method={strategy.sp_method!r} on parts of them over"
+            f" sp={mesh.sp}; use sp_method='ulysses', or attention='flash'"
+        )
+    if strategy.sp_method == "ulysses":
+        for op in attention_ops(model):
+            check_divides("kv_heads", op.num_kv_heads, mesh, HEAD_AXES)

@@ -1,0 +1,201 @@
+"""The step of a server on a mesh, as a `Step`: whole prompts (prefill), or one token of every sequence (decode).
+
+Its symbols: `B` sequences, `S` tokens of each in a step; `A` experts of a device that receive tokens, `R` rows of each,
+`C` devices of ep that receive a token; `P` parts of the vocab; `Q` sequences whose cache a device holds, wholly or in
+part, `T` tokens that it reads of each; `keys` that a query attends to, which is a dim of no array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from meshwright.description.step.blocks import program
+from meshwright.description.step.ir import Array, Extents, Repeat, Step
+from meshwright.description.step.layer import Attention, Dispatch, Program
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.serve_ops import EMBEDDING, LOGITS, serving_ops
+from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout, cache_axes
+from meshwright.mesh import MeshShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeStep(Step):
+    """The step of a server. live: by region, the activations that a device has at once.
+
+    paged_tokens: the tokens that the pages of one sequence on a device have room for, the mean over layers.
+    """
+
+    live: Mapping[str, tuple[Array, ...]]
+    paged_tokens: float
+
+
+def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep:
+    """Return the step of `batch` sequences, all at their longest, on the device with most work."""
+    mesh, one, dispatch = layout.mesh, *_one_sequence(serving, layout)
+    own = math.ceil(batch / layout.num_groups)
+    split = mesh.degree(cache_axes(serving.model)) if layout.cache == "batch" else 1
+    sizes = {
+        **one.extents.sizes,
+        "B": own * layout.num_groups,
+        "Q": math.ceil(own / split),
+    }
+    if dispatch:
+        sizes |= _expert_sizes(dispatch, mesh, own * serving.step_length)
+    return ServeStep(
+        ops=one.ops,
+        live=one.live,
+        repeats=one.repeats,
+        extents=Extents(sizes=sizes, mesh=mesh),
+        paged_tokens=one.paged_tokens,
+    )
+
+
+@lru_cache(maxsize=1 << 10)
+def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, Dispatch | None]:
+    """Return the batch-independent part of a step, and the model's `Dispatch` if it has experts."""
+    mesh, found = layout.mesh, program(serving.model)
+    live = frozenset(axis for axis, degree in vars(mesh).items() if degree > 1)
+    ops, arrays = serving_ops(serving.model, serving.is_paged, layout.cache, live)
+    parts = page_parts(serving.model, layout)
+    paged = paged_tokens(serving, parts)
+    kept = min(kept_tokens(serving), math.ceil(paged)) if parts > 1 else kept_tokens(serving)
+    sizes = {
+        "S": serving.step_length,
+        "P": mesh.degree(SERVING_RULES["vocab"]),
+        "T": kept,
+        # Pages are read whole, and what of them is before or behind a query is masked.
+        "keys": paged if serving.is_paged else keys_of_query(serving),
+    }
+    step = ServeStep(
+        ops=ops,
+        live=arrays,
+        repeats=_repeats(found),
+        extents=Extents(sizes=sizes, mesh=mesh),
+        paged_tokens=paged,
+    )
+    return step, _dispatch(found)
+
+
+def model_step(serving: Serving, batch: int) -> Step:
+    """Return the step of `batch` sequences on one device, each token with its own experts and heads: the ideal work."""
+    found, length = program(serving.model), serving.step_length
+    sizes: dict[str, float] = {"B": batch, "S": length, "keys": keys_of_query(serving)}
+    if dispatch := _dispatch(found):
+        sizes |= {"A": dispatch.num_experts, "R": batch * length * dispatch.num_active / dispatch.num_experts}
+    ops, _ = serving_ops(serving.model, False, "heads", frozenset[str]())
+    return Step(ops=ops, repeats=_repeats(found), extents=Extents(sizes=sizes, mesh=MeshShape()))
+
+
+def mean_over_layers(model: ModelConfig, of_window: Callable[[int | None], float]) -> float:
+    """Return the mean over layers of a figure that depends on a layer's window (None: attends to all keys)."""
+    windows = layers_by_window(model)
+    return sum(count * of_window(window) for window, count in windows.items()) / sum(windows.values())
+
+
+@cache
+def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
+    """How many layers have each window, None those that attend to all keys."""
+    counts: dict[int | None, int] = {}
+    for stack in program(model).stacks:
+        for op in stack.ops:
+            if isinstance(op, Attention):
+                for layer in range(stack.num_layers):
+                    window = op.windows[layer % len(op.windows)]
+                    counts[window] = counts.get(window, 0) + 1
+    return counts
+
+
+def cache_slots(window: int | None, length: int, unit: int) -> int:
+    """The slots of a cache for the keys that a layer still reads of `length` tokens, in whole units."""
+    return math.ceil(min(window or length, length) / unit) * unit
+
+
+def pages_read(windows: Iterable[int | None], page_size: int, most: int, length: int) -> tuple[int, ...]:
+    """Return, for each window, the pages that `length` consecutive tokens read and write, in texts of `most` pages."""
+    return tuple(most if window is None else min(most, (window + length - 2) // page_size + 2) for window in windows)
+
+
+def kept_tokens(serving: Serving) -> int:
+    """The tokens of a sequence at its end whose keys and values are still read, the mean over layers."""
+    context = serving.context
+    return math.ceil(mean_over_layers(serving.model, lambda window: min(context, window or context)))
+
+
+def keys_of_query(serving: Serving) -> float:
+    """Return the number of keys that a query attends to; for a prompt, the mean over its queries and layers.
+
+    Without windows that mean is half the prompt's length, by causality; a layer with a window counts keys inside it.
+    """
+    length = serving.prompt_len
+
+    def pairs(window: int | None) -> float:
+        keys = min(window or length, length)
+        return length * keys - keys * keys / 2
+
+    if serving.phase == "decode":
+        return kept_tokens(serving)
+    return mean_over_layers(serving.model, pairs) / length
+
+
+def paged_tokens(serving: Serving, parts: int = 1) -> float:
+    """Return the tokens for which a finished sequence's pages have room on one device, as a mean over layers.
+
+    parts: devices that its pages are evenly split over.
+    """
+    unit = serving.page_size * parts
+    if not serving.is_paged:
+        return mean_over_layers(serving.model, lambda window: cache_slots(window, serving.context, unit)) / parts
+    of_window = dict(zip(layers_by_window(serving.model), table_entries(serving, parts), strict=True))
+    return mean_over_layers(serving.model, of_window.__getitem__) * serving.page_size
+
+
+def table_entries(serving: Serving, parts: int = 1) -> tuple[int, ...]:
+    """Return, for each window, the pages of a finished sequence that a step reads.
+
+    parts: devices that share a page.
+    """
+    unit = serving.page_size * parts
+    return pages_read(layers_by_window(serving.model), unit, math.ceil(serving.context / unit), serving.step_length)
+
+
+def page_parts(model: ModelConfig, layout: ServingLayout) -> int:
+    """Return how many devices share a page, `page_size` tokens each: those that split a sequence's tokens."""
+    return layout.mesh.degree(cache_axes(model)) if layout.cache == "sequence" else 1
+
+
+def activated_experts(num_experts: int, num_active: int, num_local: float, tokens: float) -> float:
+    """Return the expected number of a device's experts that receive any of `tokens` tokens, if all are equally likely.
+
+    E (1 - (1 - k / E)^T): one token reads k experts, many tokens read all.
+    """
+    return num_local * (1 - (1 - num_active / num_experts) ** tokens)
+
+
+def _expert_sizes(dispatch: Dispatch, mesh: MeshShape, tokens: int) -> dict[str, float]:
+    """Return the sizes of the experts' work on `tokens` tokens of each group, which sends as many as it receives.
+
+    A token's k experts are on ep (1 - (1 - 1 / ep)^k) devices, if all are equally likely.
+    """
+    count, active = dispatch.num_experts, dispatch.num_active
+    activated = activated_experts(count, active, count / mesh.ep, tokens * mesh.ep)
+    return {
+        "A": activated,
+        "R": tokens * active / activated,
+        "C": mesh.ep * (1 - (1 - 1 / mesh.ep) ** active),
+    }
+
+
+@cache
+def _dispatch(found: Program) -> Dispatch | None:
+    """How a model sends tokens to experts; None of one without."""
+    return next((op for stack in found.stacks for op in stack.ops if isinstance(op, Dispatch)), None)
+
+
+@cache
+def _repeats(found: Program) -> Mapping[str, Repeat]:
+    """How often a server runs each region in a step."""
+    counts = {EMBEDDING.name: 1, LOGITS.name: 1} | {stack.name: stack.num_layers for stack in found.stacks}
+    return {name: Repeat(useful=n, executed=n, static=n, mean=n) for name, n in counts.items()}

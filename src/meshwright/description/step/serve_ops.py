@@ -1,0 +1,416 @@
+"""Ops of a server's step on weight-stationary layouts in one and two dims (arXiv:2211.05102).
+
+The residual stream is split over fsdp. First matmuls of a block are summed over fsdp, its last one over sp and tp; with
+fsdp=1 this is Megatron's one-dim layout. In prefill the stream is also split over sp and tp, along tokens. If the cache
+is split by batch or sequence, queries are sent to it and attention's output is sent back (arXiv:2211.05102, section
+3.3; scaling book, jax-ml.github.io/scaling-book/inference). Ops declare layouts before and after; the notation gives
+the collectives between them (`notation.reshard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.description.step.blocks import program
+from meshwright.description.step.ir import (
+    Array,
+    AttentionOp,
+    Block,
+    Communicate,
+    Dim,
+    Elementwise,
+    Matmul,
+    Op,
+    Ops,
+    Pass,
+    Region,
+)
+from meshwright.description.step.layer import (
+    STREAM,
+    Add,
+    Attention,
+    Combine,
+    Dispatch,
+    EndOp,
+    Gated,
+    Linear,
+    Lookup,
+    Norm,
+    Rotary,
+    SigmoidGate,
+    Slice,
+)
+from meshwright.description.step.layer import Block as LayerBlock
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.passes.nodes import Layout, moves_between
+from meshwright.description.step.serving import SERVING_RULES, TENSOR_AXES, CacheSplit
+
+LOGITS, EMBEDDING = Region("logits"), Region("embedding")
+
+
+@lru_cache(maxsize=1 << 10)
+def serving_ops(
+    model: ModelConfig, is_paged: bool, split: CacheSplit, live: frozenset[str]
+) -> tuple[Ops, Mapping[str, tuple[Array, ...]]]:
+    """Return the ops of a step, and the arrays live at once. They depend only on which axes are larger than 1.
+
+    is_paged: see `Serving.is_paged`; without it the residual stream is split along the tokens of whole prompts.
+    """
+    found = program(model)
+
+    def on(axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if axis in live)
+
+    layout = Layout(
+        rules=SERVING_RULES,
+        live=live,
+        batch=on(SERVING_RULES["batch"]),
+        sequence=(),
+        residual=() if is_paged else on(TENSOR_AXES),
+        sp_method="gather",
+        is_packed=False,
+        is_pair=False,
+        collective_matmul=False,
+        tp_stream="whole" if is_paged else "split",
+        dropout=False,
+    )
+    ops: list[Op] = list(_embedding(found.embedding, layout))
+    arrays: dict[str, tuple[Array, ...]] = {}
+    for stack in found.stacks:
+        region = Region(stack.name)
+        walks = [_BlockWalk(block, region, layout, split) for block in stack.blocks]
+        for walk in walks:
+            ops += walk.ops()
+        stream = Array(STREAM, (*layout.tokens, walks[0].width))
+        # The stream, and a block's input gathered.
+        arrays[stack.name] = (stream, stream, *(array for walk in walks for array in walk.live))
+    ops += _logits(found.logits, layout)
+    arrays[LOGITS.name] = tuple(_logit_arrays(found.logits, layout))
+    return Ops(tuple(ops)), arrays
+
+
+class _BlockWalk:
+    """The ops of one block; it keeps the layout of each value, op by op."""
+
+    def __init__(self, block: LayerBlock, region: Region, layout: Layout, split: CacheSplit) -> None:
+        self.block, self.region, self.layout, self.split = block, region, layout, split
+        self.part = Block.MLP if block.name == "mlp" else Block.ATTENTION
+        self.fsdp, self.tensor = layout.axes("embed"), layout.axes("mlp")
+        self.is_prefill = layout.tp_stream == "split"
+        first = next(op for op in block.ops if isinstance(op, Norm | Linear))
+        self.width = Dim("D", first.size if isinstance(first, Norm) else first.fan_in, self.fsdp)
+        self.linears = {op.target: op for op in block.ops if isinstance(op, Linear)}
+        self.arrays: dict[str, Array] = {}
+        self.live: list[Array] = []
+
+    def ops(self) -> Iterator[Op]:
+        """Return the ops in order. Norms of heads and of a block's output are part of the adjacent elementwise ops."""
+        residual = Array(STREAM, (*self.layout.residual_tokens, self.width))
+        stream = Array(STREAM, (*self.layout.tokens, self.width))
+        # The norm, once for all that read it; of the block's output where there is none before.
+        yield self._pass("norm", residual)
+        for op in self.block.ops:
+            if isinstance(op, Norm) and op.source == STREAM:
+                yield from self._norm_sums(op)
+        for _ in range(self._num_gathers()):
+            yield from self._move(f"{self.block.name} input", (residual, stream))
+        for op in self.block.ops:
+            match op:
+                case Linear():
+                    yield from self._linear(op)
+                case Norm() if op.source in self.linears and self.linears[op.source].outputs[0][0] == "embed":
+                    yield from self._norm_sums(op)
+                case Norm() if op.dims:
+                    rows = self._shared(Array("squares", self.layout.tokens)).dims
+                    of_heads = Array("squares", rows, self.tensor, width="float32")
+                    yield from self._move(f"{op.name} squares", (of_heads, _reduced(of_heads)))
+                case SigmoidGate():
+                    self.arrays[op.target] = self.arrays[op.source]
+                case Attention():
+                    yield from self._attention(op)
+                case Gated():
+                    yield from self._gated(op)
+                case Dispatch() | Combine() if self.layout.axes("expert"):
+                    yield from self._exchange(op)
+                case Dispatch():
+                    yield from self._choices(op)
+                case Add():
+                    # Of a token the sum is one all-reduce, of a prompt it is scattered along the tokens.
+                    for _ in range(2 if self._adds_shared_expert(op) else 1):
+                        yield from self._move(
+                            f"{self.block.name} output", (replace(stream, unreduced=self.tensor), residual)
+                        )
+                    # Of parallel blocks the outputs of attention and of the MLP are added one after the other.
+                    for _ in range(2 if self.block.name == "block" else 1):
+                        yield self._pass("residual", residual)
+                case _:
+                    pass
+        if hidden := [self.arrays[op.target] for op in self.block.ops if isinstance(op, Gated)]:
+            sources = max(len(op.sources) for op in self.block.ops if isinstance(op, Gated))
+            yield self._pass("gated" if sources > 1 else "activation", *hidden)
+
+    def _num_gathers(self) -> int:
+        """Return how often the stream's tokens, or their norms, are gathered: once for all matmuls that read the same.
+
+        Experts gather their own unless tokens are sent to other devices.
+        """
+        products = {
+            op.source
+            for op in self.linears.values()
+            if op.inputs[0][0] == "embed" and not op.is_on_residual and not op.num_experts
+        }
+        has_experts = any(isinstance(op, Dispatch) for op in self.block.ops)
+        return len(products) + (has_experts and not self.layout.axes("expert"))
+
+    def _adds_shared_expert(self, op: Add) -> bool:
+        """Whether this device adds its experts' output and the shared MLP's, both partial sums."""
+        routed = {each.target for each in self.block.ops if isinstance(each, Combine)}
+        return bool(routed & {*op.sources}) and len(op.sources) > 1 and not self.layout.axes("expert")
+
+    def _norm_sums(self, op: Norm) -> Iterator[Op]:
+        """Return the all-reduces of a norm whose dim is split."""
+        yield from _norm_sums(op, f"{self.block.name} norm", self.region, self.layout.residual_tokens, self.fsdp)
+
+    def _linear(self, op: Linear) -> Iterator[Op]:
+        """Return the ops of a matmul whose weight is not moved."""
+        inner, columns = self.layout.stored(op.inputs), self.layout.stored(op.outputs)
+        tokens = self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
+        experts = (Dim("A", None),) if op.num_experts else ()
+        rows = (Dim("R", None),) if op.num_experts else tokens
+        yield Matmul(
+            name=f"{self.region.name}.{op.name}", target=op.target, phase="forward", region=self.region,
+            block=self.part, role="result", rows=rows, inner=inner, columns=columns, experts=experts,
+        )  # fmt: skip
+        self.arrays[op.target] = result = Array(op.target, (*tokens, *columns), _axes(inner))
+        if op.is_on_residual:
+            yield from self._move(
+                "router", (replace(result, width="float32"), replace(_reduced(result), width="float32"))
+            )
+
+    def _gated(self, op: Gated) -> Iterator[Op]:
+        """Hidden activations: the first products' sums scattered over fsdp, and gathered again once multiplied."""
+        copies = next((each.num_active for each in self.block.ops if isinstance(each, Dispatch)), 1)
+        is_of_experts = self.linears[op.sources[0]].num_experts > 0
+        sources = [self.arrays[name] for name in op.sources]
+        if is_of_experts:
+            # One more dim before the last: a token's experts.
+            sources = [replace(array, dims=(*array.dims[:-1], Dim("K", copies), array.dims[-1])) for array in sources]
+        self.arrays[op.target] = hidden = _reduced(sources[0])
+        self.live += sources
+        scattered = [_split(array, -1, self.fsdp) for array in sources]
+        yield from self._move("mlp hidden", *zip(sources, scattered, strict=True))
+        yield from self._move("mlp hidden", (scattered[0], hidden))
+
+    def _exchange(self, op: Dispatch | Combine) -> Iterator[Op]:
+        """Return the sends of tokens to their experts' devices or back, once to each device that has any of them.
+
+        Each device of sp and tp sends its part of a token. Parts are all-gathered on arrival, and reduce-scattered
+        before they return.
+        """
+        batch, tokens, expert = *self.layout.tokens, self.layout.axes("expert")
+        here = Array("sent", (batch, tokens._replace(axes=self.tensor), Dim("C", None), self.width))
+        there = Array("sent", (_whole(batch, expert), tokens, Dim("C", None, expert), self.width))
+        if isinstance(op, Dispatch):
+            yield from self._move("experts dispatch", (here, there))
+        else:
+            yield from self._move("experts combine", (replace(there, unreduced=self.tensor), here))
+
+    def _choices(self, op: Dispatch) -> Iterator[Op]:
+        """The experts of tokens, and with them their weights, as devices that share the experts' widths gather them."""
+        here, there = (
+            Array("choices", (*tokens, Dim("K", op.num_active)), width="float32")
+            for tokens in (self.layout.residual_tokens, self.layout.tokens)
+        )
+        yield from self._move("choices", (here, there), (here, there))
+
+    def _attention(self, op: Attention) -> Iterator[Op]:
+        """Attention, and queries, keys and values on their way to the cache, and what comes back."""
+        query = self.arrays[op.query]
+        output = Array(op.target, (*query.dims[:-1], Dim("H", op.value_dim)))
+        self.live += [query, output]
+        latents = self._latents(op)
+        cached = latents or (self.arrays[op.key], self.arrays[op.value])
+        if any(isinstance(each, Rotary) for each in self.block.ops):
+            # Taken as if sp shared out the rotation of keys too, of which each of its devices has all.
+            keys = Array(op.key, (*self.layout.tokens, Dim("N", op.num_kv_heads, self.tensor), Dim("H", op.qk_dim)))
+            yield self._pass("rotary", query, keys)
+        if latents:
+            sums = [self.arrays[each] for each in self._reads_of_stream()]
+            yield from self._move("latents", *((each, _reduced(each)) for each in sums))
+        else:
+            names = "queries, keys and values"
+            yield from self._move(names, *((each, self._shared(each)) for each in (query, *cached)))
+        held = tuple(
+            Array(array.name, (Dim("Q", None), Dim("T", None), *array.dims[len(self.layout.tokens) :]))
+            for array in cached
+        )
+        # Groups and their heads as one dim.
+        heads = Dim("N", op.num_heads, tuple(axis for dim in query.dims[2:] for axis in dim.axes))
+        score, value = op.qk_dim, op.value_dim
+        if self.is_prefill:
+            batch, tokens = self.layout.tokens
+            if not latents:
+                # Each device of fsdp takes some queries, and all keys and values before them.
+                yield from self._move("keys and values", *((self._shared(each), _reduced(each)) for each in cached))
+                yield from self._move("heads", (self._shared(output), output))
+                tokens = tokens._replace(axes=self.fsdp)
+            queries = replace(query, dims=(batch, tokens, heads, Dim("H", score)))
+        else:
+            if latents:
+                # Queries are multiplied into the latent, and results out of it, by weights that are products of their
+                # own (DeepSeek-V2, arXiv:2405.04434, section 2.1.2), so that the latent alone is read.
+                score, value = sum(array.dims[-1].size or 0 for array in latents), latents[0].dims[-1].size or 0
+                query, output = (
+                    replace(array, dims=(*self.layout.tokens, heads, Dim("H", size)))
+                    for array, size in ((query, score), (output, value))
+                )
+            across = tuple(axis for axis in self.tensor if axis not in {a for each in held for a in each.split_axes})
+            yield from self._to_cache(query, output, across)
+            if self.split != "heads":
+                heads = _whole(heads, across)
+            queries = Array(op.query, (Dim("Q", None), self.layout.tokens[1], heads, Dim("H", score)))
+        yield AttentionOp(
+            name=op.target, phase="forward", region=self.region, query=queries, key=held[0], value=held[-1],
+            output=output, num_heads=heads, qk_dim=score, value_dim=value, windows=op.windows, cache=held,
+        )  # fmt: skip
+
+    def _to_cache(self, query: Array, output: Array, across: tuple[str, ...]) -> Iterator[Op]:
+        """Return the sends of queries to the cache, and of results back.
+
+        With parts of a sequence on several devices, results are merged: each head's maximum, then its weighted results
+        and their sum (flash decoding, pytorch.org/blog/flash-decoding).
+
+        across: the axes of heads that do not split the cache's.
+        """
+        if self.split == "batch":
+            sent = self._shared(query)
+            yield from self._move("queries", (sent, _split(_gathered(sent, across), 0, across)))
+            yield from self._move("heads", (_split(_gathered(self._shared(output), across), 0, across), output))
+        elif self.split == "sequence":
+            axes = (*self.fsdp, *across)
+            whole = replace(_gathered(output, across), unreduced=axes)
+            scalars, parts = (
+                Array("sums", array.dims[:-1], array.unreduced, width="float32") for array in (whole, output)
+            )
+            yield from self._move("queries", (_reduced(query), _gathered(query, across)))
+            yield from self._move("maxima", (scalars, _reduced(scalars)))
+            yield from self._move("heads and sums", (whole, output), (scalars, parts))
+
+    def _shared(self, array: Array) -> Array:
+        """Queries, keys, values or heads where fsdp shares them out: tokens of a prompt, sequences of a split cache."""
+        if self.is_prefill or self.split == "batch":
+            return _split(array, 1 if self.is_prefill else 0, self.fsdp)
+        return _reduced(array)
+
+    def _latents(self, op: Attention) -> tuple[Array, ...]:
+        """Return the latent and the shared part of keys (`LatentKeys`); nothing if keys and values are cached."""
+        if op.latent is None:
+            return ()
+        tokens = self.layout.tokens
+        sizes = {each.target: each.size for each in self.block.ops if isinstance(each, Slice)}
+        rank, rest = sizes[op.latent.latent], sizes[op.latent.rotary]
+        return Array("latent", (*tokens, Dim("L", rank))), Array("key part", (*tokens, Dim("H", rest)))
+
+    def _reads_of_stream(self) -> Iterator[str]:
+        """The values before attention that are products with the stream."""
+        for op in self.block.ops:
+            if isinstance(op, Attention):
+                return
+            if isinstance(op, Linear) and op.inputs[0][0] == "embed":
+                yield op.target
+
+    def _pass(self, kind: Pass, *arrays: Array) -> Elementwise:
+        """A chain of elementwise ops."""
+        return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
+
+    def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
+        """Yield the collectives that reshard arrays of this block alike, several arrays in one."""
+        yield from _moved(name, self.region, *pairs)
+
+
+def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
+    """The lookup in a table whose rows are split."""
+    for op in ops:
+        if isinstance(op, Lookup) and not op.is_positional:
+            columns = layout.stored((op.columns,))
+            rows = Array("embedding", (*layout.tokens, *columns), layout.axes("vocab"))
+            yield from _moved("embedding", EMBEDDING, (rows, Array("embedding", (*layout.residual_tokens, *columns))))
+
+
+def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
+    """Return the ops of the last token's logits in each sequence, and of the maximum of each part of them."""
+    batch, vocab = layout.tokens[0], layout.axes("vocab")
+    for op in ops:
+        if isinstance(op, Norm):
+            yield from _norm_sums(op, "final norm", LOGITS, (batch,), layout.axes("embed"))
+        if isinstance(op, Linear):
+            inner, columns = layout.stored(op.inputs), layout.stored(op.outputs)
+            if layout.tp_stream == "split":
+                # The last tokens of sequences, each of which lies on one device of those that split its tokens.
+                last = Array("stream", (batch, *inner), vocab)
+                yield from _moved("last tokens", LOGITS, (last, _reduced(last)))
+            yield Matmul(
+                name=op.name, target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS, role="result",
+                rows=(batch,), inner=inner, columns=columns,
+            )  # fmt: skip
+            logits = Array("logits", (batch, *columns), _axes(inner), width="float32")
+            yield from _moved("logits", LOGITS, (logits, _reduced(logits)))
+            # A value and its id.
+            best = Array("best tokens", (batch, Dim("best", 2), Dim("P", None, vocab)), width="float32")
+            yield from _moved("best tokens", LOGITS, (best, _gathered(best, vocab)))
+            if layout.tp_stream == "whole":
+                # Every device of a server has the newest token of every row, where a row's next step looks for it.
+                newest = Array("newest tokens", (batch,), width="float32")
+                yield from _moved("newest tokens", LOGITS, (newest, _gathered(newest, layout.axes("batch"))))
+
+
+def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:
+    """The logits of the last tokens."""
+    for op in ops:
+        if isinstance(op, Linear):
+            yield Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
+
+
+def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:
+    """The sums of a norm over a width that some axes split: of squares, and of a LayerNorm the mean before it."""
+    for what in ("mean", "squares") if op.kind == "layer" else ("squares",):
+        sums = Array(what, tokens, axes, width="float32")
+        yield from _moved(name, region, (sums, _reduced(sums)))
+
+
+def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
+    """Return the collectives that reshard several arrays alike, all in the same collectives."""
+    for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
+        yield Communicate(
+            name=name, kind=first.kind, axes=first.axes, phase="forward", region=region, array=first.array,
+            beside=tuple(move.array for move in beside),
+        )  # fmt: skip
+
+
+def _axes(dims: tuple[Dim, ...]) -> tuple[str, ...]:
+    """The axes that split some dims: a product that sums over these leaves a sum over the axes."""
+    return tuple(axis for dim in dims for axis in dim.axes)
+
+
+def _reduced(array: Array) -> Array:
+    """Return the array after its sum over all axes."""
+    return replace(array, unreduced=())
+
+
+def _split(array: Array, at: int, axes: tuple[str, ...]) -> Array:
+    """An array with one dim split over more axes, and no sum any more."""
+    dims = list(array.dims)
+    dims[at] = dims[at]._replace(axes=(*dims[at].axes, *axes))
+    return replace(array, dims=tuple(dims), unreduced=())
+
+
+def _gathered(array: Array, axes: tuple[str, ...]) -> Array:
+    """Return an array gathered over some axes, with its partial sums over them added."""
+    return replace(array, dims=tuple(_whole(dim, axes) for dim in array.dims), unreduced=())
+
+
+def _whole(dim: Dim, axes: tuple[str, ...]) -> Dim:
+    """A dim that some axes do not split."""
+    return dim._replace(axes=tuple(axis for axis in dim.axes if axis not in axes))

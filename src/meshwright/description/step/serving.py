@@ -1,0 +1,156 @@
+"""Serving: a model that answers prompts, its formats, and its layout on a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.rules import RULES, Rules, local_parameter_shape
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+
+ServingPhase = Literal["prefill", "decode"]
+CacheSplit = Literal["heads", "batch", "sequence"]
+
+CACHE_SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)
+"""What splits the cache besides kv heads over tp: nothing, its sequences, or their tokens."""
+
+SERVING_RULES: Rules = {
+    **RULES,
+    # Weights stay where they are, split along both dims of a product (arXiv:2211.05102, section 3.2): fsdp splits the
+    # stream's dim, and sp and tp together heads, mlp and vocab. tp takes kv heads, sp the query heads that share one.
+    "embed": ("fsdp",),
+    "kv_heads": ("tp",),
+    "group": ("sp",),
+    "mlp": ("sp", "tp"),
+    "vocab": ("sp", "tp"),
+    "expert": ("ep",),
+    # Latents are narrow, so that each device has them whole, and the weights from them are split by heads alone.
+    "latent_input": (),
+    "batch": ("dp", "ep"),
+    "sequence": (),
+    "residual_sequence": (),
+    "activation": ("fsdp",),
+}
+"""How a server shards: nothing that a weight has is gathered. dp makes replicas, ep splits tokens and experts."""
+
+TENSOR_AXES = ("sp", "tp")
+"""The axes that split heads, mlp and vocab."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """One phase of answering prompts of `prompt_len` tokens with `output_len` tokens, `batch` sequences at once."""
+
+    model: ModelConfig
+    phase: ServingPhase = "decode"
+    prompt_len: int
+    output_len: int
+    batch: int | None = None  # Over all devices; None: the planner chooses.
+    weight_dtype: str = "bf16"  # Format of stored weights.
+    kv_dtype: str = "bf16"  # Format of cached keys and values.
+    compute_dtype: str = "bf16"  # Format of matmuls' operands.
+    page_size: int = 16  # Tokens of a page of the cache (16 in vLLM, arXiv:2309.06180).
+    # Prefill only: tokens of each prompt in a step, read into pages between steps of decoding, as a server does
+    # (chunked prefill, arXiv:2403.02310). None: whole prompts, as generation reads them.
+    chunk: int | None = None
+    # Longest step allowed: decoding a token of every sequence, or prefill of one batch. None: no limit.
+    latency_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.phase not in get_args(ServingPhase):
+            raise MeshwrightError(f"phase is {self.phase!r}; it is one of {', '.join(get_args(ServingPhase))}")
+        for field in ("prompt_len", "output_len", "page_size", "batch", "chunk"):
+            value = getattr(self, field)
+            if (value is not None or field not in ("batch", "chunk")) and (not isinstance(value, int) or value < 1):
+                raise MeshwrightError(f"{field} is {value!r}; it takes a whole number from 1")
+        if self.chunk is not None and self.phase == "decode":
+            raise MeshwrightError(f"chunk is {self.chunk}, of prompts; decode reads none, leave it out")
+        if self.chunk is not None and self.chunk > self.prompt_len:
+            raise MeshwrightError(
+                f"chunk is {self.chunk}, and a prompt has {self.prompt_len} tokens; use at most these"
+            )
+        for field in ("weight_dtype", "kv_dtype", "compute_dtype"):
+            dtype_bytes(getattr(self, field))  # A dtype that is not known says so.
+        if self.latency_seconds is not None and not self.latency_seconds > 0:
+            raise MeshwrightError(f"latency_seconds is {self.latency_seconds!r}; it takes a time above 0, as 0.03")
+
+    @property
+    def context(self) -> int:
+        """Tokens of a finished sequence, the most it ever holds; for prefill those of the prompt."""
+        return self.prompt_len + (self.output_len if self.phase == "decode" else 0)
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether a step attends to the pages of a cache, as all of a server's do, and not to whole prompts alone."""
+        return self.phase == "decode" or self.chunk is not None
+
+    @property
+    def step_length(self) -> int:
+        """The tokens of a sequence in a step."""
+        return 1 if self.phase == "decode" else self.chunk or self.prompt_len
+
+    @property
+    def activation_dtype(self) -> str:
+        """Format of activations: the compute dtype, with at least two bytes."""
+        return self.compute_dtype if dtype_bytes(self.compute_dtype) >= 2 else "bf16"
+
+
+@dataclass(frozen=True)
+class ServingLayout:
+    """A mesh, and the dims of the cache that the axes of `cache_axes` split."""
+
+    mesh: MeshShape
+    cache: CacheSplit = "heads"
+
+    @property
+    def num_groups(self) -> int:
+        """The groups of devices that have sequences of their own."""
+        return self.mesh.degree(SERVING_RULES["batch"])
+
+    def __str__(self) -> str:
+        """Return the mesh and the split of the cache, if any: `sp=4,tp=8 cache by batch`."""
+        return f"{self.mesh}" + (f" cache by {self.cache}" if self.cache != "heads" else "")
+
+
+def cache_axes(model: ModelConfig) -> tuple[str, ...]:
+    """The mesh axes over which a cache can be split by batch or sequence: those that do not split its heads.
+
+    A latent serves all heads, so that tp would only copy it.
+    """
+    return ("fsdp", "sp", "tp") if model.latent else ("fsdp", "sp")
+
+
+def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
+    """Return the sharding rules of generation: `SERVING_RULES` if sp divides every size that they split over it.
+
+    Otherwise sp splits the residual stream together with fsdp, which works for every model's width.
+    """
+    try:
+        for path, parameter in leaves(parameters(model)):
+            local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
+    except MeshwrightError:
+        along, across = ("fsdp", "sp"), ("tp",)
+        return {**SERVING_RULES, "embed": along, "activation": along, "group": (), "mlp": across, "vocab": across}
+    return SERVING_RULES
+
+
+def check_serving(serving: Serving, layout: ServingLayout) -> None:
+    """Raise an error if a mesh cannot split the workload, or if an axis or the cache's split would split nothing."""
+    mesh, model = layout.mesh, serving.model
+    if mesh.pp > 1:
+        raise MeshwrightError(f"mesh {mesh} has pp={mesh.pp}; a server has no pipeline, use pp=1 and more tp or dp")
+    if mesh.ep > 1 and model.experts is None:
+        raise MeshwrightError(f"mesh {mesh} has ep={mesh.ep}, but {model.name} has no experts; use ep=1")
+    for path, parameter in leaves(parameters(model)):
+        local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
+    if serving.batch is not None and serving.batch % layout.num_groups:
+        raise MeshwrightError(
+            f"batch {serving.batch} is not a multiple of dp*ep = {mesh.dp}*{mesh.ep} = {layout.num_groups}"
+        )
+    if layout.cache != "heads" and mesh.degree(cache_axes(model)) == 1:
+        axes = "*".join(cache_axes(model))
+        raise MeshwrightError(f"mesh {mesh} has {axes}=1, so that nothing splits the cache by {layout.cache}")

@@ -1,0 +1,117 @@
+"""Layers of a model as pipeline stages store them: stacked over slots, some of which may be empty.
+
+Stages are one program, so each runs the same number of layers of a kind. Slots for the few plain layers before MoE
+layers would be empty in all stages but the first, and take time there. So every stage has these layers, beside the
+embedding, and runs them for its share of each microbatch's sequences (for all, if stages do not divide them). Nothing
+of them is saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.description.step.model import Model
+from meshwright.description.step.parameter_tree import Parameter, Tree, leaves, map_leaves, parameters
+from meshwright.description.step.rules import RULES, local_parameter_shape, rules_of
+from meshwright.description.step.strategy import Strategy, TpStream
+from meshwright.description.step.workload import FOREIGN_REMATS, Remat
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+
+STAGE_REMATS: Mapping[str, tuple[Remat, ...]] = {"1f1b": ("block",), "gpipe": ("none", "attention", "matmuls", "block")}
+"""The policies that each schedule runs: 1F1B keeps the inputs of layers itself, GPipe what JAX keeps of a scan.
+
+1F1B's stages keep for each other (`runtime.pipeline.bpipe`): what else were kept would travel between them too.
+"""
+
+
+def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
+    """The slots of each chunk of a pipeline: the layers of its longest one, as all stages run the same program."""
+    return math.ceil(num_layers / (stages * virtual_stages))
+
+
+def num_staged_layers(model: Model) -> int:
+    """Return how many layers the stages share: all but the dense layers before MoE layers."""
+    return model.num_layers - (model.num_dense_layers if model.experts else 0)
+
+
+def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
+    """Return the mesh axes that split a step's sequences in plain layers before MoE layers.
+
+    They include pp if it divides a device's sequences of a microbatch.
+    """
+    axes = (*RULES["batch"], "pp")
+    return axes if batch % (mesh.degree(axes) * strategy.num_microbatches) == 0 else RULES["batch"]
+
+
+def staged_parameters(model: Model, *, stages: int, virtual_stages: int) -> Tree[Parameter]:
+    """Return the declarations of a model's parameters, layers stacked over slots, stage by stage.
+
+    `step.passes.schedule.slot_layers` has the layer of each slot. One stage has a slot for each layer.
+    """
+    if stages == 1:
+        return parameters(model)
+
+    def staged(_: str, parameter: Parameter) -> Parameter:
+        if "layers" not in parameter.axes:
+            return parameter
+        slots = stages * virtual_stages * chunk_slots(parameter.num_layers, stages, virtual_stages)
+        return replace(parameter, shape=(slots, *parameter.shape[1:]))
+
+    return map_leaves(staged, parameters(model))
+
+
+def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise an error if a strategy cannot cut a model into the mesh's stages, each with layers of its own."""
+    stages, virtual, layers = mesh.pp, strategy.virtual_stages, num_staged_layers(model)
+    if stages == 1:
+        return
+    if stages * virtual > layers:
+        most = layers // stages
+        nearest = {0: f"pp up to {layers}", 1: "virtual_stages 1"}.get(most, f"virtual_stages 1 to {most}")
+        raise MeshwrightError(
+            f"{virtual} virtual stages on pp={stages} cut the {layers} layers of {model.name} into"
+            f" {stages * virtual} chunks, so that some would have none; use {nearest}"
+        )
+    if virtual > 1 and (rest := strategy.num_microbatches % stages):
+        count = strategy.num_microbatches
+        around = " or ".join(str(number) for number in (count - rest, count - rest + stages) if number)
+        raise MeshwrightError(
+            f"{virtual} virtual stages take microbatches in groups of pp={stages}: {count} % {stages} = {rest};"
+            f" use num_microbatches {around}, or virtual_stages 1"
+        )
+    if strategy.optimizer == "adafactor" and layers % (stages * virtual):
+        raise MeshwrightError(
+            f"adafactor scales an array by its mean, and {layers} layers leave slots of pp={stages} with virtual_stages"
+            f" {virtual} empty: {layers} % {stages * virtual} = {layers % (stages * virtual)}; use adamw, lion or sgd,"
+            f" or stages that divide the layers"
+        )
+    # Layers fill slots whatever their number; the tables at both ends are split over stages too.
+    _check_ends(model, mesh, strategy.zero_stage > 0, strategy.tp_stream)
+
+
+@lru_cache(maxsize=1 << 14)
+def _check_ends(model: Model, mesh: MeshShape, is_sharded: bool, tp_stream: TpStream) -> None:
+    """Raise where the parameters before and after the layers do not divide over a mesh.
+
+    is_sharded: whether fsdp shards them, as ZeRO does at any stage.
+    """
+    rules = rules_of(Strategy(zero_stage=3 if is_sharded else 0, tp_stream=tp_stream))
+    for path, parameter in leaves(parameters(model)):
+        if "layers" not in parameter.axes:
+            local_parameter_shape(parameter, mesh=mesh, rules=rules, what=path)
+
+
+def check_stage_remat(remat: Remat, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise an error if nothing here implements a remat policy, or a schedule keeps something else for backward."""
+    if remat in FOREIGN_REMATS:
+        raise MeshwrightError(f"remat {remat} is what other frameworks keep; it can be planned, and does not run")
+    kept = STAGE_REMATS[strategy.schedule]
+    if mesh.pp > 1 and remat not in kept:
+        raise MeshwrightError(
+            f"remat {remat} can be planned with the schedule {strategy.schedule}, but what runs keeps with it"
+            f" {' or '.join(kept)}; gpipe keeps {', '.join(STAGE_REMATS['gpipe'])}"
+        )

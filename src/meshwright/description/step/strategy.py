@@ -1,0 +1,123 @@
+"""How a step is run on a mesh, beyond the degrees of its axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from meshwright.description.step.workload import Dtype
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.support.field_types import check_fields, from_data
+
+Attention = Literal["scores", "flash", "cudnn"]
+SequenceMethod = Literal["gather", "ring", "ulysses"]
+TpStream = Literal["split", "whole"]
+MatmulDtype = Literal["int8", "fp8"]
+Optimizer = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd", "muon"]
+OnBadStep = Literal["stop", "skip"]
+RateSchedule = Literal["cosine", "linear", "wsd", "constant"]
+"""The schedule of the learning rate after its warm-up (`training.update.optimizer.Optimizer`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkProfile:
+    """How another framework runs a strategy differently from XLA: to plan it for comparison, never to run it.
+
+    The profiles of PyTorch, Megatron-LM and DeepSpeed are in `benchmarks/published_rows.py`.
+    """
+
+    # Weights are gathered into one buffer and copied out of it, and gradients copied into one (PyTorch FSDP).
+    flat_buffers: bool = False
+    shard_lists: bool = False  # Weights and gradients are copied into and out of lists of shards (DeepSpeed in 2021).
+    fused_elementwise: bool = True  # Elementwise ops are fused into few passes over memory; if False, each is a kernel.
+    fused_loss: bool = True  # The loss keeps one array of float32 logits; if False, one for each op.
+    # Recompute a block to its end, as PyTorch's checkpoints do by default. A compiler drops the ops at the end that no
+    # gradient needs.
+    recomputes_whole_blocks: bool = False
+
+    def __str__(self) -> str:
+        """Return the fields that differ from XLA: `flat_buffers=True`."""
+        changed = {name: value for name, value in vars(self).items() if value != getattr(XLA, name)}
+        return ",".join(f"{name}={value}" for name, value in changed.items()) or "XLA"
+
+
+XLA = FrameworkProfile()
+"""The profile of XLA, with which everything here runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """How a step runs on a mesh, by default as `meshwright train` runs it. Some values can only be planned."""
+
+    # Microbatches that a device's batch is split into, run one after the other (with pp, as a pipeline).
+    num_microbatches: int = 1
+    # What fsdp shards, as ZeRO stages (arXiv:1910.02054): 1 optimizer state, 2 also gradients, 3 also parameters. With
+    # 0 it shards nothing and is another dp.
+    zero_stage: Literal[0, 1, 2, 3] = 3
+    # Order in which pipeline stages run forward and backward of the microbatches.
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    virtual_stages: int = 1  # Parts of each stage in an interleaved schedule (arXiv:2104.04473).
+    # All stages are one SPMD program: idle stages compute on zeros, and embedding and unembedding are shared by all.
+    # If False, each stage is a program of its own (Megatron-LM).
+    spmd_pipeline: bool = True
+    # Between matmuls, split the residual stream over tp along the sequence (Megatron's sequence parallelism), or keep
+    # it whole on each device.
+    tp_stream: TpStream = "split"
+    collective_matmul: bool = False  # Run collectives over tp chunk by chunk beside the matmuls that need them.
+    overlaps_gradients: bool = True  # Gradient all-reduces run behind backward; if False, after each layer.
+    overlaps_weights: bool = True  # Weight all-gathers and gradient reduce-scatters run beside matmuls.
+    gradient_dtype: Dtype | None = None  # Format in which gradients are summed over devices; None: the compute dtype.
+    # Attention scores go through memory, or a fused kernel keeps them on the chip and skips the masked half:
+    # FlashAttention-2 (arXiv:2307.08691) or cuDNN's.
+    attention: Attention = "scores"
+    # How attention works on a sequence split over sp: gather keys and values, send them round a ring, or exchange
+    # heads for tokens. Scores can go through memory only with gathered keys (`sequence_method`).
+    sp_method: SequenceMethod = "gather"
+    # 8-bit format of the operands of layers' weight matmuls, except routers' (`models.quantised.products`).
+    matmul_dtype: MatmulDtype | None = None
+    # Probability of dropping an element of what is added to the residual stream, and of an attention weight if scores
+    # go through memory.
+    dropout: float = 0.0
+    optimizer: Optimizer = "adamw"
+    moment_dtype: Dtype | None = None  # Format of the optimizer's moments; None: the parameters'.
+    master_weights: bool = False  # The optimizer keeps and updates float32 copies of narrower parameters.
+    # What to do if loss or gradients are not finite or too large. With skip, the compiled step leaves the state
+    # unchanged.
+    on_bad_step: OnBadStep = "stop"
+    profile: FrameworkProfile = XLA  # Framework whose step is planned.
+    # Mesh of all devices for the frozen reference of `objective="dpo"`; None: the policy's.
+    reference_mesh: MeshShape | None = None
+
+    def __hash__(self) -> int:
+        """Hash the fields that differ most often: a search looks strategies up too often to hash all of them."""
+        return hash((self.num_microbatches, self.zero_stage, self.schedule, self.virtual_stages, self.attention))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for field in ("num_microbatches", "virtual_stages"):
+            if getattr(self, field) < 1:
+                raise MeshwrightError(f"{field} is {getattr(self, field)}; it takes a whole number from 1")
+        if not 0 <= self.dropout < 1:
+            raise MeshwrightError(f"dropout is {self.dropout}; it takes a share from 0 to below 1")
+
+
+DEFAULT = Strategy()
+"""The strategy of `meshwright train` without options."""
+
+
+_FORMER_NAMES = {"sequence": "sp_method", "overlaps_tp": "collective_matmul", "lockstep": "spmd_pipeline"}
+
+
+def strategy_from_data(data: Any, path: str = "") -> Strategy:
+    """Read a strategy from the plain data of `dataclasses.asdict`; former names of fields are accepted.
+
+    path: see `from_data`.
+    """
+    if not isinstance(data, dict):
+        return from_data(Strategy, data, path)
+    fields = {_FORMER_NAMES.get(name, name): value for name, value in cast(dict[str, Any], data).items()}
+    if isinstance(is_split := fields.get("sequence_parallel"), bool):
+        del fields["sequence_parallel"]
+        fields["tp_stream"] = "split" if is_split else "whole"
+    return from_data(Strategy, fields, path)

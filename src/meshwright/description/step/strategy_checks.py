@@ -1,0 +1,78 @@
+"""Checks that every option of a strategy can run and changes something for a workload on a mesh."""
+
+from __future__ import annotations
+
+from meshwright.description.step.rules import RULES
+from meshwright.description.step.sequence import check_sequence, has_attention, is_zigzag
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape, multiples_around, nearest_divisors
+
+
+def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise an error if an option of a strategy would change nothing, or cannot run with a workload on a mesh."""
+    for field, reason in unused_options(workload, mesh, strategy).items():
+        value, default = getattr(strategy, field), getattr(DEFAULT, field)
+        shown = f"'{value}'" if isinstance(value, MeshShape) else repr(value)
+        raise MeshwrightError(f"{field}={shown} would change nothing on mesh {mesh}: {reason}; use {field}={default!r}")
+    _check_microbatches(workload, mesh, strategy)
+    check_sequence(workload.model, mesh, strategy)
+    if workload.packed and strategy.attention == "cudnn":
+        raise MeshwrightError(
+            "attention='cudnn' takes one document a row, and packed rows have several; use attention='flash', or"
+            " 'scores'"
+        )
+    if is_zigzag(mesh, strategy) and has_attention(workload.model):
+        _check_zigzag(workload.seq_len, mesh)
+
+
+def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
+    """Return fields of a strategy that differ from the default and change nothing on a mesh, each with the reason.
+
+    Fields that only describe how other systems run a step are not among them.
+    """
+    stored = RULES["embed"]
+    idle = (
+        ("zero_stage", mesh.degree(stored) == 1, f"{'*'.join(stored)}=1 stores no parameter in shards"),
+        ("schedule", mesh.pp == 1, "pp=1 has no stages"),
+        ("virtual_stages", mesh.pp == 1, "pp=1 has no stages"),
+        ("tp_stream", mesh.tp == 1, "tp=1 splits no stream"),
+        ("collective_matmul", mesh.tp == 1, "tp=1 has no collectives"),
+        ("sp_method", mesh.sp == 1, "sp=1 splits no sequence"),
+        ("moment_dtype", strategy.optimizer == "sgd", "sgd keeps no moments"),
+        ("gradient_dtype", strategy.gradient_dtype == workload.compute_dtype, "products are made in it"),
+        ("master_weights", workload.param_dtype == "f32", "parameters are float32 themselves"),
+        ("reference_mesh", not has_reference(workload), "no step runs a reference (objective='dpo', reference='live')"),
+    )
+    return {
+        field: why for field, is_idle, why in idle if is_idle and getattr(strategy, field) != getattr(DEFAULT, field)
+    }
+
+
+def has_reference(workload: Workload) -> bool:
+    """Whether a step runs a frozen reference."""
+    return workload.objective == "dpo" and workload.reference == "live"
+
+
+def _check_microbatches(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
+    """Raise where the sequences of a device cannot be cut into the microbatches of a strategy."""
+    parts, axes = strategy.num_microbatches, tuple(axis for axis in RULES["batch"] if axis != "ep" or mesh.ep > 1)
+    each = workload.batch // mesh.degree(axes)
+    if each % parts:
+        nearest = " or ".join(str(legal) for legal in nearest_divisors(each, parts))
+        raise MeshwrightError(
+            f"num_microbatches={parts} cannot cut a device's share of the batch, {workload.batch} over"
+            f" {'*'.join(axes)}={mesh.degree(axes)}: {each} % {parts} = {each % parts}; use num_microbatches={nearest}"
+        )
+
+
+def _check_zigzag(seq_len: int, mesh: MeshShape) -> None:
+    """Raise where a sequence cannot be cut into two parts for each device of a ring."""
+    parts = 2 * mesh.sp
+    if seq_len % parts:
+        nearest = " or ".join(str(length) for length in multiples_around(seq_len, parts))
+        raise MeshwrightError(
+            f"sequence length {seq_len} cannot be cut into {parts} parts, two for each of sp={mesh.sp}, as a ring in"
+            f" zigzag order wants: {seq_len} % {parts} = {seq_len % parts}; use {nearest}"
+        )

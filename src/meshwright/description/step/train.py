@@ -1,0 +1,328 @@
+"""The train step of a model on a mesh: built once from its ops, every pass in order, as one `Step`.
+
+program (families) -> shard -> differentiate -> rematerialize -> ZeRO, microbatch -> pipeline -> optimizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.description.step.blocks import program
+from meshwright.description.step.ir import (
+    Array,
+    AttentionOp,
+    Communicate,
+    Dim,
+    Elementwise,
+    Op,
+    Ops,
+    Region,
+    Step,
+)
+from meshwright.description.step.layer import STREAM, Stack
+from meshwright.description.step.model import Model
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.passes.differentiate import (
+    backward_ops,
+    forward_ops,
+    gathers,
+    gradients_of,
+    scatters,
+    sums,
+)
+from meshwright.description.step.passes.microbatch import extents_of, gradient_sum
+from meshwright.description.step.passes.muon import is_matrix, matrix_moves
+from meshwright.description.step.passes.nodes import IMBALANCE, Core, Exchange, Layout, Node, Product, Vector, Weight
+from meshwright.description.step.passes.optimizer import update_moves
+from meshwright.description.step.passes.pipeline import (
+    BATCH,
+    end_moves,
+    is_shared_before,
+    is_spmd_pipeline,
+    pre_pipeline_stack,
+    repeats,
+    stage_moves,
+)
+from meshwright.description.step.passes.rematerialize import keeps_read, recomputed
+from meshwright.description.step.passes.shard import shard_stack
+from meshwright.description.step.passes.shard_ends import embedding_nodes, logits_nodes
+from meshwright.description.step.rules import RULES, rules_of
+from meshwright.description.step.sequence import has_attention
+from meshwright.description.step.strategy import DEFAULT, Optimizer, Strategy
+from meshwright.description.step.workload import Objective, Remat, Workload, num_query_chunks
+from meshwright.mesh import MeshShape
+from meshwright.record import Phase
+
+STAGED = MeshShape(pp=2)
+"""A mesh with stages, for what depends on whether there are some."""
+
+
+@lru_cache(maxsize=1 << 14)
+def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Step:
+    """A train step: its ops, how often each region repeats on a device, and the sizes of its symbols."""
+    model = workload.model
+    found = program(model)
+    shared = is_shared_before(found, workload.batch, mesh, strategy)
+    live = frozenset(axis for axis, degree in mesh.degrees.items() if degree > 1)
+    plain = _without_counts(strategy, has_stages=mesh.pp > 1)
+    has_chunks = num_query_chunks(workload.seq_len) > 1
+    stages = ()
+    if mesh.pp > 1:
+        stages = tuple(stage_moves(found, mesh, strategy, layout_of(live, STAGED, _of_layout(strategy))))
+    return Step(
+        ops=_ops(
+            model,
+            workload.frozen_paths,
+            workload.remat,
+            workload.objective,
+            has_chunks,
+            live,
+            mesh.sp == 2,
+            plain,
+            shared,
+            workload.packed,
+        ),
+        stages=stages,
+        repeats=repeats(found, mesh, strategy),
+        extents=extents_of(workload, mesh, strategy),
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
+    """Return the strategy without fields that change how often ops run but not which; microbatches are 1 or 2."""
+    schedule = strategy.schedule if has_stages else "1f1b"
+    parts = min(strategy.num_microbatches, 2)
+    return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule, reference_mesh=None)
+
+
+@lru_cache(maxsize=1 << 12)
+def _of_layout(strategy: Strategy) -> Strategy:
+    """Strategy fields that decide how arrays are laid out."""
+    names = ("spmd_pipeline", "tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
+    kept = {name: getattr(strategy, name) for name in names}
+    return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
+
+
+@lru_cache(maxsize=1 << 12)
+def _ops(
+    model: Model,
+    frozen: frozenset[str],
+    remat: Remat,
+    objective: Objective,
+    has_chunks: bool,
+    live: frozenset[str],
+    is_pair: bool,
+    strategy: Strategy,
+    is_shared: bool,
+    is_packed: bool,
+) -> Ops:
+    """The ops of a step, which depend on the axes that are larger than 1 and not on their degrees."""
+    found, mesh = program(model), STAGED if "pp" in live else MeshShape()
+    layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair, is_packed=is_packed)
+    if frozen:
+        layout = replace(layout, frozen=frozen)
+    before = pre_pipeline_stack(found, mesh, strategy)
+    ahead = replace(layout, batch=(*layout.batch, "pp")) if is_shared else layout
+    build = _Builder(strategy, mesh, has_chunks, layout)
+    ops: list[Op] = []
+    ops += build.ends(embedding_nodes(found.embedding, ahead), is_recomputed=before is not None)
+    # Whether the stream that enters the stages has a gradient.
+    is_entry_trained = build.has_gradient
+    for stack in found.stacks:
+        if stack is before:
+            ops += build.stack(stack, ahead, "block", is_whole=stack.num_layers > 1)
+            is_entry_trained = build.has_gradient
+        else:
+            ops += build.stack(stack, layout, remat, is_whole=strategy.profile.recomputes_whole_blocks)
+    is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
+    ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
+    if is_packed and layout.sequence and layout.sp_method != "ring" and has_attention(model):
+        # Which document each key is of, once for all layers.
+        ops.append(Communicate(
+            name="segments", kind="all-gather", axes=layout.sequence, phase="forward", region=Region(BATCH),
+            array=Array("segments", (layout.tokens[0], Dim("S", None)), width="float32"),
+        ))  # fmt: skip
+    moves = end_moves(found, mesh, strategy, layout, is_shared=is_shared)
+    ops += (op for op in moves if is_entry_trained or op.phase == "forward")
+    ops += _update(model, frozen, layout, is_spmd_pipeline(mesh, strategy), strategy.optimizer)
+    return Ops(tuple(ops))
+
+
+@lru_cache(maxsize=1 << 12)
+def layout_of(
+    live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False, is_packed: bool = False
+) -> Layout:
+    """Return the layout of arrays on a mesh's axes above 1, by the strategy's rules."""
+    vocab = ("pp", *RULES["vocab"]) if is_spmd_pipeline(mesh, strategy) else RULES["vocab"]
+    rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
+
+    def on(axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if axis in live)
+
+    return Layout(
+        rules=rules,
+        live=live,
+        batch=on(RULES["batch"]),
+        sequence=on(RULES["sequence"]),
+        residual=on(rules["residual_sequence"]),
+        sp_method="gather" if strategy.attention == "scores" else strategy.sp_method,
+        is_packed=is_packed,
+        is_pair=is_pair,
+        collective_matmul=strategy.collective_matmul and strategy.tp_stream == "split" and "tp" in live,
+        tp_stream=strategy.tp_stream,
+        dropout=strategy.dropout > 0,
+    )
+
+
+class _Builder:
+    """The ops of regions, by one strategy."""
+
+    def __init__(self, strategy: Strategy, mesh: MeshShape, has_chunks: bool, layout: Layout) -> None:
+        self.strategy, self.has_chunks, self.layout = strategy, has_chunks, layout
+        self.is_spmd_pipeline = is_spmd_pipeline(mesh, strategy)
+        self.sums_once = mesh.pp > 1 and not strategy.spmd_pipeline
+        self.tables: set[str] = set()
+        self.has_gradient = False
+
+    def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
+        """Return the ops of one layer of a stack: forward, recompute, backward, and those of its weights.
+
+        There is no backward below the first trained parameter, where nothing has a gradient. A stack's layers are one
+        loop, so what one layer has, all have. A single layer is no loop: XLA inlines it and drops gradients that no
+        trained parameter needs.
+        """
+        nodes = shard_stack(stack, layout)
+        with_gradient = {STREAM} if self.has_gradient or stack.num_layers > 1 else set[str]()
+        is_at_once = self.strategy.attention == "scores" and not self.has_chunks
+        parts = tuple(gradients_of(nodes, with_gradient, is_at_once=is_at_once))
+        self.has_gradient |= any(node.is_trained for node in nodes)
+        if not self.has_gradient:
+            for node in nodes:
+                yield from forward_ops(node)
+                yield from self._of_weights(node, is_recomputed=False)
+                yield from self._without_policy(node)
+            return
+        positions = recomputed(tuple(node for node, _ in parts), remat, is_whole=is_whole)
+        for at, (node, has_input_gradient) in enumerate(parts):
+            yield from forward_ops(node)
+            is_recomputed = at in positions
+            if is_recomputed:
+                yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
+            if not keeps_read(remat):
+                yield from (op for op in forward_ops(node, "recompute") if isinstance(op, Elementwise))
+            yield from self._backward(node, is_recomputed=is_recomputed, has_input_gradient=has_input_gradient)
+            if has_input_gradient:
+                yield from self._recomputed_scores(node, remat, is_recomputed=is_recomputed)
+            yield from self._of_weights(node, is_recomputed=is_recomputed or has_input_gradient)
+            yield from self._without_policy(node)
+
+    def _backward(self, node: Node, *, is_recomputed: bool, has_input_gradient: bool) -> Iterator[Op]:
+        """Return the ops of backward. On a ring of two, keys that were just recomputed are not sent again."""
+        is_there = is_recomputed and self.layout.is_pair
+        for op in backward_ops(node, has_input_gradient=has_input_gradient):
+            is_key = isinstance(op, Communicate) and op.is_ring and op.axes == ("sp",) and op.array.width != "float32"
+            is_key = is_key or (isinstance(op, Communicate) and op.is_ring and op.name in ("positions", "segments"))
+            if not (is_there and is_key):
+                yield op
+
+    def _recomputed_scores(self, node: Node, remat: Remat, *, is_recomputed: bool) -> Iterator[Op]:
+        """Return scores that are recomputed although attention's output is kept, or no gradient reads it."""
+        if self.strategy.attention != "scores" or not any(isinstance(work, Core) for work in node.work):
+            return
+        for op in forward_ops(node, "recompute"):
+            if isinstance(op, AttentionOp):
+                if remat == "attention" or (not is_recomputed and remat in ("block", "matmuls", "offload")):
+                    yield replace(op, is_scores_alone=True)
+                elif self.has_chunks:
+                    # Each chunk of queries recomputes its scores.
+                    yield replace(op, is_scores_alone=True, is_of_chunks=True)
+
+    def _without_policy(self, node: Node) -> Iterator[Op]:
+        """Return ops that no remat policy keeps: expert load in pipeline stages. Else it is summed with the loss."""
+        for work in node.work:
+            if not (isinstance(work, Exchange) and work.is_end and work.axes):
+                continue
+            phases: tuple[Phase, ...] = work.phases if self.has_gradient else ("forward",)
+            region, array = node.region, work.array
+            if work.name == IMBALANCE and not self.is_spmd_pipeline:
+                phases = ("forward",)
+                region = Region("logits")
+                array = replace(array, dims=(Dim("M", None), *array.dims))
+            for phase in phases:
+                yield Communicate(
+                    name=work.name, kind=work.kind, axes=work.axes, phase=phase, region=region, array=array
+                )
+
+    def ends(self, nodes: tuple[Node, ...], *, is_recomputed: bool) -> Iterator[Op]:
+        """The ops before or after the layers."""
+        for node in nodes:
+            yield from forward_ops(node)
+            # A lookup reads integers, and what it moves is of its own table.
+            is_lookup = any(isinstance(work, Weight) for work in node.work) and not _has_product(node)
+            has_input_gradient = node.is_trained if is_lookup else self.has_gradient
+            self.has_gradient |= node.is_trained
+            if is_recomputed and self.has_gradient:
+                yield from (op for op in forward_ops(node, "recompute") if not isinstance(op, Elementwise))
+            yield from backward_ops(node, has_input_gradient=has_input_gradient)
+            yield from self._of_weights(node, is_recomputed=is_recomputed and self.has_gradient)
+
+    def _of_weights(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
+        """Return the collectives of a layer's weights: gathers for each use and sums of gradients, by ZeRO stage.
+
+        Below ZeRO-3, updated parameters are gathered once at the start of a step; below ZeRO-2, gradients are scattered
+        once at its end. A tied table is gathered once for both uses, except in an SPMD pipeline.
+        """
+        stage, region = self.strategy.zero_stage, node.region
+        once = region._replace(is_once=True)
+        for work in node.work:
+            if isinstance(work, Vector) and work.is_trained:
+                yield from sums(work, once if self.sums_once else region)
+            if not isinstance(work, Weight):
+                continue
+            is_used = work.name in self.tables
+            self.tables.add(work.name)
+            if not is_used or self.is_spmd_pipeline:
+                if stage == 3:
+                    yield from gathers(work, region, "forward")
+                    if is_recomputed:
+                        yield from gathers(work, region, "recompute")
+                elif not is_used:
+                    yield from gathers(work, once, "forward")
+            if not work.is_trained:
+                continue
+            for op in scatters(work, region):
+                is_repeated = op.kind == "reduce-scatter" and stage >= 2
+                if is_repeated and (not is_used or self.is_spmd_pipeline):
+                    yield op
+                elif not is_repeated and not is_used:
+                    yield replace(op, region=once)
+            if self.strategy.num_microbatches > 1 and _has_product(node):
+                yield gradient_sum(work, region, node.block)
+
+
+def _has_product(node: Node) -> bool:
+    """Whether a node multiplies."""
+    return any(isinstance(work, Product) for work in node.work)
+
+
+@lru_cache(maxsize=1 << 10)
+def _update(
+    model: Model, frozen: frozenset[str], layout: Layout, is_one_program: bool, optimizer: Optimizer
+) -> tuple[Communicate, ...]:
+    """Return the collectives of the optimizer's update of trained parameters."""
+    found: list[Communicate] = []
+    for path, parameter in leaves(parameters(model)):
+        if path in frozen:
+            continue
+        dims: list[Dim] = []
+        for name, size in zip(parameter.axes, parameter.shape, strict=True):
+            axes = () if name == "layers" and not is_one_program else layout.axes(name)
+            dims.append(Dim("N", size, axes))
+        found += update_moves(path, tuple(dims), is_adafactor=optimizer == "adafactor")
+        if optimizer == "muon" and is_matrix(parameter):
+            live = layout.live if is_one_program else layout.live - {"pp"}
+            found += matrix_moves(path, parameter, tuple(dims), live)
+    return tuple(found)

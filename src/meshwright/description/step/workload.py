@@ -1,0 +1,153 @@
+"""A training step's work: the model, its batch, its formats and its remat policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from meshwright.description.step.model import Model, ModelConfig, ProgramModel, largest
+from meshwright.description.step.parameter_tree import Parameter
+from meshwright.description.step.trained import frozen_paths
+from meshwright.errors import MeshwrightError
+from meshwright.support.field_types import check_fields
+
+Dtype = Literal["bf16", "f32"]
+Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
+Objective = Literal["next-token", "dpo"]
+Reference = Literal["live", "precomputed"]
+
+REMATS: tuple[Remat, ...] = ("none", "attention", "matmuls", "block", "offload")
+"""Remat policies: what a layer saves for backward, from most to least device memory.
+
+none: everything but gathered weights. attention: the same without attention scores (arXiv:2205.05198, section 5).
+matmuls: matmul outputs. block: only its input. offload: only its input, in host memory.
+"""
+
+FOREIGN_REMATS: tuple[Remat, ...] = ("alternate",)
+"""Remat policies of other frameworks, which can be planned and do not run here.
+
+alternate: outputs of every second matmul and of attention, as torchtitan's selective checkpointing of ops
+(github.com/pytorch/torchtitan, `selective_ac_option = "op"`).
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A training step of `batch` sequences of `seq_len` tokens, over all devices."""
+
+    model: Model
+    batch: int
+    seq_len: int
+    compute_dtype: Dtype = "bf16"  # Format of matmuls' operands, activations and gathered weights.
+    param_dtype: Dtype = "f32"  # Format of trained parameters and the optimizer's moments.
+    remat: Remat = "block"
+    # Patterns of paths of parameters that do not train (`step.trained`). These have no gradients and no moments, and
+    # weights among them are stored in compute_dtype.
+    frozen: tuple[str, ...] = ()
+    # `next-token`: mean loss of all tokens. `dpo`: loss of `batch` pairs of a chosen and a rejected answer, so of
+    # twice as many sequences, from log-probabilities under the model and a frozen reference (arXiv:2305.18290).
+    objective: Objective = "next-token"
+    # Run the reference in each step (`live`), or read its results on all pairs, computed before the first step.
+    reference: Reference = "live"
+    # Rows hold several documents, or padding. Batches then include each token's position in its document, the
+    # document's id and the target's weight in the loss.
+    packed: bool = False
+    # Coefficient of the loss that keeps the logits' normalizer near 1 (PaLM, arXiv:2204.02311, section 5: 1e-4).
+    z_loss: float = 0.0
+
+    def __hash__(self) -> int:
+        """Hash the fields that differ most often: a search looks workloads up too often to hash all of them."""
+        return hash((self.model.name, self.batch, self.seq_len, self.remat))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 <= self.z_loss < 1:
+            raise MeshwrightError(f"z_loss is {self.z_loss}; it is a coefficient from 0 to below 1, as 1e-4")
+        for field in ("batch", "seq_len"):
+            if not 1 <= (value := getattr(self, field)) <= largest(field):
+                raise MeshwrightError(f"{field} is {value}; it takes a whole number from 1 to {largest(field):,}")
+        frozen_paths(self.model, self.frozen)
+        if self.objective != "dpo" and self.reference != "live":
+            raise MeshwrightError(f"reference={self.reference!r} is for objective='dpo'; {self.objective} has none")
+        if self.objective == "dpo" and (self.packed or self.z_loss):
+            wrong = "packed=True" if self.packed else f"z_loss={self.z_loss}"
+            raise MeshwrightError(f"objective='dpo' has rows of one answer each, and no {wrong}; leave it out")
+        if self.objective == "dpo" and isinstance(self.model, ProgramModel):
+            raise MeshwrightError(f"objective='dpo' is for models of text; {self.model.name} is written as ops")
+
+    @property
+    def frozen_paths(self) -> frozenset[str]:
+        """Paths of parameters without gradient (`trained.frozen_paths`)."""
+        return frozen_paths(self.model, self.frozen)
+
+    def stored_dtype(self, path: str, parameter: Parameter) -> Dtype:
+        """Return the format in which a parameter is stored.
+
+        Frozen weights are stored in `compute_dtype`, which changes no number of a step. Vectors, which are used in
+        float32, and trained parameters are stored in `param_dtype`.
+        """
+        is_frozen = path in self.frozen_paths and parameter.role != "vector"
+        return self.compute_dtype if is_frozen else self.param_dtype
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's config, which everything that runs needs; an error for a model written as ops."""
+        if isinstance(self.model, ProgramModel):
+            raise MeshwrightError(f"{self.model.name} is written as ops; it can be planned, and does not run")
+        return self.model
+
+    @property
+    def sequences(self) -> int:
+        """The sequences of a step, over all devices: two in each pair of answers."""
+        return self.batch * (2 if self.objective == "dpo" else 1)
+
+    @property
+    def lora_dropout(self) -> float:
+        """The share of what adapters read that a train step drops; 0 without adapters."""
+        lora = self.model.lora if isinstance(self.model, ModelConfig) else None
+        return lora.dropout if lora else 0.0
+
+    @property
+    def task(self) -> str:
+        """The task, as printed after the model's name: `train`, `train LoRA 16`."""
+        lora = self.model.lora if isinstance(self.model, ModelConfig) else None
+        words = f"train LoRA {lora.rank}" if lora else "train"
+        return f"{words}, {', '.join(self.frozen)} frozen" if self.frozen else words
+
+    @property
+    def in_pairs(self) -> str:
+        """The number of pairs, as printed after the number of sequences; empty without pairs."""
+        return f" in {self.batch:,} pairs" if self.objective == "dpo" else ""
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a step, over all devices."""
+        return self.sequences * self.seq_len
+
+
+QUERY_CHUNK = 1024
+"""Queries whose attention scores are held at once."""
+
+
+def num_query_chunks(seq_len: int) -> int:
+    """The chunks of queries that attention goes through, so that scores grow with the sequence and not its square.
+
+    One where the sequence is short, or cannot be cut into chunks of `QUERY_CHUNK`.
+    """
+    return 1 if seq_len % QUERY_CHUNK else seq_len // QUERY_CHUNK
+
+
+def can_halve_queries(seq_len: int) -> bool:
+    """Whether attention through scores can skip the scores of the first half's queries with the second half's keys.
+
+    A causal mask hides all of them, a quarter of the scores. It requires the whole sequence on a device, and no loop
+    over chunks of queries, whose iterations all have the same shape and so all the keys.
+    """
+    return seq_len % 2 == 0 and num_query_chunks(seq_len) == 1
+
+
+@lru_cache(maxsize=1 << 8)
+def with_remat(workload: Workload, remat: Remat) -> Workload:
+    """The workload with a remat policy, the same object each time."""
+    return replace(workload, remat=remat)

@@ -1,0 +1,267 @@
+"""The records of files: text, JSON lines, Parquet, and Arrow as Hugging Face's `datasets` saves it.
+
+No file is read whole: a unit of work is a range of bytes (text, JSON lines), of row groups (Parquet) or of batches
+(Arrow), so that units are read in any order, by any process.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.data.bad_data import BadRecordError
+
+Kind = Literal["text", "jsonl", "parquet", "arrow"]
+"""The format of a file."""
+
+FORMATS: tuple[Kind, ...] = ("jsonl", "parquet", "arrow")
+"""The formats of records."""
+
+KINDS: Mapping[str, Kind] = {
+    ".txt": "text",
+    ".md": "text",
+    ".py": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".ndjson.gz": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+"""Formats by how the name of a file ends."""
+
+UNIT_BYTES = 16 << 20
+"""Bytes of a file that are one unit of work, about a second of tokenising."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """A part of a file: bytes of text and JSON lines, row groups of Parquet, batches of Arrow.
+
+    A line belongs to the range that it begins in. num_bytes: about how much of the file it is.
+    """
+
+    kind: Kind
+    path: str
+    start: int
+    stop: int
+    num_bytes: int
+
+    def place(self, number: int) -> str:
+        """Where record `number` (from 0) of the range is, for people."""
+        if self.kind == "text":
+            return self.path
+        if self.kind == "jsonl":
+            return f"{self.path}, line {_lines_before(self.path, self.start) + number + 1:,}"
+        before = _rows_before(self)
+        return f"{self.path}, row {before + number + 1:,}"
+
+
+def kind_of(path: Path) -> Kind | None:
+    """The format of a file by its name; None where the name tells none."""
+    return next((kind for end, kind in KINDS.items() if path.name.endswith(end)), None)
+
+
+def ranges(path: Path, kind: Kind) -> list[Range]:
+    """A file in ranges of about `UNIT_BYTES`."""
+    try:
+        size = path.stat().st_size
+        if kind in ("text", "jsonl"):
+            step = size if path.name.endswith(".gz") else UNIT_BYTES  # Compressed text has no way into its middle.
+            return [
+                Range(kind, str(path), at, min(at + step, size), min(step, size - at))
+                for at in range(0, max(size, 1), max(step, 1))
+            ]
+        sizes = _parts_of_parquet(path) if kind == "parquet" else _parts_of_arrow(path)
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror or error}") from None
+    except pa.ArrowException as error:
+        raise MeshwrightError(
+            f"{path} is no {'Parquet' if kind == 'parquet' else 'Arrow'} file: {str(error).splitlines()[0]}"
+        ) from None
+    parts, start, num_bytes = [], 0, 0
+    for number, part in enumerate(sizes, start=1):
+        num_bytes += part
+        if num_bytes >= UNIT_BYTES or number == len(sizes):
+            parts.append(Range(kind, str(path), start, number, num_bytes))
+            start, num_bytes = number, 0
+    return parts
+
+
+def read_records(part: Range) -> Iterator[Record | BadRecordError]:
+    """Read the records of a range in order; an unreadable one is yielded as the error.
+
+    Text gives `{"text", "is_end"}`: whether the file ends with it.
+    """
+    reader: Callable[[Range], Iterator[Record | BadRecordError]] = {
+        "text": _read_text,
+        "jsonl": _read_lines,
+        "parquet": _read_parquet,
+        "arrow": _read_arrow,
+    }[part.kind]
+    try:
+        yield from reader(part)
+    except (OSError, EOFError) as error:
+        raise MeshwrightError(f"cannot read {part.path}: {getattr(error, 'strerror', None) or error}") from None
+    except pa.ArrowException as error:
+        raise MeshwrightError(f"cannot read {part.path}: {str(error).splitlines()[0]}") from None
+
+
+def _read_text(part: Range) -> Iterator[Record | BadRecordError]:
+    with Path(part.path).open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        start, stop = (_next_line(file, at, size) for at in (part.start, part.stop))
+        file.seek(start)
+        data = file.read(stop - start)
+    if (zero := data.find(b"\0")) >= 0:
+        raise MeshwrightError(f"{part.path} is binary (a zero byte at {start + zero:,}); --data takes text files")
+    if start == stop and size:
+        return  # A line goes through the whole range.
+    try:
+        yield {"text": data.decode(), "is_end": stop == size}
+    except UnicodeDecodeError as error:
+        yield BadRecordError("invalid_utf8", f"the byte at {start + error.start:,} is not UTF-8")
+
+
+def _next_line(file: IO[bytes], at: int, size: int) -> int:
+    """The first place from `at` on where a line begins, or the end of the file."""
+    if at in (0, size):
+        return at
+    file.seek(at - 1)
+    file.readline()
+    return file.tell()
+
+
+def _read_lines(part: Range) -> Iterator[Record | BadRecordError]:
+    with _open(part.path) as file:
+        is_compressed = isinstance(file, gzip.GzipFile)
+        at = 0 if is_compressed else _next_line(file, part.start, part.stop)  # pyright: ignore[reportArgumentType]
+        file.seek(at)
+        while is_compressed or at < part.stop:
+            line = file.readline()
+            if not line:
+                return
+            yield _parse_line(line.removeprefix(b"\xef\xbb\xbf") if at == 0 else line)
+            at += len(line)
+
+
+def _parse_line(line: bytes) -> Record | BadRecordError:
+    """The object of a line."""
+    if not line.strip():
+        return BadRecordError("empty", "the line is empty")
+    try:
+        record = _JSON.decode(line.rstrip(b"\r\n").decode())
+    except UnicodeDecodeError as error:
+        return BadRecordError("invalid_utf8", f"byte {error.start + 1:,} of the line is not UTF-8")
+    except BadRecordError as error:
+        return error
+    except (ValueError, RecursionError) as error:
+        return BadRecordError("broken", f"this is not JSON: {error}")
+    if not isinstance(record, dict):
+        return BadRecordError("broken", f"this is a {type(record).__name__}; each line holds an object")
+    return record
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON object hook that rejects duplicate keys, for which libraries disagree."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        key = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise BadRecordError("broken", f"the key {json.dumps(key)} stands twice in one object")
+    return record
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique_keys)
+
+
+def _open(path: str) -> IO[bytes] | gzip.GzipFile:
+    return gzip.open(path) if path.endswith(".gz") else Path(path).open("rb")
+
+
+def _lines_before(path: str, start: int) -> int:
+    """The lines that begin before a byte of a file."""
+    if path.endswith(".gz") or start == 0:
+        return 0
+    count, left = 0, start - 1
+    with Path(path).open("rb") as file:
+        while left > 0 and (piece := file.read(min(left, 1 << 20))):
+            count += piece.count(b"\n")
+            left -= len(piece)
+    return count + 1
+
+
+def _parts_of_parquet(path: Path) -> list[int]:
+    """The bytes of each row group."""
+    metadata = pq.read_metadata(path)
+    return [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
+
+
+def _parts_of_arrow(path: Path) -> list[int]:
+    """The bytes of each batch."""
+    with pa.memory_map(str(path)) as source:
+        return [batch.nbytes for batch in _batches(source)]
+
+
+def _batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow file, in the stream or the file format, from a memory map."""
+    is_indexed = source.read(6) == b"ARROW1"
+    source.seek(0)
+    if not is_indexed:
+        yield from pa.ipc.open_stream(source)
+        return
+    reader = pa.ipc.open_file(source)
+    yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+
+
+def _rows_before(part: Range) -> int:
+    """The rows of a table before a range."""
+    if part.kind == "parquet":
+        metadata = pq.read_metadata(part.path)
+        return sum(metadata.row_group(number).num_rows for number in range(part.start))
+    with pa.memory_map(part.path) as source:
+        return sum(batch.num_rows for batch, _ in zip(_batches(source), range(part.start), strict=False))
+
+
+ROWS = 256
+"""Rows of a table that become Python objects at once."""
+
+
+def _read_parquet(part: Range) -> Iterator[Record | BadRecordError]:
+    with pq.ParquetFile(part.path) as file:
+        for batch in file.iter_batches(ROWS, row_groups=[*range(part.start, part.stop)]):
+            yield from _rows(batch)
+
+
+def _read_arrow(part: Range) -> Iterator[Record | BadRecordError]:
+    with pa.memory_map(part.path) as source:
+        for number, batch in enumerate(_batches(source)):
+            if number >= part.stop:
+                return
+            if number >= part.start:
+                for at in range(0, batch.num_rows, ROWS):
+                    yield from _rows(batch.slice(at, ROWS))
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[Record | BadRecordError]:
+    """Yield the rows of a batch; one by one if one of them is not valid UTF-8."""
+    try:
+        yield from batch.to_pylist()
+        return
+    except UnicodeDecodeError:
+        pass
+    for at in range(batch.num_rows):
+        try:
+            yield batch.slice(at, 1).to_pylist()[0]
+        except UnicodeDecodeError as error:
+            yield BadRecordError("invalid_utf8", f"a text of the row is not UTF-8 at its byte {error.start + 1:,}")

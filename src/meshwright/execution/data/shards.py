@@ -1,0 +1,156 @@
+"""One unit of work of tokenising: ranges of files to the arrays of one shard."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.execution.data.bad_data import BadData, BadRecordError, Rule
+from meshwright.execution.data.document import Document
+from meshwright.execution.data.encoding import Encoder
+from meshwright.execution.data.records import Range, read_records
+from meshwright.execution.data.store import Shard, loss_file, tokens_file
+from meshwright.support.files import write_error, write_file
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The ranges of files that become one shard."""
+
+    number: int
+    ranges: tuple[Range, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much of the files it is."""
+        return sum(part.num_bytes for part in self.ranges)
+
+
+def shard_info_file(number: int) -> str:
+    """The name of the file that is written when a shard is whole, until the store is."""
+    return f"{number:06d}.json"
+
+
+def shard_lengths_file(number: int) -> str:
+    """The name of the file with the sizes of a shard's documents [documents, 2]: tokens, and tokens with loss."""
+    return f"{number:06d}.lengths.npy"
+
+
+def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Shard:
+    """Tokenise a unit and write its arrays; `NUMBER.json`, written last, marks the shard as complete.
+
+    Documents are written as they come, so a compressed file or a row group of any size needs little memory.
+
+    Raises:
+        MeshwrightError: a bad record, unless the rule skips it, or a full disk.
+    """
+    bad = BadData(rule)
+    sizes = array("q")
+    has_loss, largest, checksum = False, -1, hashlib.sha256()
+    dtype = np.uint8 if encoder.vocab <= 1 << 8 else np.uint16 if encoder.vocab <= 1 << 16 else np.uint32
+    tokens_path, loss_path = directory / tokens_file(unit.number), directory / loss_file(unit.number)
+    with _ArrayFile(tokens_path, dtype) as tokens, _ArrayFile(loss_path, np.bool_) as loss:
+        for document in (document for part in unit.ranges for document in _documents(part, encoder, bad)):
+            if document.loss is not None and not has_loss:
+                has_loss = True
+                for start in range(0, tokens.count, _BLOCK):  # Of the documents before, which have loss everywhere.
+                    loss.append(np.ones(min(_BLOCK, tokens.count - start), bool))
+            tokens.append(document.tokens)
+            if has_loss:
+                loss.append(np.ones(len(document.tokens), bool) if document.loss is None else document.loss)
+            checksum.update(document.tokens.astype(np.uint32).data)
+            sizes.extend((len(document.tokens), document.loss_tokens))
+            largest = max(largest, int(document.tokens.max()))
+    if has_loss:
+        masks = np.load(loss_path, mmap_mode="r")
+        for start in range(0, len(masks), _BLOCK):
+            checksum.update(np.ascontiguousarray(masks[start : start + _BLOCK]).data)
+    else:
+        loss_path.unlink()
+    checksum.update(sizes)
+    lengths = np.frombuffer(sizes, np.int64).reshape(-1, 2)
+    write_file(directory / shard_lengths_file(unit.number), npy(lengths))
+    shard = Shard(
+        documents=len(lengths),
+        tokens=tokens.count,
+        has_loss=has_loss,
+        largest=largest,
+        checksum=checksum.hexdigest(),
+        bad=dict(bad.counts),
+    )
+    write_file(directory / shard_info_file(unit.number), json.dumps(asdict(shard)))
+    return shard
+
+
+_BLOCK = 1 << 24
+
+
+class _ArrayFile:
+    """A `.npy` file of one dimension that is written piece by piece, and has its name once it is whole."""
+
+    def __init__(self, path: Path, dtype: type) -> None:
+        self._path, self._partial = path, path.with_suffix(".partial")
+        self._dtype, self.count = np.dtype(dtype), 0
+
+    def __enter__(self) -> _ArrayFile:
+        try:
+            self._file = self._partial.open("wb")
+        except OSError as error:
+            raise write_error(self._path, error) from None
+        self._write_header()
+        return self
+
+    def append(self, values: np.ndarray) -> None:
+        """Write values behind those before."""
+        self.count += len(values)
+        try:
+            self._file.write(values.astype(self._dtype).data)
+        except OSError as error:
+            raise write_error(self._path, error) from None
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self._file.seek(0)
+                self._write_header()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._partial.replace(self._path)
+        except OSError as error:
+            raise write_error(self._path, error) from None
+        finally:
+            with contextlib.suppress(OSError):  # A full disk, which has been said.
+                self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+    def _write_header(self) -> None:
+        # It has room for a larger count: NumPy pads headers for arrays that grow.
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.count,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
+def npy(array: np.ndarray) -> bytes:
+    """An array as the bytes of a `.npy` file."""
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def _documents(part: Range, encoder: Encoder, bad: BadData) -> Iterator[Document]:
+    """The documents of a range; bad records are counted, or raised."""
+    for number, record in enumerate(read_records(part)):
+        try:
+            if isinstance(record, BadRecordError):
+                raise record
+            yield from encoder(record)
+        except BadRecordError as error:
+            bad.add(error, part.place(number))

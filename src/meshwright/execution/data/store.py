@@ -1,0 +1,191 @@
+"""A store of tokens: a folder of arrays that are mapped into memory, and `store.json`, which says what they are.
+
+store.json                what the tokens are of and who made them; written last, so that a store is whole or none
+offsets.npy               int64 [documents + 1]: where each document begins in the tokens of all
+loss_counts.npy           int64 [documents]: tokens with loss; only where some have none
+000000.tokens.npy …       the tokens of all documents, one after another
+000000.loss.npy …         bool, beside tokens of which some have no loss
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.data.document import Document, Form, Pair
+from meshwright.support.field_types import check_fields, from_data
+
+FORMAT = 1
+"""The version of the format."""
+
+STORE = "store.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Some of a store's documents, one after another. checksum: sha256 of their tokens and loss."""
+
+    documents: int
+    tokens: int
+    has_loss: bool
+    largest: int
+    """Largest token id; -1 if there are no tokens."""
+    checksum: str
+    bad: dict[str, int] = field(default_factory=dict)
+    """Bad records by kind (`bad_data.KINDS`)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreInfo:
+    """Contents of `store.json`."""
+
+    format: int
+    form: Form
+    """Form of the records; in `pairs` every second document is a rejected answer."""
+    fields: str
+    tokenizer: str
+    """The fingerprint of the tokenizer (`Tokenizer.fingerprint`)."""
+    tokenizer_name: str
+    """Where the tokenizer was read, for people."""
+    chat_template: str | None
+    """The sha256 of the chat template that messages were written with."""
+    shards: tuple[Shard, ...]
+    fingerprint: str
+    """A checksum of all documents and their order."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def bad(self) -> dict[str, int]:
+        """Bad records by kind."""
+        kinds = sorted({kind for shard in self.shards for kind in shard.bad})
+        return {kind: sum(shard.bad.get(kind, 0) for shard in self.shards) for kind in kinds}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all documents."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        """How many there are; a pair is two."""
+        return sum(shard.documents for shard in self.shards)
+
+    def to_json(self) -> str:
+        """The text of `store.json`."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def tokens_file(number: int) -> str:
+    """The name of the file with the tokens of shard `number`."""
+    return f"{number:06d}.tokens.npy"
+
+
+def loss_file(number: int) -> str:
+    """Name of the loss-mask file of shard `number`."""
+    return f"{number:06d}.loss.npy"
+
+
+def is_store(path: Path) -> bool:
+    """Whether a path is a store of tokens."""
+    return (path / STORE).is_file()
+
+
+class TokenStore:
+    """A store that is open: a `Dataset` whose arrays stay on the disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.info = read_info(directory)
+        self.offsets = _map_array(directory / "offsets.npy")
+        self._has_loss = any(shard.has_loss for shard in self.info.shards)
+        self._counts = _map_array(directory / "loss_counts.npy") if self._has_loss else None
+        # Maps are few enough for the system's limit (vm.max_map_count), and stay with this store.
+        self._part = lru_cache(maxsize=4096)(_map_shard)
+        self._starts = np.cumsum([0, *(shard.tokens for shard in self.info.shards)])
+        if len(self.offsets) != self.info.documents + 1 or self.offsets[-1] != self.info.tokens:
+            raise MeshwrightError(f"{directory}/offsets.npy is not that of its store.json; tokenise anew")
+
+    @property
+    def loss_counts(self) -> np.ndarray | None:
+        """The predicted tokens of each document that have loss [documents]; None where all but the first do."""
+        return self._counts
+
+    def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
+        """Tokens `start` to `stop` of a document, or to its end."""
+        first, last = int(self.offsets[document]), int(self.offsets[document + 1])
+        stop = last if stop is None else min(first + stop, last)
+        number = int(np.searchsorted(self._starts, first, side="right")) - 1
+        shard, at = self.info.shards[number], int(self._starts[number])
+        span = slice(first + start - at, stop - at)
+        tokens = self._part(self.directory / tokens_file(number), shard.tokens)[span].astype(np.int32)
+        if not shard.has_loss:
+            return Document(tokens)
+        return Document(tokens, np.array(self._part(self.directory / loss_file(number), shard.tokens)[span]))
+
+
+def read_info(directory: Path) -> StoreInfo:
+    """Read the `store.json` of a directory.
+
+    Raises:
+        MeshwrightError: it is missing, edited, or of another version.
+    """
+    path = directory / STORE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise MeshwrightError(f"{path} is not JSON: {error}") from None
+    if isinstance(data, dict) and data.get("format") != FORMAT:
+        raise MeshwrightError(
+            f"{path} has format {data.get('format')!r}, and this version reads {FORMAT}; tokenise anew"
+        )
+    try:
+        return from_data(StoreInfo, data)
+    except MeshwrightError as error:
+        raise MeshwrightError(f"{path} is no store of tokens: {error}") from None
+
+
+def _map_shard(path: Path, count: int) -> np.ndarray:
+    """Memory-map the array of a shard with a number of elements."""
+    found = _map_array(path)
+    if found.shape != (count,):
+        raise MeshwrightError(f"{path} has {found.size:,} tokens, and store.json {count:,}; tokenise anew")
+    return found
+
+
+def _map_array(path: Path) -> np.ndarray:
+    """The array in a file, mapped into memory."""
+    try:
+        return np.load(path, mmap_mode="r")
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:  # A file that is too short, or none of NumPy's.
+        raise MeshwrightError(f"{path} is damaged: {error}; tokenise anew") from None
+
+
+class PreferencePairs:
+    """The pairs of a store of preference records, by number: a store of `form` pairs, whose documents alternate."""
+
+    def __init__(self, store: TokenStore) -> None:
+        if store.info.form != "pairs":
+            raise MeshwrightError(
+                f"{store.directory} holds documents, not pairs; preference records have prompt, chosen and rejected"
+            )
+        self.store = store
+
+    def __len__(self) -> int:
+        return self.store.info.documents // 2
+
+    def __getitem__(self, number: int) -> Pair:
+        return Pair(self.store.read(2 * number), self.store.read(2 * number + 1))

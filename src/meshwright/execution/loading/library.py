@@ -1,0 +1,242 @@
+"""`meshwright.load`: a Hugging Face directory, or a run, onto a mesh."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from meshwright.description.families.adapters import read_adapter_config
+from meshwright.description.families.load import load_model
+from meshwright.description.families.wrappers import text_config
+from meshwright.description.hardware.system import System
+from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import leaves, map_leaves, parameters
+from meshwright.description.step.workload import Dtype
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.adapters import merge_adapters
+from meshwright.execution.models.inference.loaded import LoadedModel
+from meshwright.execution.models.inference.save import StoredDtype
+from meshwright.execution.runtime.arrays import DTYPES, abstract_for_inference, shardings
+from meshwright.execution.runtime.devices import claim_devices
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.text.tokenizer import byte_tokenizer_for, read_json, read_tokenizer
+from meshwright.execution.training.pretrained import MODEL_FILES, pretrained_directory, run_tokenizer
+from meshwright.execution.training.run_directory.checkpoint import Note
+from meshwright.execution.training.run_directory.resume import restore_params
+from meshwright.execution.training.run_directory.run import RunConfig, holds_run, read_config
+from meshwright.execution.weights.directory import Tensor, tensor_dtype
+from meshwright.execution.weights.load import load_weights, read_tensors
+from meshwright.execution.weights.peft import read_adapter, saved_tensors
+from meshwright.mesh import MeshShape
+from meshwright.planning.options import read_mesh, read_system
+from meshwright.support.field_types import not_a_choice
+
+
+def load(
+    directory: str | Path,
+    *,
+    on: str | System | None = None,
+    mesh: str | MeshShape | None = None,
+    dtype: Dtype | None = None,
+    adapter: str | Path | None = None,
+    on_bytes: Callable[[int], None] = lambda n: None,
+    on_note: Note = warnings.warn,
+) -> LoadedModel:
+    """Load a model with its weights onto a mesh; each device reads only its own slices.
+
+    Args:
+        directory: a Hugging Face directory (config.json, safetensors, tokenizer.json), or a run of `meshwright train`,
+            from which the last complete checkpoint is read.
+        on: the hardware, as "cpu:8"; by default the run's.
+        mesh: as "1,4,2,1" or "fsdp=4,tp=2"; by default the run's, or fsdp over all devices.
+        dtype: of parameters and matmuls; by default that of the weights, or the run's.
+        adapter: a directory with PEFT's low-rank adapters, which are merged into the weights. A run has its own.
+        on_bytes: called with the bytes of each slice read.
+        on_note: called with notes for the user.
+
+    Raises:
+        MeshwrightError: the directory does not exist, weights do not match config.json, or devices are missing.
+    """
+    return find_model(directory, on=on, mesh=mesh, dtype=dtype, adapter=adapter).load(
+        on_bytes=on_bytes, on_note=on_note
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A model in a directory, and its target; only the headers of its weights have been read.
+
+    Args:
+        dtype: of products.
+        params_dtype: of parameters.
+        stored_dtype: dtype that `LoadedModel.save` writes.
+        run: the config of a run; None for a Hugging Face directory, which has `tensors`.
+        adapter: the directory of adapters to merge, and the model with them.
+        notes: lines for the user once it is loaded.
+    """
+
+    path: Path
+    model: ModelConfig
+    system: System
+    mesh: MeshShape
+    dtype: Dtype
+    params_dtype: Dtype
+    stored_dtype: StoredDtype
+    run: RunConfig | None = None
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    adapter: tuple[Path, ModelConfig] | None = None
+    notes: tuple[str, ...] = ()
+
+    def load(self, *, on_bytes: Callable[[int], None] = lambda n: None, on_note: Note = warnings.warn) -> LoadedModel:
+        """The model on its devices; see `load`."""
+        for each in self.notes:
+            on_note(each)
+        claim_devices(self.system)
+        mesh = build_mesh(self.mesh, jax.devices()[: self.mesh.num_devices])
+        if self.run is None:
+            files, tokenizer = self.path, read_tokenizer(self.path, vocab=self.model.vocab)
+        else:
+            files = pretrained_directory(self.run, self.path) if self.run.weights or self.run.tokenizer else None
+            tokenizer = run_tokenizer(self.run, self.path)
+        with jax.set_mesh(mesh):
+            if self.run is None:
+                wanted: Any = abstract_for_inference(
+                    parameters(self.model), mesh, ShardingContext(self.mesh), self.params_dtype
+                )
+                params = load_weights(self.tensors, self.model, wanted, on_bytes)
+                if self.adapter is not None:
+                    params = _with_adapter(params, *self.adapter, mesh, ShardingContext(self.mesh))
+            else:
+                params = restore_params(self.path, self.run, self.mesh, mesh, on_note, dtype=self.params_dtype)
+        return LoadedModel(
+            config=self.model,
+            params=params,
+            mesh=mesh,
+            mesh_shape=self.mesh,
+            system=self.system,
+            dtype=self.dtype,
+            stored_dtype=self.stored_dtype,
+            tokenizer=tokenizer or byte_tokenizer_for(self.model.vocab),
+            source=_source(files) if files else {},
+            seq_len=self.run.workload.seq_len if self.run else _most_positions(self.path),
+            sp_method=self.run.strategy.sp_method if self.run else "gather",
+        )
+
+
+def find_model(
+    directory: str | Path,
+    *,
+    on: str | System | None = None,
+    mesh: str | MeshShape | None = None,
+    dtype: Dtype | None = None,
+    adapter: str | Path | None = None,
+) -> Found:
+    """What `load` would load, and onto what; raises as that does, before a device is taken."""
+    if not isinstance(directory, str | Path) or not Path(directory).is_dir():
+        raise MeshwrightError(
+            f"there is no directory {str(directory)!r}; give one with config.json and weights, or a run's"
+        )
+    if dtype is not None and dtype not in list(DTYPES):
+        raise MeshwrightError(not_a_choice("dtype", dtype, DTYPES))
+    path = Path(directory)
+    if not (path / "config.json").is_file():
+        raise MeshwrightError(f"{path} has no config.json; it is neither a run nor a Hugging Face directory")
+    if holds_run(path):
+        if adapter is not None:
+            raise MeshwrightError(f"{path} is a run, which has its own adapters; leave --adapter {adapter} out")
+        run = read_config(path)
+        # Adapters are added to the weights as these are read.
+        model = replace(run.workload.config, lora=None)
+        system = run.system if on is None else read_system(on, run.hardware_file)
+        # Stages are for training: one token would go through them one after the other.
+        is_same = mesh is None and str(system) == run.hardware and run.mesh.pp == 1
+        shape = run.mesh if is_same else read_mesh(mesh or "dp=1,fsdp=-1", system.num_devices)
+        _check(model, shape)
+        return Found(
+            path=path,
+            model=model,
+            system=system,
+            mesh=shape,
+            dtype=dtype or run.workload.compute_dtype,
+            params_dtype=dtype or run.workload.param_dtype,
+            stored_dtype=dtype
+            or (run.workload.compute_dtype if run.workload.config.lora else run.workload.param_dtype),
+            run=run,
+        )
+    model = load_model(str(path))
+    adapted = (
+        None if adapter is None else replace(model, lora=read_adapter_config(Path(adapter), model, takes_saved=True))
+    )
+    if on is None:
+        raise MeshwrightError(f"{path} needs hardware: --on (on=…), as cpu:8 or h100:8; only a run has its own")
+    system = read_system(on)
+    shape = read_mesh(mesh or "fsdp=-1", system.num_devices)
+    _check(model, shape)
+    notes: list[str] = []
+    tensors = read_tensors(path, notes.append)
+    if adapter is not None:
+        tensors |= _saved(Path(adapter), model, tensors)
+    stored = tensor_dtype(tensors)
+    kept = dtype or ("bf16" if stored == "bf16" else "f32")
+    return Found(
+        path=path,
+        model=model,
+        system=system,
+        mesh=shape,
+        dtype=kept,
+        params_dtype=kept,
+        stored_dtype="f16" if stored == "f16" and dtype is None else kept,
+        tensors=tensors,
+        notes=tuple(notes),
+        adapter=None if adapter is None or adapted is None else (Path(adapter), adapted),
+    )
+
+
+def _with_adapter(
+    params: Any, adapter: Path, model: ModelConfig, mesh: Mesh, layout: ShardingContext
+) -> dict[str, Any]:
+    """Merge the adapters of a directory into parameters. Call under `jax.set_mesh`."""
+    where = dict(leaves(shardings(parameters(model), mesh, layout)))
+    own = map_leaves(lambda path, array: jax.device_put(array, where[path]), read_adapter(adapter, model))
+    both = {name: {**part, **own[name]} if name in own else part for name, part in params.items()}
+    return jax.jit(lambda params: merge_adapters(params, model))(both)
+
+
+def _saved(adapter: Path, model: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an adapter's `modules_to_save`, each in place of the model's.
+
+    Raises:
+        MeshwrightError: one that the model does not have, or has for its head too.
+    """
+    found = {name: replace(tensor, name=name) for name, tensor in saved_tensors(adapter).items()}
+    for name in found:
+        if name not in tensors or model.tied_embeddings:
+            why = "ties its embedding to its head" if model.tied_embeddings else f"has no {name}"
+            raise MeshwrightError(f"{adapter} has {name} in modules_to_save, and {model.name} {why}; that is not read")
+    return found
+
+
+def _source(directory: Path) -> dict[str, bytes]:
+    """Files of a Hugging Face directory that are copied with its weights."""
+    return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
+
+
+def _most_positions(directory: Path) -> int | None:
+    """Return the longest training sequence according to a Hugging Face directory."""
+    config = text_config(read_json(directory / "config.json"), name=directory.name)
+    return config.get("max_position_embeddings") or config.get("n_positions")
+
+
+def _check(model: ModelConfig, mesh: MeshShape) -> None:
+    """Raise where a model cannot run, or not on a mesh."""
+    if mesh.pp > 1:
+        raise MeshwrightError(f"mesh {mesh} has stages, through which a token goes one by one; use pp=1")
+    check_runnable(model, mesh)

@@ -1,0 +1,134 @@
+"""Attention of one layer: by a fused kernel, or with scores in memory, over a cache in generation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.layer import Attention
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.attention import Documents, Scoring, attend
+from meshwright.execution.models.context import LayerContext
+from meshwright.execution.models.generation.cache import Cache
+from meshwright.execution.models.generation.cached_attention import write_and_attend
+from meshwright.execution.models.generation.paged_cache import PagedCache
+from meshwright.execution.models.generation.stationary import attention_layout
+from meshwright.execution.models.remat import INTERMEDIATE
+from meshwright.execution.models.rotary import is_of_kind
+from meshwright.execution.runtime.attention import sequence
+from meshwright.execution.runtime.attention.segments import Mask
+
+
+def attention_layer(
+    query: Array, new: Cache, sinks: Array | None, op: Attention, context: LayerContext
+) -> tuple[Array, Cache | PagedCache]:
+    """The attention output of queries [b, s, k, g, h], and the keys and values of their tokens.
+
+    sinks: logits [k, g] that take a share of each softmax. With a cache, keys and values are written into it first, and
+    the cache of all layers with its window is returned.
+    """
+    if context.cache is not None:
+        (window,) = op.windows
+        return write_and_attend(
+            *(query, new, context.cache, context.cache_layer, context.positions.numbers, context.layout),
+            *(scoring_of(op), window),
+            sinks=sinks,
+        )
+    layout = context.layout
+    if layout.cache_split is not None:
+        # Of prompts each device has all keys, and its share of the queries.
+        context = replace(context, layout=attention_layout(layout, is_latent=op.latent is not None))
+        new = Cache(*(layout.place(array, "batch", "sequence", "kv_heads", "head_dim") for array in new))
+    if context.strategy.attention != "scores":
+        mixed = checkpoint_name(_fused(query, new, op, context), INTERMEDIATE)
+    else:
+        mixed = _with_scores(query, new, sinks, op, context)
+    if layout.cache_split is not None:
+        heads = jax.typeof(mixed).sharding.spec.partitions[2:]
+        mixed = jax.reshard(mixed, P(*layout.spec("batch", "sequence").partitions, *heads))
+    return mixed, new
+
+
+def scoring_of(op: Attention) -> Scoring:
+    """How scores of queries and keys are scaled and capped."""
+    return Scoring(math.sqrt(op.qk_dim) if op.scale is None else 1 / op.scale, op.softcap)
+
+
+def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Array:
+    """Attention by a fused kernel; layers with different windows take different branches."""
+    segments, strategy = context.positions.segments, context.strategy
+    if op.softcap:
+        raise MeshwrightError(f"attention={strategy.attention!r} has no cap of scores; use attention='scores'")
+    if op.scale is not None:
+        # Kernels multiply scores by 1 / sqrt(h).
+        query = (query * (op.scale * math.sqrt(op.qk_dim))).astype(query.dtype)
+
+    # Prompts, which have no segments, are always in order.
+    order = None if segments is None else sequence.token_order(query.shape[1], context.layout, strategy)
+
+    def attend_within(window: int | None, query: Array, key: Array, value: Array) -> Array:
+        return sequence.attend(
+            query,
+            key,
+            value,
+            segments,
+            context.layout,
+            key_ids=context.positions.key_ids,
+            order=order,
+            method=strategy.sp_method,
+            mask=Mask(window=window),
+            attention=strategy.attention,
+        )
+
+    if len(set(op.windows)) == 1:
+        return attend_within(op.windows[0], query, *new)
+    # Kernels need windows at compile time.
+    kinds = tuple(dict.fromkeys(op.windows))
+    of_kind = (is_of_kind(window, op.windows, context.layer).astype(jnp.int32) for window in kinds)
+    kind = sum(number * share for number, share in enumerate(of_kind))
+    return jax.lax.switch(kind, [partial(attend_within, window) for window in kinds], query, *new)
+
+
+def _with_scores(query: Array, seen: Cache, sinks: Array | None, op: Attention, context: LayerContext) -> Array:
+    """Attention with scores in memory, over gathered keys of the whole sequence."""
+    segments, layout = context.positions.segments, context.layout
+    documents = None
+    if segments is not None:
+        if segments.ids is None:
+            raise MeshwrightError(
+                "a batch with positions alone wants attention='flash'; 'scores' takes tokens in order"
+            )
+        documents = Documents(segments.ids, segments.ids if (all_ids := context.positions.key_ids) is None else all_ids)
+    whole = ("batch", "activation", "kv_heads", "head_dim")
+    key, value = (
+        checkpoint_name(layout.place(array, *whole, reduced=layout.axes("sequence")), INTERMEDIATE) for array in seen
+    )
+    window = _window_of_layer(op, key.shape[1], context.layer)
+    return attend(
+        query,
+        key,
+        value,
+        jnp.arange(query.shape[1]),
+        context.rng,
+        scoring=scoring_of(op),
+        window=window,
+        sinks=sinks,
+        documents=documents,
+    )
+
+
+def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:
+    """The window of one layer of a stack; None if no layer has a window below `length` keys."""
+    windows = [length if window is None else min(window, length) for window in op.windows]
+    if min(windows) == length:
+        return None
+    if len(set(windows)) == 1:
+        return windows[0]
+    return sum(window * is_of_kind(window, windows, layer).astype(jnp.int32) for window in dict.fromkeys(windows))

@@ -1,0 +1,124 @@
+"""The forward pass of a decoder from its ops and declared parameters.
+
+Dims: b batch, s sequence, t keys, d embed, f mlp, k kv heads, g query heads per kv head, h head dim, v vocab.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from meshwright.description.step import blocks
+from meshwright.description.step.layer import Stack
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Remat
+from meshwright.execution.models.context import LayerContext, PositionInfo, Weights, positions_of, with_key_segments
+from meshwright.execution.models.dropout import DropoutRng
+from meshwright.execution.models.ends import LossParts, embed, logits, mean_losses, token_losses
+from meshwright.execution.models.layer import run_layer
+from meshwright.execution.models.moe import load_of_layers
+from meshwright.execution.models.remat import LAYER_INPUT, rematerialized
+from meshwright.execution.runtime.experts.routing import Load
+from meshwright.execution.runtime.sharding_context import ShardingContext
+
+STACKS = ("dense_layers", "layers")
+"""The stacks of layers in order; dropout keys depend on their index. Most models have no dense layers first."""
+
+
+def loss_and_load(
+    params: Weights,
+    batch: Weights,
+    model: ModelConfig,
+    layout: ShardingContext,
+    *,
+    dtype: Any,
+    remat: Remat,
+    strategy: Strategy = DEFAULT,
+    rng: DropoutRng | None = None,
+    z_loss: float = 0.0,
+) -> tuple[Array, LossParts]:
+    """The loss of a batch, and its parts with the load of each layer's experts, if any.
+
+    batch: `tokens` and `targets` [b, s]; `positions` [b, s] if tokens are not in order or rows have several documents,
+    with the documents' `segments` [b, s] from 1, 0 for padding, and the `weights` [b, s] of the targets' losses, of
+    which the mean is 1. The loss is the mean of cross-entropy in nats, with the load balancing loss of experts and the
+    z-loss. rng: dropout, if any. z_loss: its coefficient.
+    """
+    x, table, load = stream_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy, rng=rng)
+    with jax.named_scope("loss"):
+        means = mean_losses(logits(params, x, table, model, layout), batch, z_loss)
+        value = jnp.sum(means)
+        if model.experts is not None and load is not None:
+            value += model.experts.balance_weight * load.balance_loss
+        return value, LossParts(means, load)
+
+
+def log_probabilities_and_load(
+    params: Weights,
+    batch: Weights,
+    model: ModelConfig,
+    layout: ShardingContext,
+    *,
+    dtype: Any,
+    remat: Remat,
+    strategy: Strategy = DEFAULT,
+    rng: DropoutRng | None = None,
+) -> tuple[Array, Load | None]:
+    """The log-probability in nats [b] of each row's targets together, and the load of each layer's experts, if any.
+
+    batch: as `loss_and_load` has it, with the `weights` [b, s] of the targets, 0 for those that do not count.
+    """
+    x, table, load = stream_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy, rng=rng)
+    with jax.named_scope("loss"):
+        losses = token_losses(logits(params, x, table, model, layout), batch["targets"])
+        return -jnp.sum(losses * batch["weights"], axis=-1), load
+
+
+def stream_and_load(
+    params: Weights,
+    batch: Weights,
+    model: ModelConfig,
+    layout: ShardingContext,
+    *,
+    dtype: Any,
+    remat: Remat,
+    strategy: Strategy,
+    rng: DropoutRng | None,
+) -> tuple[Array, Array, Load | None]:
+    """The residual stream [b, s, d] after all layers, the gathered embedding table, and the load of experts, if any."""
+    batch = with_key_segments(batch, layout, strategy)
+    positions, load = positions_of(batch, model), None
+    x, table = embed(params, batch["tokens"], positions, model, layout, dtype)
+    for stack in blocks.layers(model):
+        own = rng and rng.fold_in(STACKS.index(stack.name))
+        x, load = layers(stack, params[stack.name], x, positions, layout, remat, strategy, own)
+    return x, table, load
+
+
+def layers(
+    stack: Stack,
+    weights: Weights,
+    x: Array,
+    positions: PositionInfo,
+    layout: ShardingContext,
+    remat: Remat,
+    strategy: Strategy,
+    rng: DropoutRng | None = None,
+) -> tuple[Array, Load | None]:
+    """The residual stream [b, s, d] after the layers of a stack, and the load of their experts, if any."""
+
+    def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:
+        weights, number = own
+        here = None if rng is None or number is None else rng.fold_in(number)
+        context = LayerContext(positions=positions, layout=layout, strategy=strategy, rng=here, layer=number)
+        result = run_layer(stack, checkpoint_name(x, LAYER_INPUT), weights, context)
+        return result.stream, result.load
+
+    numbers = jnp.arange(stack.num_layers) if rng is not None or stack.period > 1 else None
+    x, loads = jax.lax.scan(rematerialized(layer, remat), x, (weights, numbers))
+    return x, None if loads is None else load_of_layers(loads)

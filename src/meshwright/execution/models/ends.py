@@ -1,0 +1,155 @@
+"""Embeddings before the layers, logits and the loss after them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import CrossEntropy, Linear, Lookup, Norm
+from meshwright.description.step.model import ModelConfig
+from meshwright.execution.models.context import PositionInfo, Weights
+from meshwright.execution.models.generation.stationary import multiply_stored
+from meshwright.execution.models.linear import GATHERED, RESIDUAL, gathered
+from meshwright.execution.models.norm import norm
+from meshwright.execution.models.product import product
+from meshwright.execution.runtime.experts.routing import Load
+from meshwright.execution.runtime.sharding_context import ShardingContext
+
+
+def embed(
+    params: Weights, tokens: Array, positions: PositionInfo, model: ModelConfig, layout: ShardingContext, dtype: Any
+) -> tuple[Array, Array]:
+    """Embed `tokens` [b, s]: the residual stream, and the gathered embedding table."""
+    table, x = table_in_use(params, layout, dtype), None
+    for op in program(model).embedding:
+        match op:
+            case Lookup(is_positional=False):
+                x = _lookup(table, tokens, layout)
+                if op.multiplier != 1.0:
+                    x = x * jnp.asarray(op.multiplier, dtype)
+            case Lookup():
+                assert x is not None, "positions are added to embedded tokens"
+                x = x + _positions(params[op.name], tokens, positions.numbers, layout, dtype)
+            case Norm():
+                assert x is not None, "there is nothing to norm before the lookup"
+                x = norm(x, op, params[op.name], params.get(f"{op.name}_bias"))
+    assert x is not None, "a model starts with a lookup"
+    return x, table
+
+
+def table_in_use(params: Weights, layout: ShardingContext, dtype: Any) -> Array:
+    """The embedding table as lookups and tied logits use it."""
+    return layout.weight(params["embedding"], "vocab", "embed", dtype=dtype)
+
+
+def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
+    """The rows of `table` for tokens [b, s], sharded like the residual stream between blocks.
+
+    With a sharded vocab each device looks up the tokens of all devices in its own rows, and the results are summed.
+    """
+    axes = layout.axes("vocab")
+    dims = {
+        dim: tuple(axis for axis in axes if axis in layout.axes(name))
+        for dim, name in ((1, "residual_sequence"), (0, "batch"))
+    }
+    copied = tuple(axis for axis in axes if not any(axis in split for split in dims.values()))
+    if not axes:
+        return layout.place(table.at[tokens].get(out_sharding=layout.spec(*GATHERED)), *RESIDUAL)
+
+    def lookup(table: Array, tokens: Array) -> Array:
+        local = tokens - jax.lax.axis_index(axes) * table.shape[0]
+        here = (local >= 0) & (local < table.shape[0])
+        rows = jnp.where(here[..., None], table[jnp.where(here, local, 0)], 0)
+        for dim, split in dims.items():
+            rows = jax.lax.psum_scatter(rows, split, scatter_dimension=dim, tiled=True) if split else rows
+        return jax.lax.psum(rows, copied) if copied else rows
+
+    specs = (jax.typeof(table).sharding.spec, jax.typeof(tokens).sharding.spec)
+    return jax.shard_map(lookup, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(table, tokens)
+
+
+def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingContext, dtype: Any) -> Array:
+    """The rows of the position table [p, d] for tokens [b, s]; each device looks up its own tokens.
+
+    Its gradient is summed over devices like that of a weight applied to the residual stream between blocks.
+    """
+    table = layout.weight(stored, "positions", "embed", dtype=dtype, along="residual_sequence")
+    rows = layout.place(jnp.broadcast_to(numbers, tokens.shape), "batch", "residual_sequence")
+    return table.at[rows].get(out_sharding=layout.spec(*RESIDUAL))
+
+
+def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: ShardingContext) -> Array:
+    """The float32 logits [b, s, v] of the residual stream x, sharded over vocab. table: from `embed`."""
+    final, unembedding, loss = program(model).logits
+    assert isinstance(final, Norm)
+    assert isinstance(unembedding, Linear)
+    assert isinstance(loss, CrossEntropy)
+    h = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
+    h = gathered(h, layout, "vocab")
+    if layout.cache_split is not None:
+        # Weights stay where they are: partial sums over what splits the stream.
+        scores = layout.place(_stationary_scores(params, h, table, unembedding, layout), "batch", "sequence", "vocab")
+    elif unembedding.is_tied:
+        scores = product("bsd,vd->bsv", h, table, dtype=jnp.float32)
+    else:
+        weight = layout.weight(params[unembedding.name], "embed", "vocab", dtype=h.dtype)
+        scores = product("bsd,dv->bsv", h, weight, dtype=jnp.float32)
+    return loss.softcap * jnp.tanh(scores / loss.softcap) if loss.softcap else scores
+
+
+def _stationary_scores(params: Weights, h: Array, table: Array, op: Linear, layout: ShardingContext) -> Array:
+    """The logits of a server, partial sums over the axes that split the stream."""
+    sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
+    weight = jax.reshard(table if op.is_tied else params[op.name].astype(h.dtype).T, layout.spec("vocab", "embed"))
+    return multiply_stored("bsd,vd->bsv", h, weight, layout, dtype=jnp.float32, out=sums)
+
+
+class LossParts(NamedTuple):
+    """The parts of a loss, without gradients.
+
+    means: the mean cross-entropy in nats; behind it, where there is one, the z-loss times its coefficient, [1 or 2].
+    load: of the experts of each layer, if any.
+    """
+
+    means: Array
+    load: Load | None = None
+
+    @property
+    def metrics(self) -> dict[str, Array]:
+        """The metrics of a step, by name."""
+        found = {"loss": self.means[0]}
+        if self.means.shape[0] > 1:
+            found["z_loss"] = self.means[1]
+        return found if self.load is None else found | self.load.metrics
+
+
+def mean_losses(scores: Array, batch: Weights, z_loss: float = 0.0) -> Array:
+    """The parts of the loss of logits [b, s, v] for a batch, as `LossParts.means` has them: their sum is the loss.
+
+    batch: `targets` [b, s], and `weights` [b, s] where not all count alike. Weights have a mean of 1 over the whole
+    batch, so that the mean loss of its parts is the loss of the whole.
+    """
+    losses, normalizers = _losses_and_normalizers(scores, batch["targets"])
+    parts = [losses] if z_loss == 0 else [losses, z_loss * normalizers**2]
+    if "weights" in batch:
+        parts = [part * batch["weights"] for part in parts]
+    # One sum over devices for all parts.
+    return jnp.mean(jnp.stack(parts), axis=(1, 2))
+
+
+def token_losses(scores: Array, targets: Array) -> Array:
+    """The loss in nats [b, s] of logits [b, s, v] for each of `targets` [b, s]; a sharded vocab is never gathered."""
+    return _losses_and_normalizers(scores, targets)[0]
+
+
+def _losses_and_normalizers(scores: Array, targets: Array) -> tuple[Array, Array]:
+    """`token_losses`, and the logarithms of the softmax's normalizers [b, s]."""
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    normalizers = jnp.log(jnp.sum(jnp.exp(scores - top), axis=-1))
+    chosen = jnp.arange(scores.shape[-1])[None, None, :] == targets[..., None]
+    picked = jnp.sum(jnp.where(chosen, scores - top, 0.0), axis=-1)
+    return normalizers - picked, normalizers + top[..., 0]

@@ -1,0 +1,96 @@
+"""Logits of whole texts and the loss of each token, of any number and length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.blocks import layers as stacks_of
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.rules import RULES
+from meshwright.description.step.strategy import DEFAULT
+from meshwright.execution.models.context import Weights, positions_of
+from meshwright.execution.models.decoder import layers
+from meshwright.execution.models.ends import embed, logits, token_losses
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.mesh import MeshShape
+
+
+def all_logits(
+    params: Weights, tokens: np.ndarray, lengths: np.ndarray, model: ModelConfig, mesh: MeshShape, dtype: Any
+) -> Array:
+    """Return float32 logits [b, s, v] of tokens [b, s], of which row i has `lengths[i]`. Call it under `jax.set_mesh`.
+
+    Rows and tokens are padded to sizes that the mesh divides; padding after a text changes none of its logits.
+    """
+    rows, length = tokens.shape
+    return _logits(model, mesh, rows, length, dtype)(params, *_placed(mesh, lengths, tokens))
+
+
+def all_losses(
+    params: Weights,
+    tokens: np.ndarray,
+    targets: np.ndarray,
+    lengths: np.ndarray,
+    model: ModelConfig,
+    mesh: MeshShape,
+    dtype: Any,
+) -> np.ndarray:
+    """The loss in nats [b, s] of each of `targets` [b, s] after the tokens [b, s] up to it; otherwise as `all_logits`.
+
+    No device holds the logits of a whole vocabulary that is split.
+    """
+    rows, length = tokens.shape
+    found = _losses(model, mesh, dtype)(params, *_placed(mesh, lengths, tokens, targets))
+    return np.asarray(found)[:rows, :length]
+
+
+def _placed(mesh: MeshShape, lengths: np.ndarray, *tokens: np.ndarray) -> Iterator[Array]:
+    """Lengths [b], then tokens [b, s] several times, padded and on the mesh."""
+    rows, length = tokens[0].shape
+    more = -rows % mesh.degree(RULES["batch"]), -length % mesh.degree(RULES["residual_sequence"])
+    layout = ShardingContext(mesh)
+    yield jax.device_put(np.pad(lengths.astype(np.int32), (0, more[0])), layout.spec("batch"))
+    for array in tokens:
+        yield jax.device_put(np.pad(array, ((0, more[0]), (0, more[1]))), layout.spec("batch", "sequence"))
+
+
+@lru_cache(maxsize=16)
+def _logits(model: ModelConfig, mesh: MeshShape, rows: int, length: int, dtype: Any) -> Any:
+    layout = ShardingContext(mesh)
+
+    @jax.jit
+    def run(params: Weights, lengths: Array, tokens: Array) -> Array:
+        scores = _scores(params, tokens, lengths, model, layout, dtype)
+        return jax.reshard(scores, P(None, None, None))[:rows, :length]
+
+    return run
+
+
+@lru_cache(maxsize=16)
+def _losses(model: ModelConfig, mesh: MeshShape, dtype: Any) -> Any:
+    layout = ShardingContext(mesh)
+
+    @jax.jit
+    def run(params: Weights, lengths: Array, tokens: Array, targets: Array) -> Array:
+        losses = token_losses(_scores(params, tokens, lengths, model, layout, dtype), targets)
+        return jax.reshard(losses, P(None, None))
+
+    return run
+
+
+def _scores(
+    params: Weights, tokens: Array, lengths: Array, model: ModelConfig, layout: ShardingContext, dtype: Any
+) -> Array:
+    """The logits of placed tokens, as the mesh splits them."""
+    positions = positions_of({"tokens": tokens}, model, lengths)
+    x, table = embed(params, tokens, positions, model, layout, dtype)
+    for stack in stacks_of(model):
+        x, _ = layers(stack, params[stack.name], x, positions, layout, "none", DEFAULT)
+    return logits(params, x, table, model, layout)

@@ -1,0 +1,1 @@
+"""Tokens after prompts: a KV cache, contiguous or in pages, the steps through it, and sampling."""

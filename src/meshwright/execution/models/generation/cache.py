@@ -1,0 +1,148 @@
+"""The KV cache of generation: every row of a batch has a position of its own.
+
+A cache has all layers with one window, and of each row `slots` tokens: position p is in slot p mod slots. Layers with a
+window need no more slots than it has tokens, so that a new token replaces the one that left the window; other layers
+have a slot for every position. Slots of padding after a short prompt are masked until they are overwritten.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.serve import cache_slots, layers_by_window
+from meshwright.execution.runtime.sharding_context import ShardingContext
+
+
+class Cache(NamedTuple):
+    """Keys and values [layers, batch, kv_heads, slots, head_dim]; those of tokens [batch, seq, kv_heads, head_dim].
+
+    With slots beside the dims of a head, TPUs write a token and read a layer without a copy of the whole cache.
+
+    Of latent attention the latent [layers, batch, 1, slots, rank] stands in place of keys, for both, and the rotary
+    part of keys in place of values: one head that all queries share.
+    """
+
+    key: Array
+    value: Array
+
+
+Caches = tuple[Cache, ...]
+"""The caches of a model, one for each window in the order of `layers_by_window`."""
+
+
+def abstract_caches(
+    model: ModelConfig, layout: ShardingContext, num_rows: int, length: int, dtype: Any, *, unit: int = 1
+) -> Caches:
+    """The caches of a model for sequences of up to `length` tokens: shapes and shardings.
+
+    unit: slots are allotted on each device in so many at a time.
+    """
+    latent = model.latent
+    split = unit * (
+        layout.mesh.degree(split_axes(layout, latent is not None)) if layout.cache_split == "sequence" else 1
+    )
+    heads = 1 if latent else model.num_kv_heads
+    sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)
+
+    def of(window: int | None, count: int) -> Cache:
+        rows = (count, num_rows, heads, cache_slots(window, length, split))
+        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), cache_spec(layout, latent is not None))
+        return Cache(*(jax.ShapeDtypeStruct((*rows, size), dtype, sharding=sharding) for size in sizes))  # type: ignore
+
+    return tuple(of(window, count) for window, count in layers_by_window(model).items())
+
+
+def empty_caches(abstract: Caches) -> Caches:
+    """Caches of zeros."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec), abstract)
+
+
+def split_axes(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
+    """The mesh axes that split a cache beyond its heads; of a latent, which has one, those of heads too."""
+    return layout.axes("embed") + layout.axes("group") + (layout.axes("kv_heads") if is_latent else ())
+
+
+def cache_spec(layout: ShardingContext, is_latent: bool) -> P:
+    """The sharding of a cache: heads over tp, and beside them its rows, its slots or nothing."""
+    parts = split_axes(layout, is_latent)
+    rows = layout.axes("batch") + (parts if layout.cache_split == "batch" else ())
+    slots = parts if layout.cache_split == "sequence" else ()
+    return P(None, rows or None, None if is_latent else layout.axes("kv_heads") or None, slots or None, None)
+
+
+def with_prompts(cache: Cache, new: Cache, layer: Array | int, lengths: Array) -> Cache:
+    """The cache with the keys and values [b, s, k, h] of whole prompts written for one layer.
+
+    new: of at least the cache's rows; others are left out. lengths: of each row [b].
+    """
+
+    def put(whole: Array, new: Array) -> Array:
+        spec: Any = jax.typeof(whole).sharding.spec
+        rows, slots = whole.shape[1], whole.shape[3]
+        new = new.astype(whole.dtype)
+        fitted = jnp.moveaxis(_last_tokens(new, lengths, slots) if slots < new.shape[1] else new, 2, 1)
+        if rows < fitted.shape[0]:
+            fitted = jax.reshard(fitted, P(None, *jax.typeof(fitted).sharding.spec[1:]))[:rows]
+        # Slots are padded before they are split.
+        fitted = jax.reshard(fitted, P(spec[1], spec[2], None, None))
+        padded = jnp.pad(fitted, ((0, 0), (0, 0), (0, slots - fitted.shape[2]), (0, 0)))
+        return lax.dynamic_update_index_in_dim(whole, jax.reshard(padded, P(*spec[1:])), layer, 0)
+
+    return Cache(*map(put, cache, new))
+
+
+def _last_tokens(new: Array, lengths: Array, slots: int) -> Array:
+    """The last `slots` tokens of each row of `new` [b, s, k, h], each in the slot of its position: [b, slots, k, h].
+
+    Each device writes the tokens that it has; over sp they are added up.
+    """
+    spec: Any = jax.typeof(new).sharding.spec
+    along = spec[1] or ()
+
+    def local(new: Array, lengths: Array) -> Array:
+        rows, length = new.shape[:2]
+        first = lax.axis_index(along) * length if along else 0
+        positions = first + jnp.arange(length)[None]
+        is_kept = (positions < lengths[:, None]) & (positions >= lengths[:, None] - slots)
+        places = jnp.where(is_kept, positions % slots, slots)  # Others are dropped.
+        empty = jnp.zeros((rows, slots, *new.shape[2:]), new.dtype)
+        written = empty.at[jnp.arange(rows)[:, None], places].set(new, mode="drop")
+        return lax.psum(written, along) if along else written
+
+    result = P(spec[0], None, *spec[2:])
+    return jax.shard_map(local, in_specs=(spec, P(spec[0])), out_specs=result)(new, jax.reshard(lengths, P(spec[0])))
+
+
+def with_tokens(cache: Cache, new: Cache, layer: Array | int, positions: Array) -> Cache:
+    """The cache with the keys and values [b, 1, k, h] of one token a row, at positions [b, 1], written for one layer.
+
+    Each device writes its own rows and slots.
+    """
+
+    def put(whole: Array, new: Array) -> Array:
+        spec: Any = jax.typeof(whole).sharding.spec
+        new = jax.reshard(new.astype(whole.dtype), P(spec[1], None, spec[2], None))
+
+        def local(whole: Array, new: Array, layer: Array, positions: Array) -> Array:
+            slots = positions[:, 0] % num_slots
+            if spec[3]:
+                length = whole.shape[3]
+                slots -= lax.axis_index(spec[3]) * length
+                slots = jnp.where((slots >= 0) & (slots < length), slots, length)  # Other devices' are dropped.
+            return whole.at[layer, jnp.arange(whole.shape[1]), :, slots].set(
+                new[:, 0], mode="drop", unique_indices=True, indices_are_sorted=True
+            )
+
+        num_slots = whole.shape[3]
+        specs = (spec, jax.typeof(new).sharding.spec, P(), P(spec[1], None))
+        own = jax.reshard(positions, P(spec[1], None))
+        return jax.shard_map(local, in_specs=specs, out_specs=spec)(whole, new, jnp.asarray(layer), own)
+
+    return Cache(*map(put, cache, new))

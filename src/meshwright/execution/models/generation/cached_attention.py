@@ -1,0 +1,165 @@
+"""Attention of the newest tokens to a KV cache, of slots or of pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from meshwright.execution.models.attention import Scoring
+from meshwright.execution.models.generation.cache import Cache, split_axes, with_tokens
+from meshwright.execution.models.generation.paged_cache import PagedCache, Pages, read_pages, with_tokens_in_pages
+from meshwright.execution.runtime.sharding_context import ShardingContext
+
+CACHED_ATTENTION = "cached_attention"
+"""The named scope of attention to the cache, and of writing into it."""
+
+
+@jax.named_scope(CACHED_ATTENTION)
+def write_and_attend(
+    query: Array,
+    new: Cache,
+    cache: Cache | PagedCache,
+    layer: Array | int,
+    positions: Array,
+    layout: ShardingContext,
+    scoring: Scoring,
+    window: int | None,
+    *,
+    sinks: Array | None = None,
+    is_latent: bool = False,
+) -> tuple[Array, Any]:
+    """The attention output of queries [b, s, k, g, h] at positions [b, s], and the cache with their keys and values.
+
+    Args:
+        new: keys and values [b, s, k, h] of the queries' tokens, which are written before they are read. s is 1, but
+            for pages.
+        sinks: logits [k, g] that take a share of each softmax.
+        is_latent: whether the cache is of latents: queries [b, s, 1, heads, rank + rotary] give latents.
+
+    Softmax is in float32. Queries are sent to where the cache is, and their results back: over split slots each device
+    attends to its own, and the maxima, then the weighted values and the sums of weights are added up (flash decoding,
+    pytorch.org/blog/flash-decoding).
+    """
+    parts = split_axes(layout, is_latent) if layout.cache_split == "sequence" else ()
+    if isinstance(cache, PagedCache):
+        cache = with_tokens_in_pages(cache, new, layer, positions)
+        whole: Any = jax.typeof(cache.pages.key).sharding.spec
+        stored, rows = whole[1:], whole[1]
+        arrays: Any = (cache.pages, jnp.asarray(layer), *(jax.reshard(x, P(rows)) for x in cache[1:3]))
+        specs: Any = (
+            jax.tree.map(lambda array: jax.typeof(array).sharding.spec, cache.pages),
+            *(P(), P(rows, None), P(rows)),
+        )
+        read = partial(_read_pages, slots=parts, window=window, dtype=query.dtype)
+    else:
+        cache = with_tokens(cache, new, layer, positions)
+        arrays = tuple(lax.dynamic_index_in_dim(array, layer, 0, keepdims=False) for array in cache)
+        stored = jax.typeof(arrays[0]).sharding.spec
+        specs = (stored, stored)
+        read = partial(_read_slots, slots=arrays[0].shape[2], parts=parts, window=window)
+
+    batch, heads, group = (layout.axes(name) or None for name in ("batch", "kv_heads", "group"))
+    heads, group = (None, heads) if is_latent else (heads, group)
+    across = group if parts else None
+    if layout.cache_split == "heads":
+        there = P(batch, None, heads, group, None)
+    else:
+        there = P(stored[0], None, heads, None, None)
+    local = partial(_attend_on_device, read=read, parts=parts, across=across, scoring=scoring, is_latent=is_latent)
+    result = P(*there[:3], across or there[3], None)
+    # Rows over fsdp first, which queries of latents are not split over yet, then heads over what splits their rows.
+    rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
+    between = P(rows or None, None, heads, group, None)
+    of_heads = P(there[2], there[3])
+    heads_output = jax.shard_map(local, in_specs=(there, P(stored[0], None), of_heads, *specs), out_specs=result)(
+        jax.reshard(jax.reshard(query, between), there),
+        jax.reshard(positions, P(stored[0], None)),
+        None if sinks is None else jax.reshard(sinks.astype(jnp.float32), of_heads),
+        *arrays,
+    )
+    # Back by the way they came.
+    return jax.reshard(jax.reshard(heads_output, between), P(batch, None, heads, group, None)), cache
+
+
+def _read_slots(
+    positions: Array, key: Array, value: Array, *, slots: int, parts: tuple[str, ...], window: int | None
+) -> tuple[Array, Array, Array]:
+    """Keys and values [b, k, t, h] of a device, and which of them each query sees [b, s, t]. slots: of all devices."""
+    own = jnp.arange(key.shape[2]) + (lax.axis_index(parts) * key.shape[2] if parts else 0)
+    # How long ago a slot was written: the newest position that falls into it is at most the query's.
+    distance = (positions[:, :, None] - own[None, None]) % slots
+    visible = distance <= positions[:, :, None]
+    return key, value, visible if window is None else visible & (distance < window)
+
+
+def _read_pages(
+    positions: Array,
+    pages: Pages,
+    layer: Array,
+    table: Array,
+    first: Array,
+    *,
+    slots: tuple[str, ...],
+    window: int | None,
+    dtype: Any,
+) -> tuple[Array, Array, Array]:
+    """As `_read_slots`, of pages."""
+    key, value, distance = read_pages(pages, layer, table, first, positions, slots, dtype)
+    visible = distance >= 0
+    return key, value, visible if window is None else visible & (distance < window)
+
+
+def _attend_on_device(
+    query: Array,
+    positions: Array,
+    sinks: Array | None,
+    *stored: Any,
+    read: Callable[..., tuple[Array, Array, Array]],
+    parts: tuple[str, ...],
+    across: tuple[str, ...] | None,
+    scoring: Scoring,
+    is_latent: bool,
+) -> Array:
+    """Attention on one device.
+
+    read: returns keys, values and the mask, from positions and what is stored. parts: axes that split the slots.
+    across: of these, axes that split the query heads of a result.
+    """
+    key, value, visible = read(positions, *stored)
+    scored = partial(jnp.einsum, "bskgh,bkth->bskgt", preferred_element_type=jnp.float32)
+    if is_latent:
+        rank = key.shape[-1]
+        scores, value = scored(query[..., :rank], key) + scored(query[..., rank:], value), key
+    else:
+        scores = scored(query, key)
+    scores /= scoring.divisor
+    if scoring.softcap:
+        scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
+    scores += jnp.where(visible, 0.0, -jnp.inf)[:, :, None, None]
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    if sinks is not None:
+        sinks = sinks[None, None, :, :, None]
+        largest = jnp.maximum(largest, sinks)
+    largest = lax.pmax(largest, parts) if parts else largest
+    weights = jnp.exp(scores - largest)
+    sums = jnp.sum(weights, axis=-1, keepdims=True)
+    if sinks is not None:
+        # Of the devices that have parts of a row, one adds its sink.
+        own_share = jnp.exp(sinks - largest)
+        sums += jnp.where(lax.axis_index(parts) == 0, own_share, 0.0) if parts else own_share
+    product = jnp.einsum("bskgt,bkth->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    if parts:
+        rest = tuple(axis for axis in parts if axis not in (across or ()))
+
+        def add(x: Array) -> Array:
+            x = lax.psum_scatter(x, across, scatter_dimension=3, tiled=True) if across else x
+            return lax.psum(x, rest) if rest else x
+
+        product, sums = add(product.astype(query.dtype)), add(sums)
+    return (product / sums).astype(query.dtype)

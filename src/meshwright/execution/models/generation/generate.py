@@ -1,0 +1,359 @@
+"""Generate tokens: prefill the prompts in one program, then decode one token of every row a step from a KV cache.
+
+Prompts may differ in length: each row has a position of its own. Weights are multiplied where they are stored, as a
+server is planned (`step.serve_ops`). Prompts that go round a ring, or meet their keys by Ulysses, are sharded as in
+training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.blocks import layers
+from meshwright.description.step.frequencies import LongRopeScaling
+from meshwright.description.step.layer import Attention, Stack
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import map_leaves, parameters
+from meshwright.description.step.serve import layers_by_window
+from meshwright.description.step.serving import CacheSplit, generation_rules
+from meshwright.description.step.strategy import DEFAULT, SequenceMethod
+from meshwright.execution.models.context import LayerContext, PositionInfo, positions_in_cache, positions_of
+from meshwright.execution.models.ends import embed, logits, table_in_use
+from meshwright.execution.models.generation.cache import (
+    Cache,
+    Caches,
+    abstract_caches,
+    empty_caches,
+    split_axes,
+    with_prompts,
+)
+from meshwright.execution.models.generation.sampling import (
+    Samplers,
+    Sampling,
+    Written,
+    choose,
+    samplers_of,
+    with_chosen,
+    written_before,
+)
+from meshwright.execution.models.generation.stationary import WEIGHTS, attention_layout, head_rows
+from meshwright.execution.models.layer import run_layer
+from meshwright.execution.models.quantised.int8_weights import layer_weights
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.mesh import MeshShape
+
+SHORTEST_PROMPT = 16
+"""Prompts are padded to a power of two from here on, so that few programs are compiled."""
+
+SLOTS = 64
+"""Slots of a cache are allotted in these many at a time, for the same reason."""
+
+
+def decode_layout(model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads") -> ShardingContext:
+    """The sharding context of decoding. split: of the cache, beside its heads."""
+    return ShardingContext(mesh, generation_rules(model, mesh), cache_split=split)
+
+
+def prompt_layout(
+    model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads", sp_method: SequenceMethod = "gather"
+) -> ShardingContext:
+    """The sharding context of prefill: that of decoding, with the stream between products split along the tokens.
+
+    With a ring or Ulysses sp splits whole prompts, as in training.
+    """
+    if sp_method != "gather":
+        return ShardingContext(mesh)
+    rules = generation_rules(model, mesh)
+    return ShardingContext(mesh, {**rules, "residual_sequence": rules["mlp"]}, cache_split=split)
+
+
+def prompt_parts(layout: ShardingContext) -> int:
+    """The number that prefill needs to divide the length of padded prompts."""
+    return math.lcm(layout.mesh.degree(layout.rules["residual_sequence"]), layout.mesh.degree(layout.rules["embed"]))
+
+
+def generate_tokens(
+    params: Mapping[str, Any],
+    prompts: Sequence[np.ndarray],
+    model: ModelConfig,
+    mesh: MeshShape,
+    *,
+    num_tokens: int,
+    sampling: Sequence[Sampling],
+    dtype: Any,
+    sp_method: SequenceMethod = "gather",
+) -> Iterator[np.ndarray]:
+    """The next token of every prompt, [rows] each, num_tokens times. To be called under `jax.set_mesh`.
+
+    Args:
+        prompts: of each row its tokens, at least one. sampling: of each row. sp_method: of prefill; models that cap
+            their scores gather.
+    """
+    num_prompts, split = len(prompts), cache_split(model, mesh, len(prompts))
+    layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
+    # Padding rows repeat the first prompt; they are not returned.
+    rows = num_prompts + -num_prompts % mesh.degree(layout.rules["batch"])
+    prompts = [*prompts, *[prompts[0]] * (rows - num_prompts)]
+    sampling = [*sampling, *[sampling[0]] * (rows - num_prompts)]
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    parts = prompt_parts(of_prompts)
+    unit = SLOTS * math.lcm(parts, mesh.degree(split_axes(layout, model.latent is not None)))
+    length = -(-(int(lengths.max()) + num_tokens) // unit) * unit
+    samplers = samplers_of(sampling)
+    written = written_before(samplers, prompts, model.vocab)
+    params = placed_params(params, model, layout)
+    prefill, decode = programs(model, mesh, split, rows, length, jnp.dtype(dtype), sp_method)
+
+    def read(texts: Sequence[np.ndarray], written: Written, number: int) -> tuple[Array, Caches, Written]:
+        lengths = np.array([len(text) for text in texts], np.int32)
+        padded = max(SHORTEST_PROMPT, 1 << (int(lengths.max()) - 1).bit_length())
+        tokens = np.zeros(
+            (rows + -rows % mesh.degree(of_prompts.rules["batch"]), min(length, -(-padded // parts) * parts)), np.int32
+        )
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)] = text
+        placed = jax.device_put(tokens, of_prompts.spec("batch", "sequence"))
+        return prefill(params, placed, jnp.asarray(lengths), samplers, written, jnp.int32(number))
+
+    switches, made = switching_length(model), list[np.ndarray]()
+    chosen, caches, written = read(prompts, written, 0)
+    for number in range(1, num_tokens):
+        # The next step is dispatched before this token is read.
+        positions, before = lengths + number - 1, chosen
+        if np.any(positions == switches):
+            texts = np.stack([*made, _on_host(before)], axis=1)
+            chosen, caches, written = read(
+                [np.append(*row) for row in zip(prompts, texts, strict=True)], written, number
+            )
+        else:
+            chosen, caches, written = decode(
+                params, chosen, caches, jnp.asarray(positions), samplers, written, jnp.int32(number)
+            )
+        made.append(_on_host(before))
+        yield made[-1][:num_prompts]
+    yield _on_host(chosen)[:num_prompts]
+
+
+def switching_length(model: ModelConfig) -> int | None:
+    """Return the length above which all rotary frequencies of a text are others (LongRoPE); None without such a length.
+
+    A cache holds keys with the frequencies of shorter texts, so the text is prefilled again, as transformers does for
+    Phi-3.
+    """
+    scaling = model.rope_scaling
+    return scaling.original_max_seq_len if isinstance(scaling, LongRopeScaling) else None
+
+
+def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
+    """How to split the cache: by rows if there are some for all devices, otherwise by slots."""
+    layout = decode_layout(model, mesh)
+    parts = mesh.degree(split_axes(layout, model.latent is not None))
+    is_even = num_rows % (parts * mesh.degree(layout.rules["batch"])) == 0
+    return "heads" if parts == 1 else "batch" if is_even else "sequence"
+
+
+def placed_params(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext) -> Any:
+    """Parameters as decoding reads them; those that are so already are not copied."""
+    specs: Any = map_leaves(lambda _, parameter: layout.spec(*parameter.axes), parameters(model))
+    return jax.tree.map(jax.device_put, params, specs)
+
+
+def _on_host(tokens: Array) -> np.ndarray:
+    """Return the tokens of all rows, including those on other processes' devices."""
+    return np.asarray(tokens if tokens.is_fully_addressable else jax.jit(lambda own: jax.reshard(own, P()))(tokens))
+
+
+class Programs(NamedTuple):
+    """The programs of generation. Both return the tokens chosen [rows], the caches, and what each text has.
+
+    prefill: (params, tokens [more rows, s], lengths [rows], samplers, written, number). decode: (params, tokens [rows],
+    caches, positions [rows], samplers, written, number); its caches are donated. written, number: see `choose`.
+    """
+
+    prefill: Any
+    decode: Any
+
+
+@lru_cache(maxsize=16)
+def programs(
+    model: ModelConfig,
+    mesh: MeshShape,
+    split: CacheSplit,
+    rows: int,
+    length: int,
+    dtype: Any,
+    sp_method: SequenceMethod = "gather",
+) -> Programs:
+    """The programs for rows of up to `length` tokens, which JAX compiles for each padded length of prompts."""
+    layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
+    empty = abstract_caches(model, layout, rows, length, dtype)
+
+    def choice(
+        params: Any, x: Array, table: Array, samplers: Samplers, written: Written, number: Array
+    ) -> tuple[Array, Written]:
+        scores = logits(params, x, table, model, layout)[:, 0]
+        chosen = jax.reshard(choose(scores, samplers, written, number), layout.spec("batch"))
+        return chosen, with_chosen(written, jax.reshard(chosen, P()))
+
+    @jax.jit
+    def prefill(
+        params: Any, tokens: Array, lengths: Array, samplers: Samplers, written: Written, number: Array
+    ) -> tuple[Array, Caches, Written]:
+        more = jnp.pad(lengths, (0, tokens.shape[0] - rows))
+        x, caches = _prefill(params, tokens, more, empty_caches(empty), model, of_prompts, dtype, sp_method)
+        own = jax.reshard(more, of_prompts.spec("batch"))[:, None]
+        places = jax.reshard(jnp.arange(x.shape[1]), P(jax.typeof(x).sharding.spec[1]))
+        # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
+        x = lax.reduce_sum(jnp.where((places[None] == own - 1)[..., None], x, 0), axes=(1,))[:, None]
+        x = jax.reshard(x, P())[:rows] if rows < x.shape[0] else x
+        x = jax.reshard(x, layout.spec("batch", "sequence", "activation"))
+        chosen, written = choice(params, x, table_in_use(params, layout, dtype), samplers, written, number)
+        return chosen, caches, written
+
+    @jax.jit(donate_argnums=2)
+    def decode(
+        params: Any,
+        tokens: Array,
+        caches: Caches,
+        positions: Array,
+        samplers: Samplers,
+        written: Written,
+        number: Array,
+    ) -> tuple[Array, Caches, Written]:
+        x, table, caches = through_cache(params, tokens[:, None], positions[:, None], caches, model, layout, dtype)
+        chosen, written = choice(params, x, table, samplers, written, number)
+        return chosen, caches, written
+
+    return Programs(prefill, decode)
+
+
+def _prefill(
+    params: Any,
+    tokens: Array,
+    lengths: Array,
+    caches: Caches,
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: Any,
+    sp_method: SequenceMethod,
+) -> tuple[Array, Caches]:
+    """The residual stream [rows, s, d] after all layers, and the caches with the prompts."""
+    is_stationary, is_latent = layout.cache_split is not None, model.latent is not None
+    along = attention_layout(layout, is_latent).axes("sequence") if is_stationary else layout.axes("sequence")
+    positions = positions_of({"tokens": tokens}, model, jax.reshard(lengths, layout.spec("batch")), along=along)
+    if model.positions == "learned":
+        # Padding may stand behind the last row of the table.
+        positions = positions._replace(numbers=jnp.minimum(positions.numbers, model.max_positions - 1))
+    strategy = DEFAULT if model.needs_scores else replace(DEFAULT, attention="flash", sp_method=sp_method)
+    x, _ = embed(params, tokens, positions, model, layout, dtype)
+    declared: Any = parameters(model)
+
+    def layer(stack: Stack, x: Array, weights: Any, cache: Cache, cache_layer: Array | int) -> tuple[Array, Cache]:
+        if not is_stationary:
+            weights = {
+                name: jax.reshard(array, layout.spec(*declared[stack.name][name].axes[1:]))
+                for name, array in weights.items()
+            }
+        result = run_layer(stack, x, weights, LayerContext(positions=positions, layout=layout, strategy=strategy))
+        assert isinstance(result.cache, Cache), "a layer without attention"
+        return result.stream, with_prompts(cache, result.cache, cache_layer, lengths)
+
+    return _through_layers(layer, params, x, caches, model)
+
+
+def through_cache(
+    params: Any,
+    tokens: Array,
+    positions: Array,
+    caches: tuple[Any, ...],
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: Any,
+    lengths: Array | None = None,
+) -> tuple[Array, Array, Any]:
+    """The residual stream [rows, s, d] of tokens at positions [rows, s], the table, and the caches with these tokens.
+
+    caches: `Caches`, where s is 1, or as many `PagedCache`. lengths: see `positions_in_cache`.
+    """
+    x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
+    # Heads may have fewer rows on a device than the stream.
+    rows = head_rows(layout, model.latent is not None) or None
+    ends = None if lengths is None else jax.reshard(lengths, P(rows, None))
+    info = positions_in_cache(jax.reshard(positions, P(rows, None)), model, ends)
+
+    def layer(stack: Stack, x: Array, weights: Any, cache: Any, cache_layer: Array | int) -> tuple[Array, Any]:
+        context = LayerContext(positions=info, layout=layout, cache=cache, cache_layer=cache_layer)
+        result = run_layer(stack, x, weights, context)
+        assert result.cache is not None, "a layer without attention"
+        return result.stream, result.cache
+
+    x, caches = _through_layers(layer, params, x, caches, model)
+    return x, table, caches
+
+
+def _through_layers(
+    layer: Callable[[Stack, Array, Any, Any, Array | int], tuple[Array, Any]],
+    params: Any,
+    x: Array,
+    caches: tuple[Any, ...],
+    model: ModelConfig,
+) -> tuple[Array, Any]:
+    """The residual stream and the caches after all layers: a loop over the cycles in which a stack's layers differ.
+
+    layer: of a stack of one layer, the stream, weights, the cache of layers with its window, and its number there.
+    """
+    windows = list(layers_by_window(model))
+    before = [0] * len(windows)
+    """Return each cache's layers of earlier stacks."""
+    for stack in layers(model):
+        members = [stack.layer(number) for number in range(stack.period)]
+        caches_of = [windows.index(_window(member)) for member in members]
+        first = list(before)
+
+        def cycle(
+            carry: tuple[Array, tuple[Any, ...]],
+            number: Array | int,
+            count: int,
+            stack: Stack = stack,
+            members: list[Stack] = members,
+            caches_of: list[int] = caches_of,
+            first: list[int] = first,
+        ) -> tuple[Array, tuple[Any, ...]]:
+            """The first `count` layers of a cycle."""
+            x, caches = carry
+            for place, (member, own) in enumerate(zip(members[:count], caches_of, strict=False)):
+                index = number * len(members) + place
+                with jax.named_scope(WEIGHTS):
+                    weights = layer_weights(params[stack.name], index, x.dtype)
+                cache_layer = first[own] + number * caches_of.count(own) + caches_of[:place].count(own)
+                x, cache = layer(member, x, weights, caches[own], cache_layer)
+                caches = (*caches[:own], cache, *caches[own + 1 :])
+            return x, caches
+
+        cycles, rest = divmod(stack.num_layers, stack.period)
+        if cycles:
+            (x, caches), _ = jax.lax.scan(
+                lambda carry, number, cycle=cycle, count=stack.period: (cycle(carry, number, count), None),
+                (x, caches),
+                jnp.arange(cycles),
+            )
+        x, caches = cycle((x, caches), cycles, rest)
+        for place, own in enumerate(caches_of):
+            before[own] += cycles + (place < rest)
+    return x, caches
+
+
+def _window(stack: Stack) -> int | None:
+    """The window of a stack of one layer."""
+    (window,) = {window for op in stack.ops if isinstance(op, Attention) for window in op.windows}
+    return window

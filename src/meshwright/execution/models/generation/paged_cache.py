@@ -1,0 +1,150 @@
+"""A KV cache in pages, which a server hands out to texts as they grow (arXiv:2309.06180).
+
+The layers with one window share a cache. A page has `page_size` consecutive tokens of one text in all of these layers;
+a table says for each row which page has its tokens. Devices that have other rows have pages of their own, numbered from
+0 on each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.serve import layers_by_window
+from meshwright.execution.models.generation.cache import Cache, cache_spec
+from meshwright.execution.runtime.sharding_context import ShardingContext
+
+
+class Pages(NamedTuple):
+    """Keys and values [layers, pages, kv_heads, page_size, head_dim], as in `Cache`.
+
+    scales: of keys and of values [layers, pages, kv_heads, page_size], where both are in int8: each token and head has
+    one, its largest absolute value over 127.
+    """
+
+    key: Array
+    value: Array
+    scales: tuple[Array, Array] | None = None
+
+
+class PagedCache(NamedTuple):
+    """Pages, and where in them the tokens of a step are.
+
+    Args:
+        table: the pages of each row [rows, entries], those from its page number `first` [rows] on.
+        is_token: which tokens of the step [rows, s] are some, and are written.
+    """
+
+    pages: Pages
+    table: Array
+    first: Array
+    is_token: Array
+
+
+def abstract_pages(
+    model: ModelConfig, layout: ShardingContext, counts: tuple[int, ...], page_size: int, dtype: Any
+) -> tuple[Pages, ...]:
+    """The pages of a model: shapes and shardings, for each window in the order of `layers_by_window`.
+
+    Args:
+        counts: the pages of each window that a device has. page_size: in tokens; what splits the slots divides it.
+        dtype: of keys and values; int8 has scales beside them.
+    """
+    latent, spec = model.latent, cache_spec(layout, model.latent is not None)
+    heads = 1 if latent else model.num_kv_heads
+    sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)
+    shards = layout.mesh.degree(page_axes(layout, model))
+
+    def array(shape: tuple[int, ...], dtype: Any, dims: P) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(jax.sharding.get_abstract_mesh(), dims))
+
+    def of(layers: int, count: int) -> Pages:
+        slots = (layers, count * shards, heads, page_size)
+        key, value = (array((*slots, size), dtype, spec) for size in sizes)
+        is_scaled = jnp.dtype(dtype) == jnp.int8
+        scale = array(slots, jnp.float32, P(*spec[:4]))
+        return Pages(key, value, (scale, scale) if is_scaled else None)
+
+    return tuple(of(layers, count) for layers, count in zip(layers_by_window(model).values(), counts, strict=True))
+
+
+def page_axes(layout: ShardingContext, model: ModelConfig) -> tuple[str, ...]:
+    """The mesh axes whose devices have rows, and therefore pages, of their own."""
+    return cache_spec(layout, model.latent is not None)[1] or ()
+
+
+def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, positions: Array) -> PagedCache:
+    """The cache with the keys and values [b, s, k, h] of tokens at positions [b, s] written for one layer.
+
+    Each device writes its own rows and slots.
+    """
+    pages = cache.pages
+    spec: Any = jax.typeof(pages.key).sharding.spec
+    rows, heads, slots = spec[1], spec[2], spec[3]
+    arrays, scales = list[Array](), list[Array]()
+    for array in new:
+        placed = jax.reshard(array, P(rows, None, heads, None))
+        if pages.scales is not None:
+            wide = placed.astype(jnp.float32)
+            scale = jnp.max(jnp.abs(wide), axis=-1) / 127
+            scales.append(scale)
+            placed = jnp.round(wide / jnp.maximum(scale, 1e-30)[..., None]).astype(jnp.int8)
+        arrays.append(placed.astype(pages.key.dtype))
+
+    def local(
+        stored: list[Array], new: list[Array], layer: Array, positions: Array, table: Array, first: Array, kept: Array
+    ) -> list[Array]:
+        num_pages, num_slots = stored[0].shape[1], stored[0].shape[3]
+        page_size = num_slots * (lax.axis_size(slots) if slots else 1)
+        slot = positions % page_size - (lax.axis_index(slots) * num_slots if slots else 0)
+        page = jnp.take_along_axis(table, positions // page_size - first[:, None], axis=1, mode="clip")
+        is_here = kept & (slot >= 0) & (slot < num_slots)
+        page = jnp.where(is_here, page, num_pages)  # Others are dropped.
+        return [whole.at[layer, page, :, slot].set(own, mode="drop") for whole, own in zip(stored, new, strict=True)]
+
+    stored = [pages.key, pages.value, *(pages.scales or ())]
+    added = [*arrays, *scales]
+    by_row = [jax.reshard(array, P(rows, None)) for array in (positions, cache.table, cache.is_token)]
+    written = jax.shard_map(
+        local,
+        in_specs=(
+            [jax.typeof(array).sharding.spec for array in stored],
+            [jax.typeof(array).sharding.spec for array in added],
+            *(P(), P(rows, None), P(rows, None), P(rows), P(rows, None)),
+        ),
+        out_specs=[jax.typeof(array).sharding.spec for array in stored],
+    )(stored, added, jnp.asarray(layer), by_row[0], by_row[1], jax.reshard(cache.first, P(rows)), by_row[2])
+    key, value, *scales = written
+    return cache._replace(pages=Pages(key, value, (scales[0], scales[1]) if scales else None))
+
+
+def read_pages(
+    pages: Pages, layer: Array, table: Array, first: Array, positions: Array, slots: tuple[str, ...], dtype: Any
+) -> tuple[Array, Array, Array]:
+    """On one device: keys and values [b, k, t, h] of each row's pages, and how long before the queries [b, s, t].
+
+    slots: the axes that split the slots of a page. dtype: of keys and values that are kept in int8. Keys after a query
+    have a negative distance.
+    """
+
+    def gathered(stored: Array, scale: Array | None) -> Array:
+        found = stored.at[layer, table].get(mode="clip")  # [b, entries, k, slots, h]
+        if scale is not None:
+            own = scale.at[layer, table].get(mode="clip")[..., None]
+            found = (found.astype(jnp.float32) * own).astype(dtype)
+        return jnp.moveaxis(found, 2, 1).reshape(table.shape[0], stored.shape[2], -1, stored.shape[4])
+
+    num_slots = pages.key.shape[3]
+    own = jnp.arange(num_slots) + (lax.axis_index(slots) * num_slots if slots else 0)
+    page_size = num_slots * (lax.axis_size(slots) if slots else 1)
+    numbers = first[:, None] + jnp.arange(table.shape[1])[None]
+    of_slots = (numbers[..., None] * page_size + own[None, None]).reshape(table.shape[0], -1)
+    key_scale, value_scale = pages.scales or (None, None)
+    keys, values = gathered(pages.key, key_scale), gathered(pages.value, value_scale)
+    return keys, values, positions[:, :, None] - of_slots[:, None]

@@ -1,0 +1,80 @@
+"""The step that reads whole prompts, lowered for meshes whose devices need not be there: that of `generation`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.families.registry import serving_from_data
+from meshwright.description.step.legality import check_runnable
+from meshwright.description.step.parameter_tree import parameters
+from meshwright.description.step.serving import CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.description.step.workload import Dtype
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.generation.generate import decode_layout, programs, prompt_layout, prompt_parts
+from meshwright.execution.models.generation.sampling import Samplers, Written, likeliest_of
+from meshwright.execution.runtime.arrays import DTYPES, abstract
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.mesh import MeshShape
+
+
+def check_served(serving: Serving, mesh: MeshShape) -> None:
+    """Raise where no step is run as a serving plan says."""
+    for name in ("weight_dtype", "kv_dtype", "compute_dtype"):
+        dtype_of(name, getattr(serving, name))
+    if serving.kv_dtype != serving.compute_dtype:
+        raise MeshwrightError(
+            f"kv_dtype is {serving.kv_dtype}; verify keys and values in the dtype of products, {serving.compute_dtype},"
+            f" or in int8 of a step through pages (decode, or prefill with a chunk)"
+        )
+    check_runnable(serving.model, mesh)
+
+
+def dtype_of(name: str, value: str) -> Dtype:
+    """A dtype of a serving plan that steps are compiled in."""
+    for known in DTYPES:
+        if value == known:
+            return known
+    more = "" if name == "compute_dtype" else ", or int8 of a step through pages (decode, or prefill with a chunk)"
+    raise MeshwrightError(f"{name} is {value}, in which no step is compiled; verify {' or '.join(DTYPES)}{more}")
+
+
+def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
+    """The step that reads whole prompts, all as long, into a new cache, and gives the likeliest token after each."""
+    read, shape, rows, _ = _read(mesh, serving, cache)
+    layout, dtype = prompt_layout(read.model, shape, cache), DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
+    parts = prompt_parts(layout)
+    if read.prompt_len % parts:
+        raise MeshwrightError(
+            f"prompt_len is {read.prompt_len}, which mesh {shape} splits in {parts}; use a multiple of {parts}"
+        )
+    with jax.set_mesh(mesh):
+        sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
+        tokens = jax.ShapeDtypeStruct((rows, read.prompt_len), jnp.int32, sharding=sharding)
+        program = programs(read.model, shape, cache, rows, read.context, dtype).prefill
+        params, lengths, number, samplers = _arguments(mesh, read, layout, rows)
+        return program.lower(params, tokens, lengths, samplers, Written(), number)
+
+
+def _read(mesh: Mesh, serving: dict[str, Any], cache: CacheSplit) -> tuple[Serving, MeshShape, int, ShardingContext]:
+    """What is served, its mesh and rows, and how decoding is sharded."""
+    read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
+    check_serving(read, ServingLayout(shape, cache))
+    check_served(read, shape)
+    assert read.batch is not None
+    return read, shape, read.batch, decode_layout(read.model, shape, cache)
+
+
+def _arguments(
+    mesh: Mesh, read: Serving, layout: ShardingContext, rows: int
+) -> tuple[Any, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, Samplers]:
+    """Abstract parameters, a number of each row, a number, and samplers of the likeliest."""
+    whole = NamedSharding(mesh, P())
+    row_numbers, number = (jax.ShapeDtypeStruct(size, jnp.int32, sharding=whole) for size in ((rows,), ()))
+    seeds: Any = jax.ShapeDtypeStruct((rows,), jnp.uint32, sharding=whole)
+    params = abstract(parameters(read.model), mesh, layout, dtype_of("weight_dtype", read.weight_dtype))
+    return params, row_numbers, number, likeliest_of(seeds)

@@ -1,0 +1,391 @@
+"""A model on a mesh: logits, text, and its directory for Hugging Face."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Unpack, get_args
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from meshwright.description.hardware.system import System
+from meshwright.description.step.legality import check_positions
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import Tree
+from meshwright.description.step.rules import RULES
+from meshwright.description.step.strategy import SequenceMethod
+from meshwright.description.step.workload import Dtype
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.forward import all_logits, all_losses
+from meshwright.execution.models.generation.generate import generate_tokens
+from meshwright.execution.models.generation.sampling import GREEDY, Sampling
+from meshwright.execution.models.inference.save import StoredDtype, model_files, write_model
+from meshwright.execution.models.inference.scoring import Score, batches, text_losses
+from meshwright.execution.models.inference.stream import (
+    Generated,
+    GenerateOptions,
+    Piece,
+    ReadOptions,
+    collect,
+    pieces_of,
+)
+from meshwright.execution.runtime.arrays import DTYPES
+from meshwright.execution.text.chat import apply_chat_template
+from meshwright.execution.text.tokenizer import REPLACEMENT, Tokenizer
+from meshwright.execution.weights.save import MAX_FILE_BYTES
+from meshwright.mesh import MeshShape
+from meshwright.planning.options import given
+from meshwright.support.field_types import not_a_choice
+from meshwright.support.files import as_path
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The messages of a chat, and the tools that the model may call, as OpenAI's API describes both."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Chat
+"""Text, tokens, or the messages of a chat, each with `role` and `content`."""
+
+LONGEST_WINDOW = 2048
+"""Default tokens of a window in scoring: longer ones take more time and barely change the score."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model with parameters on a mesh, as `meshwright.load` returns it.
+
+    Args:
+        params: the tree of sharded arrays, with the paths of `step.parameter_tree.parameters`; those of layers are
+            stacked.
+        dtype: of matmuls.
+        stored_dtype: of the weights that were loaded.
+        source: its config.json and the tokenizer's files beside it, by name. Empty for a run, whose config.json is made
+            on saving.
+        seq_len: of the sequences that it was trained on.
+        sp_method: used in training.
+    """
+
+    config: ModelConfig
+    params: Tree[Array]
+    mesh: Mesh
+    mesh_shape: MeshShape
+    system: System
+    dtype: Dtype
+    stored_dtype: StoredDtype
+    tokenizer: Tokenizer | None
+    source: Mapping[str, bytes]
+    seq_len: int | None = None
+    sp_method: SequenceMethod = "gather"
+
+    def logits(self, tokens: Any, lengths: Sequence[int] | None = None) -> Array:
+        """Return float32 logits [batch, seq, vocab] of tokens [batch, seq]; each row is a text from its first position.
+
+        Args:
+            lengths: tokens of each row before padding, by default all. They matter if rotary frequencies depend on a
+                text's length (longrope, dynamic); padding changes no other logits.
+
+        Raises:
+            MeshwrightError: tokens that are no such array or not below the vocabulary's size; lengths that do not
+                match.
+        """
+        array = _whole_numbers(tokens)
+        if array is None or array.ndim != 2:
+            raise MeshwrightError(f"tokens are {_short(tokens)}; they are whole numbers [batch, seq]")
+        self._check_tokens(array)
+        check_positions(self.config, array.shape[1], "sequences of at most {} tokens")
+        rows, longest = array.shape
+        own = np.full(rows, longest) if lengths is None else _whole_numbers(lengths)
+        if own is None or own.shape != (rows,) or own.min() < 1 or own.max() > longest:
+            raise MeshwrightError(
+                f"lengths are {_short(lengths)}; they are {rows} whole numbers from 1 to {longest}, one a row of tokens"
+            )
+        with jax.set_mesh(self.mesh):
+            return all_logits(
+                self.params, array.astype(np.int32), own, self.config, self.mesh_shape, DTYPES[self.dtype]
+            )
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> list[Generated]:
+        """Generate after each prompt: one or several, of any lengths. Options: see `GenerateOptions`."""
+        return collect(self.stream(prompts, **options), has_text=self.tokenizer is not None)
+
+    def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> Iterator[Piece]:
+        """Like `generate`, but yield a `Piece` for each token when it is generated."""
+        rows, how = self._read(prompts, options)
+        return pieces_of(
+            self._steps(rows, how),
+            len(rows),
+            tokenizer=self.tokenizer,
+            max_tokens=how.max_tokens,
+            stop=how.stop,
+            stop_tokens=how.stop_tokens,
+        )
+
+    def compile(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> None:
+        """Compile the programs that `generate` runs for these, so that it can be timed without that."""
+        for _ in itertools.islice(self._steps(*self._read(prompts, options)), 2):
+            pass  # The prompts are read by one program, and the tokens after the first written by another.
+
+    def losses(self, texts: Sequence[Prompt]) -> list[np.ndarray]:
+        """The loss in nats of each token of each text but the first, given those before it: float32 [tokens - 1] each.
+
+        Texts may differ in length; each has two tokens at least.
+        """
+        rows = [self.encode(text) for text in texts]
+        if not rows:
+            raise MeshwrightError("there is no text; give at least one")
+        _check_predicted(rows)
+        check_positions(self.config, max(map(len, rows)) - 1, "texts of at most {} tokens and one")
+        found = [np.empty(0)] * len(rows)
+        groups = self.mesh_shape.degree(RULES["batch"])
+        for numbers, tokens, targets, lengths in batches(rows, vocab=self.config.vocab, groups=groups):
+            with jax.set_mesh(self.mesh):
+                each = all_losses(
+                    self.params, tokens, targets, lengths, self.config, self.mesh_shape, DTYPES[self.dtype]
+                )
+            for row, number in enumerate(numbers):
+                found[number] = each[row, : lengths[row]]
+        return found
+
+    def score(
+        self, texts: str | Sequence[Prompt], *, seq_len: int | None = None, stride: int | None = None
+    ) -> list[Score]:
+        """Return the loss, perplexity and bits per byte of each text, in windows if it is longer than `seq_len`.
+
+        Args:
+            seq_len: tokens of a window before the last predicted one; by default the trained length, at most 2048.
+            stride: tokens between starts of windows, by default seq_len; see `text_losses`.
+        """
+        several = [texts] if isinstance(texts, str) else texts
+        if not isinstance(several, Sequence):
+            raise MeshwrightError(f"texts is {texts!r}; it is a text, or a list of texts")
+        if not several:
+            raise MeshwrightError("there is no text; give at least one")
+        rows = [self.encode(text) for text in several]
+        _check_predicted(rows)
+        longest = self.usual_window if seq_len is None else seq_len
+        if longest < 1:
+            raise MeshwrightError(f"seq_len is {longest}; it is 1 or more")
+        nats = text_losses(self.losses, rows, seq_len=longest, stride=longest if stride is None else stride)
+        return [
+            Score(tokens=len(row) - 1, nats=each, num_bytes=self._num_bytes(text, row))
+            for text, row, each in zip(several, rows, nats, strict=True)
+        ]
+
+    def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Return the log probability in nats of each continuation after its context, for (context, continuation) pairs.
+
+        As in the LM evaluation harness (https://github.com/EleutherAI/lm-evaluation-harness): spaces at a context's end
+        belong to the continuation, and texts longer than the trained length lose their beginning.
+        """
+        rows, counts = self.continuations(pairs)
+        return [-math.fsum(each[-count:].tolist()) for each, count in zip(self.losses(rows), counts, strict=True)]
+
+    def continuations(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Any], list[int]]:
+        """Return the tokens [n] of each context with its continuation, and how many of them are the continuation.
+
+        Raises:
+            MeshwrightError: a continuation without tokens, or with more than are scored at once.
+        """
+        rows, counts = [], []
+        if isinstance(pairs, str) or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
+            raise MeshwrightError(f"pairs are {_short(pairs)}; they are (context, continuation) each, both text")
+        for context, continuation in pairs:
+            whole = self.encode(context + continuation)
+            before = self.encode(context.rstrip()) if context.strip() else whole[:0]
+            counts.append(len(whole) - len(before))
+            if not 1 <= counts[-1] <= min(len(whole) - 1, self.usual_window):
+                raise MeshwrightError(
+                    f"{_short(continuation)} after {_short(context)} has {counts[-1]} tokens of {len(whole)}; it is"
+                    f" predicted from a token before it at least, and has 1 to {self.usual_window}"
+                )
+            rows.append(whole[-self.usual_window - 1 :])
+        return rows, counts
+
+    @property
+    def usual_window(self) -> int:
+        """The tokens of a window in scoring: the trained length, at most 2048."""
+        return min(self.seq_len or LONGEST_WINDOW, LONGEST_WINDOW)
+
+    def encode(self, prompt: Prompt) -> np.ndarray:
+        """The tokens of a prompt."""
+        found: Any = prompt.messages if isinstance(prompt, Chat) else prompt
+        is_messages = isinstance(found, Sequence) and len(found) and isinstance(found[0], Mapping)
+        if isinstance(found, str) or is_messages:
+            if self.tokenizer is None:
+                raise MeshwrightError(f"{self.config.name} has no tokenizer; give the tokens of the prompt")
+            if isinstance(found, str):
+                found = self.tokenizer.encode(found)
+            else:
+                _check_messages(found)
+                tools = prompt.tools if isinstance(prompt, Chat) else ()
+                found = apply_chat_template(self.tokenizer, found, tools=tools)
+        array = _whole_numbers(found)
+        if array is None or array.ndim != 1:
+            raise MeshwrightError(f"a prompt is {_short(prompt)}; it is text, tokens or messages of at least one token")
+        self._check_tokens(array)
+        return array.astype(np.int32)
+
+    def save(
+        self,
+        directory: str | Path,
+        *,
+        dtype: StoredDtype | None = None,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        on_bytes: Callable[[int], None] = lambda n: None,
+    ) -> None:
+        """Write a directory that Hugging Face's libraries load: weights, config.json, tokenizer.
+
+        It is written beside its place and then renamed, so it is complete or absent.
+
+        Args:
+            dtype: of the weights; by default as loaded.
+            max_file_bytes: larger weights are written to several files, with an index.
+            on_bytes: called with the bytes of each tensor written.
+
+        Raises:
+            MeshwrightError: a directory that is not empty or cannot be written; a model that no config.json describes.
+        """
+        if dtype not in (None, *get_args(StoredDtype)):
+            raise MeshwrightError(not_a_choice("dtype", dtype, get_args(StoredDtype)))
+        stored = dtype or self.stored_dtype
+        files = model_files(self.config, self.source, self.tokenizer, self.seq_len, stored)
+        write_model(
+            as_path(directory),
+            self.config,
+            self.params,
+            files,
+            stored,
+            max_file_bytes=max_file_bytes,
+            on_bytes=on_bytes,
+        )
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """The number of its parameters."""
+        return sum(array.size for array in jax.tree.leaves(self.params))
+
+    def _num_bytes(self, text: Prompt, tokens: np.ndarray) -> int | None:
+        """Return the bytes of a text after its first token; bytes that are no whole character count as replacements."""
+        if self.tokenizer is None:
+            return None
+        whole = text if isinstance(text, str) else self.tokenizer.decode(tokens.tolist())
+        first = self.tokenizer.decode(tokens[:1].tolist())
+        return len(whole.encode(errors="surrogateescape")) - len(first.replace(REPLACEMENT, "?").encode())
+
+    def _check_tokens(self, tokens: np.ndarray) -> None:
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.config.vocab:
+            raise MeshwrightError(
+                f"token {low if low < 0 else high} is not one of {self.config.name}, which has 0 to"
+                f" {self.config.vocab - 1}"
+            )
+
+    def _rows(self, prompts: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
+        """The tokens of each prompt."""
+        several: Any = prompts
+        if isinstance(prompts, Chat):
+            return [self.encode(prompts)]
+        if not hasattr(several, "__len__"):
+            raise MeshwrightError(
+                f"prompts are {_short(several)}; they are text, tokens or messages, or a list of them"
+            )
+        if not len(several):
+            raise MeshwrightError("there is no prompt; give at least one")
+        is_one = isinstance(prompts, str) or isinstance(several[0], int | np.integer | Mapping)
+        return [self.encode(prompt) for prompt in ([several] if is_one else several)]
+
+    def _read(
+        self, prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]
+    ) -> tuple[list[np.ndarray], ReadOptions]:
+        """The tokens of each prompt and how texts are made; raises where these cannot be."""
+        rows = self._rows(prompts)
+        said: Any = given(options, GenerateOptions.__annotations__)
+        sampling, stop = said.get("sampling", GREEDY), said.get("stop", ())
+        how = ReadOptions(
+            max_tokens=said.get("max_tokens", 200),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_tokens=tuple(said.get("stop_tokens", self.tokenizer.stop_tokens if self.tokenizer else ())),
+            sampling=(sampling,) * len(rows) if isinstance(sampling, Sampling) else _samplings(sampling),
+            sp_method=said.get("sp_method", self.sp_method if self.mesh_shape.sp > 1 else "gather"),
+        )
+        if "sp_method" in said and self.mesh_shape.sp == 1:
+            raise MeshwrightError(f"sp_method changes nothing on mesh {self.mesh_shape}, which has sp=1; leave it out")
+        if self.config.needs_scores and how.sp_method != "gather":
+            raise MeshwrightError(
+                f"sp_method is {how.sp_method!r}, and {self.config.name} caps its scores or has sinks, which only"
+                f" 'gather' does"
+            )
+        if how.stop and self.tokenizer is None:
+            raise MeshwrightError(f"{self.config.name} has no tokenizer, so no text can stop it; give stop_tokens")
+        if "stop_tokens" in said and how.stop_tokens:
+            self._check_tokens(np.asarray(how.stop_tokens))
+        if len(how.sampling) != len(rows):
+            raise MeshwrightError(f"there are {len(how.sampling)} samplings for {len(rows)} prompts; give one for each")
+        longest = max(map(len, rows))
+        check_positions(
+            self.config, longest + how.max_tokens - 1, f"at most {{}} tokens with the prompt, which has {longest}"
+        )
+        return rows, how
+
+    def _steps(self, rows: list[np.ndarray], how: ReadOptions) -> Iterator[np.ndarray]:
+        """The next token of every row, [rows] each."""
+        steps = generate_tokens(
+            self.params, rows, self.config, self.mesh_shape,
+            num_tokens=how.max_tokens, sampling=how.sampling, dtype=DTYPES[self.dtype], sp_method=how.sp_method,
+        )  # fmt: skip
+        while True:
+            # Whoever reads the steps is left with the mesh of their own.
+            with jax.set_mesh(self.mesh):
+                tokens = next(steps, None)
+            if tokens is None:
+                return
+            yield tokens
+
+
+def _samplings(values: Any) -> tuple[Sampling, ...]:
+    """The sampling of each prompt. Raises for anything else."""
+    if not isinstance(values, Sequence) or not all(isinstance(one, Sampling) for one in values):
+        raise MeshwrightError(
+            f"sampling is {_short(values)}; it is a Sampling, as Sampling(temperature=0.5), or one each"
+        )
+    return tuple(values)
+
+
+def _check_predicted(rows: Sequence[np.ndarray]) -> None:
+    """Raise where a text has no token that is predicted from one before it."""
+    if short := [row for row in rows if len(row) < 2]:
+        raise MeshwrightError(f"a text has {len(short[0])} token; its second is the first that is predicted")
+
+
+def _check_messages(messages: Sequence[Any]) -> None:
+    """Raise where a message has no role, or neither content nor calls of tools."""
+    for message in messages:
+        has_content = isinstance(message, Mapping) and ("content" in message or "tool_calls" in message)
+        if not has_content or not isinstance(message.get("role"), str):
+            raise MeshwrightError(f"a message is {_short(message)}; it has a role and a content")
+
+
+def _whole_numbers(values: Any) -> np.ndarray | None:
+    """An array of at least one whole number; None of anything else, rows of several lengths too."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        return None
+    return array if array.size and np.issubdtype(array.dtype, np.integer) else None
+
+
+def _short(value: Any) -> str:
+    """Return a value, shortened for an error message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,151 @@
+"""Streaming text: the pieces that tokens add, and stop conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypedDict
+
+import numpy as np
+
+from meshwright.description.step.strategy import SequenceMethod
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.execution.text.tokenizer import Tokenizer, TokenStream
+from meshwright.support.field_types import check_fields
+
+StoppedBy = Literal["length", "token", "text"]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Options of generation.
+
+    max_tokens: most tokens of each text (200). stop: strings that end a text. stop_tokens: tokens that end it; by
+    default those of the model's files. sampling: for all prompts, or one for each; by default greedy. sp_method: how
+    the prompt's queries meet keys split over sp: gather them, or send them round a ring, so that no device holds all
+    keys of a long prompt. By default as in training, else gather.
+    """
+
+    max_tokens: int
+    stop: Sequence[str]
+    stop_tokens: Sequence[int] | None
+    sampling: Sampling | Sequence[Sampling]
+    sp_method: SequenceMethod
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """`GenerateOptions` with all said, a sampling for each prompt."""
+
+    max_tokens: int
+    stop: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
+    sampling: tuple[Sampling, ...]
+    sp_method: SequenceMethod
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.max_tokens < 1:
+            raise MeshwrightError(f"max_tokens is {self.max_tokens}; it is 1 or more")
+        if "" in self.stop:
+            raise MeshwrightError("a text of stop is empty, which every text begins with; leave it out")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Result of one prompt: its tokens, their text (None without a tokenizer), and why it ended.
+
+    Tokens and text exclude what ended them.
+    """
+
+    tokens: tuple[int, ...]
+    text: str | None
+    stopped_by: StoppedBy
+
+
+class Piece(NamedTuple):
+    """The text that one token adds.
+
+    Args:
+        row: the prompt's number.
+        text: whole characters only; empty while a character is incomplete or the text may begin a stop string.
+        token: None if it ends the text.
+        done: why the text ends here; None if it goes on.
+    """
+
+    row: int
+    text: str
+    token: int | None
+    done: StoppedBy | None
+
+
+def collect(pieces: Iterable[Piece], *, has_text: bool) -> list[Generated]:
+    """The whole texts, in the order of their prompts."""
+    rows: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        rows.setdefault(piece.row, []).append(piece)
+    return [
+        Generated(
+            tuple(piece.token for piece in row if piece.token is not None),
+            "".join(piece.text for piece in row) if has_text else None,
+            row[-1].done or "length",
+        )
+        for _, row in sorted(rows.items())
+    ]
+
+
+def pieces_of(
+    steps: Iterable[np.ndarray],
+    num_rows: int,
+    *,
+    tokenizer: Tokenizer | None,
+    max_tokens: int,
+    stop: Sequence[str],
+    stop_tokens: Sequence[int],
+) -> Iterator[Piece]:
+    """The pieces of all texts; steps: the next token of every row, [rows] each. No step is taken that nothing needs."""
+    rows = [GrowingText(tokenizer and TokenStream(tokenizer)) for _ in range(num_rows)]
+    for number, tokens in enumerate(steps, start=1):
+        for row, token in enumerate(tokens.tolist()):
+            if rows[row].done is None:
+                text = rows[row].add(token, stop_tokens, stop, is_last=number == max_tokens)
+                yield Piece(row, text, token if token not in stop_tokens else None, rows[row].done)
+        if all(row.done for row in rows):
+            return
+
+
+@dataclass
+class GrowingText:
+    """A text being generated. `shown`: characters already in pieces. `stop`: the string that ended it."""
+
+    stream: TokenStream | None
+    text: str = ""
+    shown: int = 0
+    done: StoppedBy | None = None
+    stop: str | None = None
+
+    def add(self, token: int, ends: Container[int], stop: Sequence[str], *, is_last: bool) -> str:
+        """Return the text that a token adds; possible beginnings of a stop string are held back."""
+        if token in ends:
+            self.done = "token"
+        else:
+            self.text += self.stream.add(token) if self.stream else ""
+            self.done = "length" if is_last else None
+        if self.done and self.stream:
+            self.text += self.stream.finish()
+        found = [(at, text) for text in stop if (at := self.text.find(text, max(0, self.shown - len(text)))) >= 0]
+        if found:
+            at, self.stop = min(found)
+            self.text, self.done = self.text[:at], "text"
+        until = len(self.text) if self.done else len(self.text) - _held_back(self.text, stop)
+        piece = self.text[self.shown : until]
+        self.shown = max(self.shown, until)
+        return piece
+
+
+def _held_back(text: str, stop: Sequence[str]) -> int:
+    """The characters at the end of a text that may be the beginning of a stop text."""
+    return max(
+        (length for end in stop for length in range(1, len(end)) if text.endswith(end[:length])),
+        default=0,
+    )

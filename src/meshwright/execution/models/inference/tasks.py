@@ -1,0 +1,128 @@
+"""Multiple choice tasks, answered with the likeliest choice after the question.
+
+File format, prompts and both accuracies are those of the LM evaluation harness
+(https://github.com/EleutherAI/lm-evaluation-harness), whose target delimiter is a space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.inference.loaded import LoadedModel
+from meshwright.execution.text.lines import json_lines
+
+QUERY, GOLD = ("query", "question"), ("gold", "answer")
+"""The names that a file may have for the question, and for the number of the right choice."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question: gold is the number of the right choice, from 0."""
+
+    query: str
+    choices: tuple[str, ...]
+    gold: int
+
+
+class TaskFigures(TypedDict):
+    """A task's figures in JSON and metrics: `TaskResult` without log likelihoods, with standard errors."""
+
+    questions: int
+    acc: float
+    acc_stderr: float | None
+    acc_norm: float
+    acc_norm_stderr: float | None
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How many questions are answered right.
+
+    Args:
+        log_likelihoods: of each choice of each question, in nats.
+        acc: the share whose likeliest choice is right.
+        acc_norm: the same of the choice that is likeliest a byte of UTF-8, so that long choices are not at a loss.
+    """
+
+    log_likelihoods: tuple[tuple[float, ...], ...]
+    acc: float
+    acc_norm: float
+
+    def stderr(self, share: float) -> float | None:
+        """The standard error of one of the shares; None of a single question."""
+        count = len(self.log_likelihoods)
+        return math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else None
+
+    def figures(self) -> TaskFigures:
+        """Both shares with their standard errors."""
+        return TaskFigures(
+            questions=len(self.log_likelihoods),
+            acc=self.acc,
+            acc_stderr=self.stderr(self.acc),
+            acc_norm=self.acc_norm,
+            acc_norm_stderr=self.stderr(self.acc_norm),
+        )
+
+
+def read_task(path: Path) -> list[Question]:
+    """The questions of a file with a JSON object a line: `query`, `choices` and `gold`, or `question` and `answer`.
+
+    Raises:
+        MeshwrightError: another field, or one of another type.
+    """
+    found = [_question(data, place) for place, data in json_lines(path)]
+    if not found:
+        raise MeshwrightError(f"{path} has no question; it holds one a line")
+    return found
+
+
+def answer(model: LoadedModel, questions: Sequence[Question]) -> TaskResult:
+    """Answer questions with the likeliest of their choices, each after a space."""
+    every = iter(model.log_likelihoods(_pairs(questions)))
+    found = tuple(tuple(next(every) for _ in question.choices) for question in questions)
+    right = right_normed = 0
+    for question, likely in zip(questions, found, strict=True):
+        by_byte = [value / len(choice.encode()) for value, choice in zip(likely, question.choices, strict=True)]
+        right += likely.index(max(likely)) == question.gold
+        right_normed += by_byte.index(max(by_byte)) == question.gold
+    return TaskResult(found, right / len(questions), right_normed / len(questions))
+
+
+def check_answerable(model: LoadedModel, questions: Sequence[Question]) -> None:
+    """Raise as `answer` would where a choice cannot be scored; no parameter is needed."""
+    model.continuations(_pairs(questions))
+
+
+def _pairs(questions: Sequence[Question]) -> list[tuple[str, str]]:
+    """Each question with each of its choices, which follows a space."""
+    return [(question.query, f" {choice}") for question in questions for choice in question.choices]
+
+
+def _question(data: dict[str, Any], place: str) -> Question:
+    """The question of one object."""
+    names = [next((name for name in kind if name in data), kind[0]) for kind in (QUERY, ("choices",), GOLD)]
+    if unknown := sorted(data.keys() - {*names}):
+        raise MeshwrightError(
+            f"{place}: there is no field {unknown[0]!r}; a question has query (or question), choices, and gold (or"
+            f" answer)"
+        )
+    query, choices, gold = (data.get(name) for name in names)
+    if not (isinstance(query, str) and query.strip()):
+        raise _field_error(place, names[0], data, "a text")
+    if not (isinstance(choices, list) and len(choices) > 1 and all(isinstance(c, str) and c for c in choices)):
+        raise _field_error(place, names[1], data, "a list of two texts or more")
+    if len(set(choices)) < len(choices):
+        raise _field_error(place, names[1], data, "a list of texts that differ")
+    if type(gold) is not int or not 0 <= gold < len(choices):
+        raise _field_error(place, names[2], data, f"the number of the right choice, from 0 to {len(choices) - 1}")
+    return Question(query, tuple(choices), gold)
+
+
+def _field_error(place: str, name: str, data: dict[str, Any], wanted: str) -> MeshwrightError:
+    said = f"is {str(data[name])[:40]!r}" if name in data else "is missing"
+    return MeshwrightError(f"{place}: {name} {said}; it is {wanted}")

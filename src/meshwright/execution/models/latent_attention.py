@@ -1,0 +1,62 @@
+"""Latent attention over a cache of latents, with the weights of keys and values absorbed (arXiv:2405.04434).
+
+A score is query . (W_key latent) = (W_key^T query) . latent: queries are multiplied into the latent and its average out
+of it, so that a token's keys and values are never made (section 2.1.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.description.step.layer import Attention, Block, Concat, LatentKeys, Linear
+from meshwright.execution.models.attention_layer import scoring_of
+from meshwright.execution.models.context import LayerContext
+from meshwright.execution.models.generation.cache import Cache
+from meshwright.execution.models.generation.cached_attention import write_and_attend
+from meshwright.execution.models.generation.paged_cache import PagedCache
+
+
+def latent_attention(
+    query: Array, new: Cache, key_weight: Array, value_weight: Array, op: Attention, context: LayerContext
+) -> tuple[Array, Cache | PagedCache]:
+    """The attention output [b, s, heads, 1, value_dim] of queries [b, s, heads, qk_dim], and the cache with `new`.
+
+    Args:
+        new: the latents of the queries' tokens. key_weight, value_weight: [rank, heads, dims].
+    """
+    layout = context.layout
+    assert context.cache is not None
+    of_key, of_value = (
+        jax.reshard(weight.astype(query.dtype), layout.spec("latent_input", "kv_heads", "head_dim"))
+        for weight in (key_weight, value_weight)
+    )
+    plain = of_key.shape[-1]
+    absorbed = jnp.einsum("bsnh,rnh->bsnr", query[..., :plain], of_key)
+    wide = jnp.concatenate([absorbed, query[..., plain:]], axis=-1)[:, :, None]
+    (window,) = op.windows
+    mixed, cache = write_and_attend(
+        *(wide, new, context.cache, context.cache_layer, context.positions.numbers, layout, scoring_of(op), window),
+        is_latent=True,
+    )
+    return jnp.einsum("bsnr,rnh->bsnh", mixed[:, :, 0], of_value)[:, :, :, None], cache
+
+
+@lru_cache(maxsize=256)
+def with_absorbed_latents(block: Block) -> Block:
+    """A block as decoding runs it: without the products that make keys and values of latents."""
+    latent = latent_of(block)
+    if latent is None:
+        return block
+    absorbed = (latent.key_weight, latent.value_weight)
+    ops = (op for op in block.ops if not isinstance(op, Concat))
+    return replace(block, ops=tuple(op for op in ops if not (isinstance(op, Linear) and op.name in absorbed)))
+
+
+def latent_of(block: Block) -> LatentKeys | None:
+    """The latent of a block's attention, if it has one."""
+    return next((op.latent for op in block.ops if isinstance(op, Attention)), None)

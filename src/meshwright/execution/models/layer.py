@@ -1,0 +1,326 @@
+"""A layer run op by op: one lowering for each kind of op of `step.layer`.
+
+Ops that communicate together run as a group: consecutive products of one value gather it once, or share a ring
+(`models.linear`), and the ops of experts from dispatch to combine are one program on each device (`models.moe`). A
+product that is added to the residual stream is reduce-scattered; several that are added at once are summed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.layer import (
+    STREAM,
+    Add,
+    Attention,
+    Block,
+    Combine,
+    Concat,
+    Dispatch,
+    Gated,
+    LayerOp,
+    Linear,
+    Norm,
+    Rotary,
+    SigmoidGate,
+    Slice,
+    Stack,
+)
+from meshwright.description.step.parameter_tree import LORA_A, LORA_B, SINKS
+from meshwright.execution.models.activation import activate
+from meshwright.execution.models.attention_layer import attention_layer
+from meshwright.execution.models.context import LayerContext, Weights
+from meshwright.execution.models.dropout import ATTENTION, MLP, dropout
+from meshwright.execution.models.generation.cache import Cache
+from meshwright.execution.models.generation.paged_cache import PagedCache
+from meshwright.execution.models.generation.stationary import (
+    WEIGHTS,
+    gather_hidden,
+    scatter_hidden,
+    stationary_product,
+    sum_of_heads,
+)
+from meshwright.execution.models.latent_attention import latent_attention, latent_of, with_absorbed_latents
+from meshwright.execution.models.linear import (
+    GATHERED,
+    RESIDUAL,
+    column_parallel_linear,
+    low_rank_columns,
+    low_rank_rows,
+    router_logits,
+    row_parallel_linear,
+)
+from meshwright.execution.models.moe import MoeOps, moe_layer
+from meshwright.execution.models.norm import norm
+from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
+from meshwright.execution.models.rotary import rotate
+
+
+class LayerResult(NamedTuple):
+    """The results of a layer: the residual stream, its keys and values, the load of its experts.
+
+    In generation `cache` is that of all layers, with this one's tokens written.
+    """
+
+    stream: Array
+    cache: Cache | PagedCache | None
+    load: Array | None
+
+
+@dataclass
+class _Run:
+    """The state of a layer while its ops run: its values by name.
+
+    partial: the values that are partial sums over tp, each with the bias to add after the sum, if any. branches: the
+    low-rank branches beside them, which are added after it too.
+    """
+
+    weights: Weights
+    context: LayerContext
+    values: dict[str, Array]
+    partial: dict[str, Array | None] = field(default_factory=dict)
+    branches: dict[str, Array] = field(default_factory=dict)
+    cache: Cache | PagedCache | None = None
+    load: Array | None = None
+
+
+def run_layer(stack: Stack, x: Array, weights: Weights, context: LayerContext) -> LayerResult:
+    """Run one layer of a stack on the residual stream x [b, s, d]."""
+    run = _Run(weights, context, {STREAM: x})
+    for block in stack.blocks:
+        with jax.named_scope(block.name):
+            for ops in _groups(block if context.cache is None else with_absorbed_latents(block)):
+                LOWERINGS[type(ops[0])](run, block, *ops)
+    return LayerResult(run.values[STREAM], run.cache, run.load)
+
+
+def _run_norm(run: _Run, _: Block, op: Norm) -> None:
+    bias = run.weights[f"{op.name}_bias"] if op.has_bias else None
+    run.values[op.target] = norm(run.values[op.source], op, run.weights[op.name], bias)
+
+
+def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
+    """Products of one value: column-parallel, row-parallel, or with a router."""
+    op, layout, strategy = ops[0], run.context.layout, run.context.strategy
+    source = run.values[op.source]
+    if layout.cache_split is not None:
+        _run_stationary(run, block, *ops)
+    elif op.is_on_residual:
+        run.values[op.target] = _with_bias(router_logits(source, run.weights[op.name], layout), _bias(run, op))
+    elif op.inputs[0][0] in ("embed", "latent_input"):
+        products = column_parallel_linear(source, [run.weights[each.name] for each in ops], ops, layout, strategy)
+        for each, product in zip(ops, products, strict=True):
+            run.values[each.target] = _with_bias(product, _bias(run, each))
+            if each.low_rank:
+                added = low_rank_columns(source, *_factors(run, each), each, layout, run.context.rng)
+                run.values[each.target] = checkpoint_name(run.values[each.target] + added, PRODUCT)
+    else:
+        # A collective matmul includes the sum.
+        is_partial = op.target in _summed_together(block) and not strategy.collective_matmul
+        weight = run.weights[op.name]
+        added, bias = row_parallel_linear(source, weight, op, layout, strategy, is_partial=is_partial), _bias(run, op)
+        if is_partial:
+            run.values[op.target], run.partial[op.target] = added, bias
+        else:
+            run.values[op.target] = _with_bias(checkpoint_name(added, PRODUCT), bias)
+        if op.low_rank:
+            branch = low_rank_rows(source, *_factors(run, op), op, layout, run.context.rng)
+            if is_partial:
+                run.branches[op.target] = branch
+            else:
+                run.values[op.target] = checkpoint_name(run.values[op.target] + branch, PRODUCT)
+
+
+def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
+    """Products with weights that stay where they are stored."""
+    layout = run.context.layout
+    source = run.values[ops[0].source]
+    if ops[0].inputs[0][0] == "embed" and not ops[0].is_on_residual:
+        source = layout.place(source, *GATHERED)
+    for op in ops:
+        made = stationary_product(source, run.weights[op.name], op, layout, jnp.float32 if op.is_on_residual else None)
+        bias = _bias(run, op)
+        if op.is_on_residual:
+            run.values[op.target] = _with_bias(layout.place(made, "batch", "residual_sequence", "router"), bias)
+        elif op.inputs[0][0] == "latent_input":
+            run.values[op.target] = made
+        elif op.inputs[0][0] != "embed" and op.target in _summed_together(block):
+            run.values[op.target], run.partial[op.target] = made, bias
+        elif op.inputs[0][0] != "embed":
+            run.values[op.target] = _with_bias(layout.place(made, *RESIDUAL), bias, is_split=True)
+        elif op.outputs[0][0] == "mlp":
+            run.values[op.target] = _with_bias(scatter_hidden(made, layout), bias, is_split=True)
+        else:
+            is_latent, is_prompt = latent_of(block) is not None, run.context.cache is None
+            summed = sum_of_heads(made, op, layout, is_latent=is_latent, is_prompt=is_prompt)
+            run.values[op.target] = _with_bias(summed, bias)
+
+
+def _run_rotary(run: _Run, _: Block, op: Rotary) -> None:
+    for name in op.values:
+        rotated = rotate(run.values[name], op, run.context.positions.tables, run.context.layer)
+        run.values[name] = checkpoint_name(rotated, INTERMEDIATE)
+
+
+def _run_attention(run: _Run, _: Block, op: Attention) -> None:
+    query, latent = run.values[op.query], op.latent
+    if latent is None:
+        new = Cache(run.values[op.key], run.values[op.value])
+        sinks = run.weights[SINKS] if op.has_sinks else None
+        run.values[op.target], run.cache = attention_layer(query, new, sinks, op, run.context)
+        return
+    latents = Cache(*(run.values[name][:, :, None] for name in (latent.latent, latent.rotary)))
+    if run.context.cache is not None:
+        of_key, of_value = run.weights[latent.key_weight], run.weights[latent.value_weight]
+        run.values[op.target], run.cache = latent_attention(query, latents, of_key, of_value, op, run.context)
+    else:
+        new = Cache(run.values[op.key], run.values[op.value])
+        run.values[op.target] = attention_layer(query[:, :, :, None], new, None, op, run.context)[0]
+        run.cache = latents
+
+
+def _run_slice(run: _Run, _: Block, op: Slice) -> None:
+    run.values[op.target] = run.values[op.source][..., op.start : op.start + op.size]
+
+
+def _run_concat(run: _Run, _: Block, op: Concat) -> None:
+    """Values [b, s, heads, h] side by side; one without heads [b, s, h] is that of each, its gradient their sum."""
+    first, *others = (run.values[name] for name in op.sources)
+    spec = jax.typeof(first).sharding.spec
+    beside = [
+        lax.broadcast_in_dim(x, (*first.shape[:3], x.shape[-1]), (0, 1, 3), out_sharding=spec) if x.ndim == 3 else x
+        for x in others
+    ]
+    run.values[op.target] = checkpoint_name(jnp.concatenate([first, *beside], axis=-1), INTERMEDIATE)
+
+
+def _run_gated(run: _Run, _: Block, op: Gated) -> None:
+    hidden = activate(op, *(run.values[name] for name in op.sources))
+    is_split = run.context.layout.cache_split is not None
+    run.values[op.target] = gather_hidden(hidden, run.context.layout) if is_split else hidden
+
+
+def _run_sigmoid_gate(run: _Run, _: Block, op: SigmoidGate) -> None:
+    source = run.values[op.source]
+    run.values[op.target] = source * jax.nn.sigmoid(run.values[op.by]).astype(source.dtype)
+
+
+def _run_experts(run: _Run, _: Block, *ops: LayerOp) -> None:
+    dispatch, *opened, hidden, down, combine = ops
+    assert isinstance(dispatch, Dispatch)
+    assert isinstance(hidden, Gated)
+    assert isinstance(down, Linear)
+    assert isinstance(combine, Combine)
+    linears = tuple(op for op in opened if isinstance(op, Linear))
+    segments = run.context.positions.segments
+    layout = run.context.layout
+    with jax.named_scope(WEIGHTS) if layout.cache_split is not None else nullcontext():
+        added, run.load = moe_layer(
+            run.values[dispatch.source],
+            run.values[dispatch.router],
+            run.weights,
+            MoeOps(dispatch, linears, hidden, down),
+            layout,
+            run.context.strategy.matmul_dtype,
+            None if segments is None else segments.ids,
+        )
+    run.values[combine.target] = added
+
+
+def _run_add(run: _Run, block: Block, op: Add) -> None:
+    """Add values to the residual stream; partial sums over tp are added first and reduce-scattered once."""
+    layout, rng = run.context.layout, run.context.rng
+    partial = [name for name in op.sources if name in run.partial]
+    values = [run.values[name] for name in op.sources if name not in run.partial]
+    if partial:
+        summed = layout.place(_sum([run.values[name] for name in partial]), *RESIDUAL)
+        biases = [bias for name in partial if (bias := run.partial[name]) is not None]
+        branches = [run.branches[name] for name in partial if name in run.branches]
+        summed = checkpoint_name(_sum([summed, *branches]), PRODUCT)
+        values.append(_with_bias(summed, _sum(biases) if biases else None))
+    place = MLP if block.name == "mlp" else ATTENTION
+    run.values[op.target] = run.values[op.target] + dropout(_sum(values), rng, layout, place)
+
+
+LOWERINGS: Mapping[type, Callable[..., None]] = {
+    Norm: _run_norm,
+    Linear: _run_linear,
+    Rotary: _run_rotary,
+    Attention: _run_attention,
+    Slice: _run_slice,
+    Concat: _run_concat,
+    Gated: _run_gated,
+    Dispatch: _run_experts,
+    SigmoidGate: _run_sigmoid_gate,
+    Add: _run_add,
+}
+"""The function for a group of ops, by the type of the first."""
+
+
+@lru_cache(maxsize=256)
+def _groups(block: Block) -> tuple[tuple[LayerOp, ...], ...]:
+    """The ops of a block in groups that run together."""
+    ops, groups, start = block.ops, [], 0
+    while start < len(ops):
+        first, stop = ops[start], start + 1
+        if isinstance(first, Dispatch):
+            stop = next(number for number, op in enumerate(ops) if isinstance(op, Combine)) + 1
+        elif isinstance(first, Linear):
+            while stop < len(ops) and _can_share_gather(first, ops[stop]):
+                stop += 1
+        groups.append(ops[start:stop])
+        start = stop
+    return tuple(groups)
+
+
+def _can_share_gather(first: Linear, other: LayerOp) -> bool:
+    """Whether two products read the same value, gathered over the same axes."""
+    return (
+        isinstance(other, Linear)
+        and not first.is_on_residual
+        and (first.source, first.inputs, first.outputs[0][0]) == (other.source, other.inputs, other.outputs[0][0])
+    )
+
+
+@lru_cache(maxsize=256)
+def _summed_together(block: Block) -> frozenset[str]:
+    """The values of each `Add` of several products and nothing else, which are summed over tp at once."""
+    products = {op.target for op in block.ops if isinstance(op, Linear)}
+    adds = (op.sources for op in block.ops if isinstance(op, Add))
+    return frozenset(name for names in adds if len(names) > 1 and products.issuperset(names) for name in names)
+
+
+def _bias(run: _Run, op: Linear) -> Array | None:
+    return run.weights[f"{op.name}_bias"] if op.has_bias else None
+
+
+def _factors(run: _Run, op: Linear) -> tuple[Array, Array]:
+    """The two weights of a product's low-rank branch."""
+    return run.weights[f"{op.name}{LORA_A}"], run.weights[f"{op.name}{LORA_B}"]
+
+
+def _with_bias(x: Array, bias: Array | None, *, is_split: bool = False) -> Array:
+    if bias is None:
+        return x
+    spec: Any = jax.typeof(x).sharding.spec
+    # It has a slice of the bias where the last dims are split further, as a server's hidden values are.
+    own = jax.reshard(bias.astype(x.dtype), P(*spec[x.ndim - bias.ndim :])) if is_split else bias.astype(x.dtype)
+    return x + lax.broadcast_to_rank(own, x.ndim)
+
+
+def _sum(values: list[Any]) -> Any:
+    """The sum of one array or more."""
+    first, *rest = values
+    for value in rest:
+        first = first + value
+    return first

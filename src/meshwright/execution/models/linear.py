@@ -1,0 +1,165 @@
+"""Column-parallel and row-parallel products of the residual stream.
+
+Between blocks the residual stream's sequence is also sharded over tp (Megatron's sequence parallelism,
+arXiv:2205.05198). A block gathers it, multiplies it by shards of weights, and reduce-scatters the result; with the
+strategy's collective matmuls both overlap with the products (`runtime.collective_matmul`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.layer import Linear
+from meshwright.description.step.strategy import Strategy
+from meshwright.execution.models.dropout import DropoutRng, dropout_of_branch
+from meshwright.execution.models.product import product
+from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
+from meshwright.execution.runtime.collective_matmul import all_gather_matmuls, matmul_reduce_scatter
+from meshwright.execution.runtime.mesh import mesh_platform
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.runtime.shards import on_shards
+
+RESIDUAL = ("batch", "residual_sequence", "activation")
+GATHERED = ("batch", "sequence", "activation")
+
+RANK_OF_STREAM = ("embed", "rank")
+"""The dims of a low-rank branch's weight that the stream is multiplied by; of one that makes it the other way round."""
+
+
+def column_parallel_linear(
+    h: Array, weights: Sequence[Array], ops: Sequence[Linear], layout: ShardingContext, strategy: Strategy
+) -> list[Array]:
+    """The products of h [b, s, d], the residual stream or a latent, with weights whose columns may be sharded over tp.
+
+    h is gathered once for all. Returns an array [b, s, *outputs] for each op, without its bias.
+    """
+    rows, splits = ops[0].inputs[0][0], ops[0].outputs[0][0]
+    subscripts = ("bsd,dn->bsn",) * len(ops)
+    # One dim of columns: XLA:CPU copies weights with several before it sums over them in backward.
+    used = [layout.weight(_matrix(array, 1), rows, splits, dtype=h.dtype) for array in weights]
+    ring = _ring(layout, splits, strategy)
+    if not ring:
+        whole = gathered(h, layout, splits)
+        made = [
+            product(letters, whole, weight, matmul_dtype=strategy.matmul_dtype, layout=layout)
+            for letters, weight in zip(subscripts, used, strict=True)
+        ]
+    else:
+
+        def local(h: Array, *weights: Array) -> tuple[Array, ...]:
+            # A TPU has two links along an axis: rings go both ways.
+            return all_gather_matmuls(subscripts, h, weights, axes=ring, dim="s", is_two_way=mesh_platform() == "tpu")
+
+        results = (layout.spec("batch", "sequence", splits),) * len(ops)
+        read = (layout.spec(*RESIDUAL), *map(_spec, used))
+        made = on_shards(local, layout, in_specs=read, out_specs=results)(h, *used)
+    return [
+        checkpoint_name(array, PRODUCT).reshape(*h.shape[:2], *(size for _, size in op.outputs))
+        for array, op in zip(made, ops, strict=True)
+    ]
+
+
+def row_parallel_linear(
+    x: Array, weight: Array, op: Linear, layout: ShardingContext, strategy: Strategy, *, is_partial: bool = False
+) -> Array:
+    """The product of x [b, s, *inputs] with a weight whose rows are sharded over tp, without its bias.
+
+    It is reduce-scattered to the sharding of the residual stream. is_partial: return it unreduced over tp (a
+    collective matmul reduces it all the same).
+    """
+    splits = op.inputs[0][0]
+    # Transposed, its shards along the last dim are contiguous when they are gathered; otherwise XLA:CPU interleaves
+    # them in another copy.
+    used = layout.weight(_matrix(weight, len(op.inputs)).T, "embed", splits, dtype=x.dtype)
+    x = x.reshape(*x.shape[:2], -1)
+    ring = _ring(layout, splits, strategy)
+    if not ring:
+        partial = layout.spec(*GATHERED, unreduced=layout.axes(splits))
+        rounded = {"matmul_dtype": strategy.matmul_dtype, "layout": layout}
+        added = product("bsn,dn->bsd", x, used, out_sharding=partial, **rounded)
+        return added if is_partial else layout.place(added, *RESIDUAL)
+
+    def local(x: Array, weight: Array) -> Array:
+        return matmul_reduce_scatter("bsn,dn->bsd", x, weight, axes=ring, dim="s", is_two_way=mesh_platform() == "tpu")
+
+    specs = (layout.spec("batch", "sequence", splits), _spec(used))
+    return on_shards(local, layout, in_specs=specs, out_specs=layout.spec(*RESIDUAL))(x, used)
+
+
+def low_rank_columns(
+    h: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None
+) -> Array:
+    """Return the low-rank branch [b, s, *outputs] of a column-parallel matmul of the residual stream h [b, s, d].
+
+    Its inner value [b, s, rank] is computed from the stream's shards and gathered, instead of the stream.
+    """
+    assert op.low_rank
+    splits = op.outputs[0][0]
+    h = dropout_of_branch(h, rng, op.low_rank.dropout, op.name, layout)
+    into = layout.weight(a, *RANK_OF_STREAM, dtype=h.dtype, along="residual_sequence")
+    low = checkpoint_name(product("bsd,dr->bsr", h, into), PRODUCT) * jnp.asarray(op.low_rank.scale, h.dtype)
+    out = layout.weight(_matrix(b, 1), "rank", splits, dtype=h.dtype)
+    made = product("bsr,rn->bsn", gathered(low, layout, splits), out)
+    return made.reshape(*h.shape[:2], *(size for _, size in op.outputs))
+
+
+def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingContext, rng: DropoutRng | None) -> Array:
+    """Return the low-rank branch [b, s, d], sharded like the stream, of a row-parallel matmul of x [b, s, *inputs].
+
+    Its inner value [b, s, rank] is reduce-scattered, instead of its result.
+    """
+    assert op.low_rank
+    splits = op.inputs[0][0]
+    into = layout.weight(_matrix(a, len(op.inputs)), splits, "rank", dtype=x.dtype)
+    partial = layout.spec(*GATHERED, unreduced=layout.axes(splits))
+    x = dropout_of_branch(x.reshape(*x.shape[:2], -1), rng, op.low_rank.dropout, op.name, layout)
+    low = product("bsn,nr->bsr", x, into, out_sharding=partial)
+    low = checkpoint_name(layout.place(low, *RESIDUAL), PRODUCT) * jnp.asarray(op.low_rank.scale, x.dtype)
+    out = layout.weight(b, *reversed(RANK_OF_STREAM), dtype=x.dtype, along="residual_sequence")
+    return product("bsr,rd->bsd", low, out)
+
+
+def router_logits(h: Array, weight: Array, layout: ShardingContext) -> Array:
+    """The float32 product of the residual stream h [b, s, d] with a router [d, e]."""
+    used = layout.weight(weight, "embed", "router", dtype=h.dtype, along="residual_sequence")
+    return checkpoint_name(product("bsd,de->bse", h, used, dtype=jnp.float32), PRODUCT)
+
+
+def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
+    """The residual stream gathered along the sequence, for products whose logical axis `splits` is sharded over tp.
+
+    In two steps if the stream is replicated over some of the axes: then backward reduce-scatters over the others before
+    it sums over these, where XLA would all-reduce the whole over all of them and slice it.
+    """
+    over = layout.axes(splits)
+    copied = tuple(axis for axis in over if axis not in layout.axes("residual_sequence"))
+    if 0 < len(copied) < len(over):
+        h = layout.place(h, *RESIDUAL, reduced=copied)
+    return checkpoint_name(layout.place(h, *GATHERED, reduced=over), INTERMEDIATE)
+
+
+def _ring(layout: ShardingContext, splits: str, strategy: Strategy) -> tuple[str, ...]:
+    """The mesh axes of the collective matmuls of products that shard a logical axis; () for none."""
+    along = layout.axes("residual_sequence")
+    return tuple(axis for axis in layout.axes(splits) if axis in along) if strategy.collective_matmul else ()
+
+
+def _spec(array: Array) -> P:
+    return jax.typeof(array).sharding.spec
+
+
+def _matrix(stored: Array, num_rows: int) -> Array:
+    """A parameter as a matrix: its first `num_rows` dims as one, and the others as one. Both keep their sharding."""
+    if stored.ndim == 2:
+        return stored
+    spec, shape = _spec(stored), stored.shape
+    split = P(spec.partitions[0], spec.partitions[num_rows], reduced=spec.reduced)
+    # Without an out_sharding JAX 0.10.2 cannot reshape arrays that are typed reduced.
+    return jax.lax.reshape(stored, (math.prod(shape[:num_rows]), math.prod(shape[num_rows:])), out_sharding=split)

@@ -1,0 +1,206 @@
+"""A mixture of experts in place of a layer's mlp, or beside a shared mlp.
+
+Dims: t tokens of a device, e experts, d embed, f width of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.layer import Dispatch, Gated, Linear
+from meshwright.description.step.model import Experts
+from meshwright.description.step.parameter_tree import CHOICE_BIAS
+from meshwright.description.step.rules import RULES
+from meshwright.description.step.strategy import MatmulDtype
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.activation import activate
+from meshwright.execution.models.quantised.experts import expert_product
+from meshwright.execution.models.remat import INTERMEDIATE, PRODUCT
+from meshwright.execution.runtime.experts.dispatch import ExpertAxes, dispatch_combine
+from meshwright.execution.runtime.experts.routing import Load, probabilities, route
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.runtime.shards import match_varying, on_shards
+
+STREAM = ("batch", "residual_sequence", "activation")
+
+
+class MoeOps(NamedTuple):
+    """The ops of a mixture of experts between dispatch and combine."""
+
+    dispatch: Dispatch
+    opened: tuple[Linear, ...]
+    hidden: Gated
+    down: Linear
+
+    @property
+    def experts(self) -> Experts:
+        """The parameters of routing and dispatch."""
+        op = self.dispatch
+        return Experts(
+            count=op.num_experts,
+            num_active=op.num_active,
+            mlp=self.hidden.width,
+            capacity_factor=op.capacity_factor,
+            routing=op.routing,
+        )
+
+
+def moe_layer(
+    h: Array,
+    logits: Array,
+    weights: Mapping[str, Any],
+    ops: MoeOps,
+    layout: ShardingContext,
+    matmul_dtype: MatmulDtype | None = None,
+    segments: Array | None = None,
+) -> tuple[Array, Array]:
+    """Apply a MoE block to the residual stream h [b, s, d]; returns the experts' output and their load.
+
+    The load [devices, 3, e] is the `Load` on each device that has other tokens; `load_of_layers` sums it for all layers
+    at once. logits: of the router, [b, s, e]. matmul_dtype: to which operands of products are rounded. segments: of
+    packed documents [b, s], 0 for padding, which is no part of the load and takes no slot of experts with a capacity.
+    """
+    linears = (*ops.opened, ops.down)
+    used = [
+        layout.weight(weights[op.name], "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
+        for op in linears
+    ]
+    # One device of those that share an expert's width adds the bias of its last product.
+    biases = {
+        op.name: layout.weight(
+            weights[f"{op.name}_bias"],
+            *("activation" if name == "norm" else name for name, _ in op.bias_dims),
+            along="residual_sequence" if op is ops.down else "sequence",
+        )
+        for op in linears
+        if op.has_bias
+    }
+    routed = layout.spec("batch", "residual_sequence", "router")
+    # Stopped here already: as an operand of a program on shards it would get a sum of zeros over all devices.
+    choice_bias = jax.lax.stop_gradient(weights[CHOICE_BIAS]) if ops.dispatch.routing.has_choice_bias else None
+    stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
+    mixed = on_shards(
+        partial(
+            _moe_on_device,
+            ops=ops,
+            split=_expert_axes(layout, tokens),
+            sums=layout.axes("activation"),
+            matmul_dtype=matmul_dtype,
+        ),
+        layout,
+        in_specs=(
+            *(stream, routed, P(), layout.spec("batch", "sequence")),
+            {name: jax.typeof(bias).sharding.spec for name, bias in biases.items()},
+            *(jax.typeof(weight).sharding.spec for weight in used),
+        ),
+        out_specs=(stream, P(tokens or None, None, None)),
+    )
+    added, load = mixed(h, logits, choice_bias, segments, biases, *used)
+    return checkpoint_name(added, PRODUCT), load
+
+
+def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes:
+    """The mesh axes of experts and tokens. Raises if experts are sharded over ep and tokens are not."""
+    ep, tp = layout.axes("expert"), layout.axes("mlp")
+    if not set(ep) <= set(tokens):
+        batch = RULES["batch"]
+        raise MeshwrightError(
+            f"experts are split over {' and '.join(ep)}, and the batch is not; use a batch that is a multiple of"
+            f" {'*'.join(batch)}={layout.mesh.degree(batch)}, or ep=1"
+        )
+    return ExpertAxes(ep, tp, tp if set(tp) <= set(tokens) else ())
+
+
+def load_of_layers(loads: Array) -> Load:
+    """The load of every layer [layers, e] over all devices, from `moe_layer`'s [layers, devices, 3, e]."""
+    return Load(*jnp.moveaxis(jnp.sum(loads, axis=1), 1, 0))
+
+
+def _moe_on_device(
+    h: Array,
+    logits: Array,
+    choice_bias: Array | None,
+    segments: Array | None,
+    biases: Mapping[str, Array],
+    *weights: Array,
+    ops: MoeOps,
+    split: ExpertAxes,
+    sums: tuple[str, ...],
+    matmul_dtype: MatmulDtype | None,
+) -> tuple[Array, Array]:
+    """`moe_layer` on one device. sums: the axes that split the stream's width, over which first products are summed."""
+    times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
+    if split.width and not split.tokens:
+        # Each device has all tokens and a shard of each expert: gradients are summed here once, not for each product.
+        h = jax.lax.pcast(h, split.width, to="varying")
+    choice = route(logits, experts.num_active, experts.routing, choice_bias)
+    is_token = None if segments is None else _of_stream(segments, h, split) > 0
+    if is_token is not None and experts.capacity_factor is not None:
+        # Sorted behind those of all experts, where no slot is.
+        choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.count))
+    here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
+    opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
+    if biases:
+        # Of the devices that have parts of a sum, one adds the bias.
+        opened = [
+            array + _of_one(_bias_of_rows(array, biases[op.name], here.sizes), sums)
+            for op, array in zip(ops.opened, opened, strict=True)
+        ]
+    hidden, shares = _summed_hidden(ops.hidden, opened, sums), here.shares
+    if split.width and not split.tokens:
+        shares = jax.lax.pcast(shares, split.width, to="varying")
+    # Scaled before `down` and not after, so that backward does not need the output of `down`.
+    hidden = (hidden.astype(shares.dtype) * shares).astype(h.dtype)
+    rows = times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes)
+    if biases:
+        own = _of_one(shares, split.width).astype(rows.dtype)
+        rows += _bias_of_rows(rows, biases[ops.down.name], here.sizes) * own
+    added = here.combine(rows)
+    is_chosen = choice.chosen[..., None] == jnp.arange(experts.count)[None, None, None, :]
+    if is_token is not None:
+        is_chosen &= is_token[..., None, None]
+    copies = jnp.sum(is_chosen, axis=(0, 1, 2), dtype=jnp.float32)
+    return added, jnp.stack([copies, here.dropped, probabilities(logits, experts.routing, is_token)])[None]
+
+
+def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:
+    """The segments of a device's part of the stream h [b, s, d], of those of all devices that share its sequence.
+
+    Cut here, and not by resharding: XLA would keep the parts alone in the stages of a pipeline, and gather them in each
+    layer for attention (JAX 0.10.2).
+    """
+    if not split.tokens:
+        return segments
+    return jax.lax.dynamic_slice_in_dim(segments, jax.lax.axis_index(split.tokens) * h.shape[1], h.shape[1], axis=1)
+
+
+def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
+    """The bias [e, f] of each row's expert, as `rows` are: [m, f] sorted by expert, or [e, slots, f]; 0 beyond them."""
+    rows, biases = match_varying(rows, biases.astype(rows.dtype))
+    if sizes is None:
+        return jnp.broadcast_to(biases[:, None], rows.shape)
+    expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
+    return biases.at[expert].get(mode="fill", fill_value=0)
+
+
+def _of_one(x: Array, axes: tuple[str, ...]) -> Array:
+    """A value on the first device along some mesh axes, and zeros on the others."""
+    return jnp.where(jax.lax.axis_index(axes) == 0, x, jnp.zeros_like(x)) if axes else x
+
+
+def _summed_hidden(op: Gated, opened: list[Array], sums: tuple[str, ...]) -> Array:
+    """The hidden values of first products that are partial sums over some axes: each device activates its part."""
+    if not sums:
+        return activate(op, *opened)
+    if opened[0].shape[-1] % jax.lax.axis_size(sums):
+        return activate(op, *(jax.lax.psum(array, sums) for array in opened))
+    own = (jax.lax.psum_scatter(array, sums, scatter_dimension=1, tiled=True) for array in opened)
+    return jax.lax.all_gather(activate(op, *own), sums, axis=1, tiled=True)

@@ -1,0 +1,85 @@
+"""Grouped matmuls of experts on one device, optionally with operands quantized to 8 bits (see `quantised`).
+
+Each row has a scale, and each column of each expert's weight. For the gradient of a weight fp8 quantizes rows and
+cotangents, with a scale for each of their columns.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from meshwright.description.step.strategy import MatmulDtype
+from meshwright.execution.models.quantised.products import FORMATS, UNROUNDED, Formats, Pair, quantisation
+from meshwright.execution.runtime.experts.products import grouped_matmul, grouped_matmul_transposed
+from meshwright.execution.runtime.shards import match_varying
+
+
+def expert_product(rows: Array, weights: Array, sizes: Array | None, matmul_dtype: MatmulDtype | None = None) -> Array:
+    """`grouped_matmul` in the dtype of the rows, with an explicit backward. matmul_dtype: to quantize operands."""
+    rows, weights = match_varying(rows, weights)
+    return _expert_product(FORMATS[matmul_dtype] if matmul_dtype else UNROUNDED, rows, weights, sizes)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _expert_product(formats: Formats, rows: Array, weights: Array, sizes: Array | None) -> Array:
+    return _product(rows, weights, sizes, formats.forward)
+
+
+def _forward(formats: Formats, rows: Array, weights: Array, sizes: Array | None) -> tuple[Array, tuple[Any, ...]]:
+    return _expert_product(formats, rows, weights, sizes), (rows, weights, sizes)
+
+
+def _backward(formats: Formats, kept: tuple[Any, ...], cotangent: Array) -> tuple[Array, Array, None]:
+    rows, weights, sizes = kept
+    row_gradient = _product(cotangent, jnp.swapaxes(weights, 1, 2), sizes, formats.of_x)
+    weight_gradient = _over_rows(rows, cotangent, sizes, formats.of_weight, weights.dtype)
+    return row_gradient, weight_gradient, None
+
+
+_expert_product.defvjp(_forward, _backward)
+
+
+def _product(rows: Array, weights: Array, sizes: Array | None, formats: Pair | None) -> Array:
+    """Multiply each row with the weights of its expert, both quantized."""
+    if formats is None:
+        return grouped_matmul(rows, weights, sizes, rows.dtype)
+    left, right = _rounded(rows, formats[0], rows.ndim - 1), _rounded(weights, formats[1], 1)
+    product, scale = grouped_matmul(left.qvalue, right.qvalue, sizes, _sum_dtype(left)), right.scale
+    if sizes is not None:
+        expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
+        scale = scale[:, 0].at[expert].get(mode="clip")
+    return (product.astype(jnp.float32) * left.scale * scale).astype(rows.dtype)
+
+
+def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair | None, dtype: Any) -> Array:
+    """The gradients of all experts' weights, from quantized rows and cotangents."""
+    if formats is None:
+        return grouped_matmul_transposed(rows, cotangent, sizes, dtype)
+    arrays = (rows, cotangent)
+    if sizes is not None:
+        # Rows beyond those of all experts are undefined; they must not affect the scales.
+        is_row = (jnp.arange(rows.shape[0]) < jnp.sum(sizes))[:, None]
+        arrays = (jnp.where(is_row, array, 0) for array in arrays)
+    left, right = (_rounded(array, dtype, rows.ndim - 2) for array, dtype in zip(arrays, formats, strict=True))
+    product = grouped_matmul_transposed(left.qvalue, right.qvalue, sizes, _sum_dtype(left))
+    by_row, by_column = (
+        lax.broadcast_to_rank(jnp.swapaxes(left.scale, -1, -2), 3),
+        lax.broadcast_to_rank(right.scale, 3),
+    )
+    return (product.astype(jnp.float32) * by_row * by_column).astype(dtype)
+
+
+def _rounded(array: Array, dtype: Any, summed: int) -> Any:
+    """Quantize an array, with a scale for each slice along the dim that the product sums over."""
+    kept = [dim for dim in range(array.ndim) if dim != summed]
+    return quantisation().quantize(array.astype(jnp.float32), dtype, channelwise_axes=kept)
+
+
+def _sum_dtype(rounded: Any) -> Any:
+    """The dtype in which products of a quantized array are summed."""
+    return jnp.int32 if rounded.qvalue.dtype == jnp.int8 else jnp.float32

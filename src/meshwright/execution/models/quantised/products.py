@@ -1,0 +1,108 @@
+"""Products of operands quantized to 8 bits, with qwix.
+
+Each slice along the summed dims has a scale, from its largest value. Each device quantizes its shards: if a summed dim
+is sharded, each shard has its own scales, never larger than that of the whole slice, and is dequantized before the sum
+over devices. So no collective is added, and a product whose summed dims are not sharded is the same on any mesh (int8,
+summed in int32, to the bit).
+
+Forward quantizes both operands. Backward with int8 quantizes the product of the gradient of x and leaves the gradient
+of a weight in the compute dtype, whose sum over many tokens needs it (SwitchBack, arXiv:2304.13013, section 2). fp8
+quantizes both, gradients to the format with more range (arXiv:2209.05433, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.strategy import MatmulDtype
+from meshwright.errors import MeshwrightError
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.runtime.shards import on_shards
+
+Pair = tuple[Any, Any]
+
+
+class Formats(NamedTuple):
+    """The formats of the operands of a product (x, weight) and of the products of its gradients; None to keep dtypes.
+
+    of_x: of the cotangent and the weight. of_weight: of x and the cotangent.
+    """
+
+    forward: Pair | None
+    of_x: Pair | None
+    of_weight: Pair | None
+
+
+UNROUNDED = Formats(None, None, None)
+
+FORMATS: Mapping[MatmulDtype, Formats] = {
+    "int8": Formats((jnp.int8, jnp.int8), (jnp.int8, jnp.int8), None),
+    "fp8": Formats(
+        (jnp.float8_e4m3fn, jnp.float8_e4m3fn),
+        (jnp.float8_e5m2, jnp.float8_e4m3fn),
+        (jnp.float8_e4m3fn, jnp.float8_e5m2),
+    ),
+}
+"""The formats for a strategy's `matmul_dtype`."""
+
+
+def multiply(
+    subscripts: str,
+    left: Array,
+    right: Array,
+    formats: Pair,
+    *,
+    dtype: Any,
+    layout: ShardingContext | None = None,
+    out_sharding: P | None = None,
+) -> Array:
+    """The einsum of two arrays, each quantized to its format, in `dtype`; summed in int32, or float32 for floats.
+
+    layout: of the layer, required in pipeline stages. out_sharding: as in `jnp.einsum`, required if a summed dim is
+    sharded. Raises if qwix is not installed.
+    """
+    qwix = quantisation()
+    operands, result = subscripts.split("->")
+    letters = operands.split(",")
+
+    def rounded(array: Array, letters: str, dtype: Any) -> Any:
+        kept = [dim for dim, letter in enumerate(letters) if letter in result]
+        return qwix.quantize(array.astype(jnp.float32), dtype, channelwise_axes=kept)
+
+    # Not differentiated, so that the types need not be reduced.
+    specs = tuple(P(*jax.typeof(array).sharding.spec.partitions) for array in (left, right))
+    arrays = [jax.reshard(array, spec) for array, spec in zip((left, right), specs, strict=True)]
+    if out_sharding is None:
+        pairs = (pair for name, spec in zip(letters, specs, strict=True) for pair in zip(name, spec, strict=True))
+        axes = dict(pairs)
+        out_sharding = P(*(axes[letter] for letter in result))
+    summed = tuple(out_sharding.unreduced)
+
+    def local(*arrays: Array) -> Array:
+        quantised = map(rounded, arrays, letters, formats)
+        # qwix multiplies sums in int32 by scales in float32.
+        with jax.numpy_dtype_promotion("standard"):
+            part = qwix.einsum(subscripts, *quantised).astype(dtype)
+        return lax.pcast(part, summed, to="unreduced")
+
+    if layout is None:
+        return jax.shard_map(local, in_specs=specs, out_specs=out_sharding)(*arrays)
+    return on_shards(local, layout, in_specs=specs, out_specs=out_sharding)(*arrays)
+
+
+def quantisation() -> ModuleType:
+    """qwix, which takes seconds to import."""
+    try:
+        import qwix
+    except ImportError:
+        raise MeshwrightError(
+            "products in int8 and fp8 want qwix; `pip install meshwright[quantized]` brings it"
+        ) from None
+    return qwix

@@ -1,0 +1,51 @@
+"""Remat policies: the checkpoint names of a layer's values, and which of them are saved for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from meshwright.description.step.workload import Remat
+from meshwright.execution.runtime.attention.blockwise import ATTENTION_RESIDUALS
+from meshwright.execution.runtime.collective_matmul import GATHERED_BY_RING
+
+INTERMEDIATE = "intermediate"
+"""Inputs of products: saved by the remat policies `none` and `attention`."""
+
+PRODUCT = "product"
+"""Results of products: saved by all remat policies but `block` and `offload`."""
+
+SCORES = "scores"
+"""Attention scores: saved by the remat policy `none` alone."""
+
+LAYER_INPUT = "stream"
+"""The input of a layer: saved in host memory by the remat policy `offload`."""
+
+KEPT: Mapping[Remat, tuple[str, ...]] = {
+    "none": (PRODUCT, INTERMEDIATE, GATHERED_BY_RING, ATTENTION_RESIDUALS, SCORES),
+    "attention": (PRODUCT, INTERMEDIATE, GATHERED_BY_RING, ATTENTION_RESIDUALS),
+    "matmuls": (PRODUCT,),
+    "block": (),
+}
+"""The names that each remat policy saves in the device's memory."""
+
+
+def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """The layer under a remat policy.
+
+    Only named values are saved, never gathered weights, which would undo their sharding. Even the policy `none`
+    recomputes norms and activation functions.
+    """
+    policies = jax.checkpoint_policies
+    if remat == "offload":
+        policy = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[LAYER_INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    else:
+        policy = policies.save_only_these_names(*KEPT[remat])
+    return jax.checkpoint(layer, policy=policy)

@@ -1,0 +1,137 @@
+"""Rotary position embedding (arXiv:2104.09864)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.description.step.blocks import layers
+from meshwright.description.step.frequencies import (
+    DynamicRopeScaling,
+    Frequencies,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    LongRopeScaling,
+    YarnRopeScaling,
+)
+from meshwright.description.step.layer import Rotary
+from meshwright.description.step.model import ModelConfig
+
+
+class RotaryTables(NamedTuple):
+    """Cosines and sines of the angles of pairs of dims, [b, s, size / 2]; b is 1 if rows have the same positions."""
+
+    cos: Array
+    sin: Array
+
+
+AllTables = Mapping[tuple[Frequencies, int], RotaryTables]
+"""The tables of each kind of layer, by frequencies and number of rotated dims."""
+
+
+def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> AllTables:
+    """The tables of a model at positions [s], or [b, s] if rows differ.
+
+    Computed once, before the layers: sines cost more than their use.
+
+    Args:
+        length: of the sequence, of each row's [b], or as each token sees it [b, s], on which the frequencies of some
+            models depend.
+    """
+    ops = [op for stack in layers(model) for op in stack.ops if isinstance(op, Rotary)]
+    tables = {}
+    for frequencies, size in dict.fromkeys((kind, op.size) for op in ops for kind in op.by_layer):
+        known = jnp.atleast_1d(length) if frequencies.depends_on_length else jnp.zeros(1, int)
+        by_position = _angles(frequencies, size, (known[:, None] if known.ndim == 1 else known)[..., None])
+        angles = jnp.atleast_2d(positions)[..., None].astype(jnp.float32) * by_position
+        scale = frequencies.magnitude * _query_scale(frequencies, positions)
+        tables[frequencies, size] = RotaryTables(scale * jnp.cos(angles), scale * jnp.sin(angles))
+    return tables
+
+
+def _query_scale(frequencies: Frequencies, positions: Array) -> Array | float:
+    """What queries are multiplied by at each position, [b, s, 1]; 1 where the model does not scale them.
+
+    A rotation is linear, so the factor goes into cosines and sines.
+    """
+    scaling = frequencies.scaling
+    if not frequencies.scales_queries or not isinstance(scaling, YarnRopeScaling):
+        return 1.0
+    windows = jnp.atleast_2d(positions)[..., None] // scaling.original_max_seq_len
+    return 1.0 + scaling.query_beta * jnp.log1p(windows.astype(jnp.float32))
+
+
+def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -> Array:
+    """Rotary embedding of x [b, s, ..., head_dim] in one layer of a stack.
+
+    Dim i of the first half is paired with dim i of the second, as in the published Llama weights. Pairs that are
+    interleaved are taken apart: the first of each come before the second, of queries and keys alike.
+    """
+    by = _table_of_layer(op, tables, layer)
+    stop = op.start + op.size + op.size % 2
+    # One value in float32 for all parts: of slices of x itself XLA:TPU makes no reduce-scatter of keys' gradients.
+    wide = x.astype(jnp.float32)
+    turned = wide[..., op.start : stop]
+    if op.is_interleaved:
+        turned = jnp.concatenate([turned[..., ::2], turned[..., 1::2]], axis=-1)
+    return jnp.concatenate([wide[..., : op.start], _rotated(turned, by), wide[..., stop:]], axis=-1).astype(x.dtype)
+
+
+def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) -> RotaryTables:
+    """The tables of one layer of a stack."""
+    kinds = dict.fromkeys(op.by_layer)
+    if len(kinds) == 1:
+        return tables[op.by_layer[0], op.size]
+    shares = {kind: is_of_kind(kind, op.by_layer, layer).astype(jnp.float32) for kind in kinds}
+    own = [[share * array for array in tables[kind, op.size]] for kind, share in shares.items()]
+    cos, sin = (functools.reduce(jnp.add, arrays) for arrays in zip(*own, strict=True))
+    return RotaryTables(cos, sin)
+
+
+def is_of_kind(kind: Hashable, cycle: Sequence[Hashable], layer: Array | int | None) -> Array:
+    """Whether a layer is of one kind, in a stack whose kinds repeat in a cycle: a scalar.
+
+    By comparison and not by lookup: in pipeline stages the layer's number is an array sharded over stages.
+    """
+    assert layer is not None, "layers that differ need their number"
+    here = jnp.int32(layer) % len(cycle)
+    first, *others = (here == number for number, other in enumerate(cycle) if other == kind)
+    return functools.reduce(jnp.logical_or, others, first)
+
+
+def _rotated(x: Array, by: RotaryTables) -> Array:
+    heads = range(2, x.ndim - 1)
+    cos, sin = jnp.expand_dims(by.cos, heads), jnp.expand_dims(by.sin, heads)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def _angles(frequencies: Frequencies, size: int, length: Array) -> Array:
+    """The angle per position of each pair of rotated dims [b, s, size / 2], in sequences of `length` [b, s, 1]."""
+    theta, exponents = frequencies.theta, -jnp.arange(0, size, 2, dtype=jnp.float32)[None, None] / size
+    angles = theta**exponents
+    match frequencies.scaling:
+        case LinearRopeScaling(factor=factor):
+            return angles / factor
+        case Llama3RopeScaling() as scaling:
+            # Long wavelengths are stretched by `factor`, short ones are kept, those between are interpolated.
+            turns = scaling.original_max_seq_len * angles / (2 * math.pi)
+            blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+            blend = jnp.clip(blend, 0.0, 1.0)
+            return angles * (blend + (1 - blend) / scaling.factor)
+        case DynamicRopeScaling(factor=factor, original_max_seq_len=original):
+            longer = jnp.maximum(length, original).astype(jnp.float32) / original
+            return (theta * (factor * longer - (factor - 1)) ** (size / (size - 2))) ** exponents
+        case YarnRopeScaling(factor=factor) as scaling:
+            low, high = scaling.ramp(theta, size)
+            scaled = jnp.clip((jnp.arange(size // 2, dtype=jnp.float32)[None, None] - low) / (high - low), 0.0, 1.0)
+            return angles * (scaled / factor + (1 - scaled))
+        case LongRopeScaling(original_max_seq_len=original) as scaling:
+            factors = (jnp.array(own, jnp.float32)[None, None] for own in (scaling.long_factor, scaling.short_factor))
+            return angles / jnp.where(length > original, *factors)
+    return angles

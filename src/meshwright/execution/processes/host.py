@@ -1,0 +1,326 @@
+"""Rendezvous of a run's processes: they join, their settings are compared, then each sends a heartbeat every second.
+
+Process 0 hosts it in a thread, or `meshwright launch` for the processes it started. Only the host decides that a run
+must end, and which process reports why, in one line. The others just end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.processes.compare import find_difference
+from meshwright.execution.processes.messages import BEAT_SECONDS, PAUSE_SECONDS, SILENT_SECONDS, Inbox, send
+
+BEHIND_SECONDS = 20.0
+"""A process is named that is still at a step which others have taken, after so long without a step of any.
+
+It ends a server: its processes only dispatch steps, in milliseconds however long these run, so that one which does not
+hangs. In a run the step may still be going on, or a file be written.
+"""
+
+FAILURE_SECONDS = 2.0
+"""Wait for the same failure of process 0, which reports for all; it is told of failures of others."""
+
+REFUSED, FAILED = 2, 1
+"""Exit codes: wrong input; a run that could not continue."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Why a run must end.
+
+    kind: refused (before the start), failed (a process reported why it cannot continue), lost (a process died or is
+    silent), stuck (no process takes a step).
+    """
+
+    line: str
+    code: int
+    kind: Literal["refused", "failed", "lost", "stuck"]
+    numbers: tuple[int, ...] = ()
+    """The processes that are to blame; of some kinds none is known."""
+
+
+@dataclass
+class _Peer:
+    """A process that came."""
+
+    connection: socket.socket
+    where: str
+    facts: dict[str, Any]
+    inbox: Inbox
+    heard: float
+    step: int | None = None
+    """Steps taken; None before the first."""
+    at: str = ""
+    """The line of meshwright's sources that its main thread is in."""
+    is_idle: bool | None = None
+    """See `Member.is_idle`."""
+    is_done: bool = False
+    failure: tuple[str, int] | None = None
+
+
+@dataclass
+class Host:
+    """Rendezvous of `count` processes; `start` opens it in its own thread.
+
+    Args:
+        listener: socket that the processes connect to.
+        count: number of processes.
+        start_seconds: how long to wait for all of them.
+        stuck_seconds: the longest time without a step of any process, after the first; None for no limit.
+        on_end: called once, in the host's thread, with the reason why the run must end, after the others were told.
+        on_note: called with lines for the user.
+        on_met: called when all have joined with equal settings.
+    """
+
+    listener: socket.socket
+    count: int
+    start_seconds: float
+    on_end: Callable[[End], None]
+    on_note: Callable[[str], None]
+    on_met: Callable[[], None] = lambda: None
+    stuck_seconds: float | None = None
+    _peers: dict[int, _Peer] = field(default_factory=dict)
+    _strangers: dict[socket.socket, Inbox] = field(default_factory=dict)
+    _has_met: bool = False
+    _is_over: bool = False
+    _stepped: float = 0.0
+    """When the last step of any process was taken."""
+    _named: tuple[int, ...] = ()
+
+    def start(self) -> None:
+        """Open the meeting."""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.listener, selectors.EVENT_READ)
+        self._opened = time.monotonic()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @property
+    def has_met(self) -> bool:
+        """Whether all processes have come, and were started with the same."""
+        return self._has_met
+
+    def step_of(self, number: int) -> int | None:
+        """The steps that a process has taken, None before the first."""
+        return self._peers[number].step if number in self._peers else None
+
+    def stop(self) -> None:
+        """End the rendezvous and all processes in it, without a reason."""
+        self._is_over = True
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):
+                send(peer.connection, {"end": REFUSED})
+
+    def _run(self) -> None:
+        last = beat = time.monotonic()
+        while not self._is_over and not (self._has_met and all(peer.is_done for peer in self._peers.values())):
+            ready = self._selector.select(0.2)
+            now = time.monotonic()
+            if now - last > PAUSE_SECONDS:
+                self._stepped = now
+                for peer in self._peers.values():
+                    peer.heard = now
+            last = now
+            for key, _ in ready:
+                if key.fileobj is self.listener:
+                    self._accept()
+                else:
+                    self._receive(key.fileobj, now)  # pyright: ignore[reportArgumentType]
+            if now - beat >= BEAT_SECONDS:
+                beat = now
+                self._tell({"beat": True})
+            (self._watch if self._has_met else self._gather)(now)
+        self.listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self.listener.accept()
+            connection.settimeout(5.0)
+            self._strangers[connection] = Inbox()
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _receive(self, connection: socket.socket, now: float) -> None:
+        """Read what came over a connection."""
+        number = next((number for number, peer in self._peers.items() if peer.connection is connection), None)
+        inbox = self._strangers[connection] if number is None else self._peers[number].inbox
+        try:
+            received = connection.recv(1 << 16)
+            messages = list(inbox.add(received))
+        except (OSError, ValueError):
+            received, messages = b"", []
+        for message in messages:
+            if number is None:
+                number = self._join(connection, message, now)
+            else:
+                self._hear(self._peers[number], message, now)
+            if self._is_over or number is None:
+                return
+        if not received:
+            self._selector.unregister(connection)
+            connection.close()
+            self._strangers.pop(connection, None)
+            if number is not None and not self._peers[number].is_done and self._peers[number].failure is None:
+                self._lose(number, "has died")
+
+    def _join(self, connection: socket.socket, message: dict[str, Any], now: float) -> int | None:
+        """Read the hello of a process; return its number. Connections that send no valid hello are ignored."""
+        try:
+            number, count, where, facts = (message[name] for name in ("process", "of", "where", "facts"))
+            taken = _Peer(connection, str(where), dict(facts), self._strangers[connection], now)
+        except (KeyError, TypeError, ValueError):
+            return None
+        if number in self._peers:
+            other = self._peers[number].where
+            with contextlib.suppress(OSError):
+                send(connection, {"end": REFUSED})
+            self._end(End(f"two processes are --process-id {number}: {other} and {taken.where}", REFUSED, "refused"))
+            return None
+        self._strangers.pop(connection)
+        self._peers[number] = taken
+        if count != self.count:
+            line = f"process {number} ({taken.where}) was started with --num-processes {count}, and another with"
+            self._end(End(f"{line} {self.count}", REFUSED, "refused", (number,)))
+        return number
+
+    def _gather(self, now: float) -> None:
+        """Before the start: whether all have come, with the same."""
+        if len(self._peers) == self.count:
+            if difference := find_difference({number: peer.facts for number, peer in self._peers.items()}):
+                self._end(End(difference, REFUSED, "refused"))
+                return
+            self._has_met, self._stepped = True, now
+            for peer in self._peers.values():
+                peer.heard = now
+            self._tell({"go": True})
+            self.on_met()
+        elif now - self._opened > self.start_seconds:
+            missing = [number for number in range(self.count) if number not in self._peers]
+            which = f"process{'es' if missing[1:] else ''} {_list(missing)} of {self.count}"
+            line = f"{which} did not come within {self.start_seconds:g} s; start all, with the same --coordinator"
+            self._end(End(line, FAILED, "refused", tuple(missing)))  # Slurm and JobSet give up on 2.
+        else:
+            self._check_failures(now)
+
+    def _hear(self, peer: _Peer, message: dict[str, Any], now: float) -> None:
+        """Take a message of a process that came."""
+        if peer.failure is not None:
+            return
+        peer.heard = now
+        if "beat" in message:
+            step = message["beat"]
+            if step != peer.step:
+                self._stepped, self._named = now, ()
+            peer.step, peer.at, peer.is_idle = step, message.get("at", ""), message.get("idle")
+        elif "done" in message:
+            peer.is_done = True
+        elif "failed" in message:
+            peer.failure = (str(message["failed"]), int(message["code"]))
+
+    def _watch(self, now: float) -> None:
+        """After the start: whether any process is silent, has failed, or takes no step."""
+        for number, peer in self._peers.items():
+            if not peer.is_done and peer.failure is None and now - peer.heard > SILENT_SECONDS:
+                self._lose(number, f"has not answered for {now - peer.heard:.0f} s")
+                return
+        if self._check_failures(now):
+            return
+        steps = {number: peer.step for number, peer in self._peers.items() if not peer.is_done}
+        if len(steps) < self.count or None in steps.values():  # Some compile, which no limit is known of, or end.
+            return
+        behind = tuple(number for number in steps if steps[number] != max(steps.values()))  # pyright: ignore
+        is_idle = self._peers[0].is_idle
+        if is_idle and not behind:
+            self._stepped, self._named = now, ()
+        waited = now - self._stepped
+        if behind and behind != self._named and waited > BEHIND_SECONDS:
+            self._named = behind
+            line = f"{self._describe(behind)}; the others have waited {waited:.0f} s for it"
+            if is_idle is not None:
+                self._end(End(line, FAILED, "stuck", behind))
+                return
+            self.on_note(line)
+        if self.stuck_seconds is not None and waited > self.stuck_seconds:
+            # Where all wait for each other, the one that is in another line of code than the rest is to blame.
+            places = [peer.at for peer in self._peers.values()]
+            odd = behind or tuple(n for n, peer in self._peers.items() if places.count(peer.at) * 2 < len(places))
+            what = self._describe(odd or tuple(steps))
+            self._end(End(f"no step was taken for {waited:.0f} s: {what}", FAILED, "stuck", odd))
+
+    def _describe(self, numbers: tuple[int, ...]) -> str:
+        """Where some processes are."""
+        return ", ".join(
+            f"process {number} ({self._peers[number].where}) is at step {self._peers[number].step}"
+            + (f", in {self._peers[number].at}" if self._peers[number].at else "")
+            for number in numbers
+        )
+
+    def _check_failures(self, now: float) -> bool:
+        """End if a process reported a failure. A failure of all is reported once, as process 0 has it."""
+        failed = {number: peer for number, peer in self._peers.items() if peer.failure is not None}
+        if not failed:
+            return False
+        first = min(failed)
+        if first and 0 in self._peers and now - failed[first].heard < FAILURE_SECONDS:
+            return False
+        line, code = failed[first].failure or ("", FAILED)
+        self._end(End(line if first == 0 else f"process {first}: {line}", code, "failed", tuple(failed)))
+        return True
+
+    def _lose(self, number: int, how: str) -> None:
+        """End as a process is gone."""
+        peer = self._peers[number]
+        step = "" if peer.step is None else f" after step {peer.step}"
+        kind = "lost" if self._has_met else "refused"
+        self._end(End(f"process {number} ({peer.where}) {how}{step}", FAILED, kind, (number,)))
+
+    def _end(self, end: End) -> None:
+        """Tell all processes to end, and one of them to report why."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._tell({"end": end.code})
+        self.on_end(end)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):
+                send(peer.connection, message)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on a port of this machine, only to itself where `host` is localhost.
+
+    JAX's service takes the port after it, so that one must be free too.
+    """
+    near = host in ("localhost", "127.0.0.1")
+    family = socket.AF_INET6 if not near and socket.has_dualstack_ipv6() else socket.AF_INET
+    address = "127.0.0.1" if near else ""
+    found = None
+    for wanted in (port + 1, port):
+        try:
+            found = socket.create_server(
+                (address, wanted), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=1024
+            )
+        except OSError as error:
+            raise MeshwrightError(
+                f"cannot listen on port {wanted} of this machine: {os.strerror(error.errno or 0).lower()}; two ports"
+                f" are needed, {port} and {port + 1}: give --coordinator others"
+            ) from None
+        if wanted != port:
+            found.close()
+    assert found is not None
+    return found
+
+
+def _list(numbers: list[int]) -> str:
+    """Format numbers, at most the first ten."""
+    return ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if numbers[10:] else "")

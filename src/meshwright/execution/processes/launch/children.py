@@ -1,0 +1,175 @@
+"""The processes of one attempt of a job: start, read their output, send signals, and end them by process id."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from meshwright.execution.processes.options import HOSTED
+
+END_SECONDS = 5.0
+"""How long a process that was told to end may take, until it is killed."""
+
+SHOWN_LINES = 200
+"""Maximum lines shown of one process other than the first, so that a flood does not hide the others."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended."""
+
+    number: int
+    code: int
+    """Its exit code; of a signal that ended it, minus its number."""
+
+    @property
+    def how(self) -> str:
+        """In words, after `process 2`."""
+        if self.code < 0:
+            return f"was ended by {_signal_name(-self.code)}"
+        return f"ended with exit code {self.code}"
+
+
+class Children:
+    """The processes of one attempt.
+
+    The first has this process's output, so its progress bar appears as usual. Lines of the others go to `say` with the
+    process number; before the rendezvous they are held back, because a wrong command would make all of them print the
+    same. All are in process groups of their own: signals of a terminal reach this process, which passes them on.
+
+    Args:
+        commands: words of each process, the program first.
+        environments: additional environment of each.
+        say: called, in threads, with each line of the other processes.
+    """
+
+    def __init__(
+        self, commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], say: Callable[[str], None]
+    ) -> None:
+        self._say = say
+        self._is_muted = False
+        self._held: dict[int, list[str]] | None = {}
+        self._showing = threading.Lock()
+        self._ended: dict[int, int] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._readers: list[threading.Thread] = []
+        try:
+            for number, (command, more) in enumerate(zip(commands, environments, strict=True)):
+                out, err = (None, None) if number == 0 else (subprocess.PIPE, subprocess.STDOUT)
+                process = subprocess.Popen(
+                    command, env=dict(os.environ) | {HOSTED: "1"} | dict(more), stdin=subprocess.DEVNULL,
+                    stdout=out, stderr=err, process_group=0,
+                )  # fmt: skip
+                self._processes.append(process)
+                if process.stdout is not None:
+                    reader = threading.Thread(target=self._read, args=(number, process.stdout), daemon=True)
+                    reader.start()
+                    self._readers.append(reader)
+        except BaseException:
+            self.kill()
+            raise
+
+    def pid(self, number: int) -> int:
+        """The id of a process."""
+        return self._processes[number].pid
+
+    def exits(self) -> list[Exit]:
+        """The processes that have ended since this was last asked."""
+        found = []
+        for number, process in enumerate(self._processes):
+            if number not in self._ended and (code := process.poll()) is not None:
+                self._ended[number] = code
+                found.append(Exit(number, code))
+        return found
+
+    @property
+    def codes(self) -> dict[int, int]:
+        """The exit codes of the processes that have ended, as `exits` found them, by their numbers."""
+        return dict(self._ended)
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether all processes have ended and been asked for."""
+        return len(self._ended) == len(self._processes)
+
+    def send(self, number: int) -> None:
+        """Send a signal to all that run."""
+        for process in self._processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    def show(self, number: int | None = None) -> None:
+        """Show the lines held back, of one process or of all, and later lines as they come."""
+        with self._showing:
+            held, self._held = self._held or {}, None
+            for one, lines in held.items():
+                if number in (None, one):
+                    for line in lines:
+                        self._say(line)
+
+    def mute(self) -> None:
+        """Stop showing lines of the other processes, which fail because one did."""
+        self._is_muted = True
+
+    def end(self) -> None:
+        """Wait a little for all to end, as they were told by the host of their meeting; kill those that have not."""
+        until = time.monotonic() + END_SECONDS
+        while time.monotonic() < until and any(process.poll() is None for process in self._processes):
+            time.sleep(0.05)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill all that run, those that were stopped too, and wait for them."""
+        self.send(signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+        for reader in self._readers:
+            reader.join(1.0)
+
+    def _read(self, number: int, pipe: IO[bytes]) -> None:
+        num_shown = 0
+        for line in pipe:
+            text = line.decode(errors="replace").rstrip()
+            # Gloo greets with a line to stdout for each group of processes.
+            if not text or text.startswith("[Gloo] Rank"):
+                continue
+            num_shown += 1
+            text = text if num_shown <= SHOWN_LINES else f"… (no more than {SHOWN_LINES} lines are shown)"
+            with self._showing:
+                if self._is_muted or num_shown > SHOWN_LINES + 1:
+                    continue
+                if self._held is None:
+                    self._say(f"process {number}: {text}")
+                else:
+                    self._held.setdefault(number, []).append(f"process {number}: {text}")
+
+
+def state_of(pid: int) -> str:
+    """Return what Linux reports about a process that does not answer, if it explains that."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+    return {"T": "it is stopped (SIGSTOP)", "D": "it waits for a disk or a device"}.get(state, "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def meshwright_command(words: Sequence[str]) -> list[str]:
+    """A command of this meshwright, with this Python."""
+    return [sys.executable, "-m", "meshwright", *words]

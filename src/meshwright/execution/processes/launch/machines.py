@@ -1,0 +1,49 @@
+"""The machines that a cluster gives for a system, one process on each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.description.hardware.system import System
+from meshwright.errors import MeshwrightError
+
+SMALL_SLICE_CHIPS, MACHINE_CHIPS = 8, 4
+"""A slice of v5e or v6e of up to 8 chips is one machine; of a larger one each machine has 4.
+
+cloud.google.com/tpu/docs/v5e and /v6e, tables of configurations.
+"""
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Machines of one kind: number per slice, and devices of each, counted in chips as clusters do."""
+
+    system: System
+    per_slice: int
+    chips: int
+
+    @property
+    def count(self) -> int:
+        """All machines, of all slices."""
+        return self.per_slice * self.system.num_slices
+
+    @property
+    def topology(self) -> str:
+        """The shape of a slice, as `4x4x4`."""
+        return "x".join(map(str, self.system.shape))
+
+
+def machines_of(system: System) -> Machines:
+    """The machines of a system. Raises where the last one would be used in part."""
+    chip, chips = system.chip, system.num_chips // system.num_slices
+    if chip.kind == "cpu":
+        raise MeshwrightError(f"{system} is simulated on one machine: meshwright launch -n N -- train … runs it here")
+    each = min(chips, chip.chips_per_host)
+    if chip.name in ("v5e", "v6e") and chips > SMALL_SLICE_CHIPS:
+        each = MACHINE_CHIPS
+    if chips % each:
+        raise MeshwrightError(
+            f"{system} is not a whole number of machines of {each}; take {chips // each * each} or"
+            f" {(chips // each + 1) * each}"
+        )
+    return Machines(system, chips // each, each)

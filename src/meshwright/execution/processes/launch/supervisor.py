@@ -1,0 +1,198 @@
+"""Supervise a job of several processes on this machine: a lost process is named, and the job continues.
+
+All processes of an attempt live and die together: their devices run one program, and only the last checkpoint has the
+state of a lost one. So one lost process ends the attempt, and the next one resumes from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.processes.host import FAILED, End, Host, listen
+from meshwright.execution.processes.launch.children import Children, Exit, meshwright_command, state_of
+from meshwright.support.signals import drop_terminals, find_terminals, handled_signals, not_ignored
+
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
+"""The wait before the first restart, which doubles with each one that brings no checkpoint, and the longest."""
+
+STEADY_SECONDS = 600.0
+"""A job without checkpoints that has run for so long has its restarts counted anew."""
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of several processes, and the rules for restarting it."""
+
+    # Words of `meshwright` for a number of processes, to start (False) or continue with fewer (True). Raises
+    # MeshwrightError if the run cannot have that many.
+    words: Callable[[int, bool], Sequence[str]]
+    directory: Path | None  # Of the run: a restart helped if it has a new checkpoint since. None for a server.
+    # Additional environment of each process, for a number of processes.
+    environments: Callable[[int], Sequence[Mapping[str, str]]]
+    num_processes: int  # At the start.
+    least: int  # Least number of processes after losses.
+    restarts: int  # Most restarts in a row without a new checkpoint; for a server, without a time in which it ran.
+    start_seconds: float  # Most time that processes wait for each other.
+    stuck_seconds: float  # Most time without a step, after the first.
+
+
+def supervise(job: Job, say: Callable[[str], None]) -> int:
+    """Run a job to its end; return the exit code of process 0, or of the failure.
+
+    SIGINT, SIGTERM and SIGHUP are passed on to all processes, which finish their step, save and end. say: called, also
+    from threads, with lines for the user.
+    """
+    number, used, before = job.num_processes, 0, checkpoints_in(job.directory)
+    words = job.words(number, False)
+    received: list[int] = []
+    terminals = find_terminals()
+
+    def receive(signal_number: int, _: object) -> None:
+        if signal_number == signal.SIGHUP:
+            drop_terminals(terminals)
+        received.append(signal_number)
+
+    # A terminal's stop (Ctrl-Z) is left to the processes' own host.
+    with handled_signals(not_ignored(FORWARDED), receive):
+        while True:
+            began = time.monotonic()
+            end, code = _attempt(job, number, words, received, say)
+            if end is None:
+                return code
+            if end.kind in ("refused", "failed"):
+                say(f"error: {end.line}")
+                return end.code
+            found = checkpoints_in(job.directory)
+            is_of_use = found != before or (job.directory is None and time.monotonic() - began > STEADY_SECONDS)
+            used, before = (1 if is_of_use else used + 1), found
+            if used > job.restarts:
+                brought = "brought no new checkpoint" if job.directory else f"did not last {STEADY_SECONDS:.0f} s"
+                no_use = f"; {job.restarts} restarts in a row {brought}" if job.restarts else ""
+                say(f"error: {end.line}{no_use}")
+                return FAILED
+            say(f"launch: {end.line}; all processes are ended")
+            number, words = _next(job, number, max(1, len(end.numbers)))
+            wait = min(FIRST_WAIT_SECONDS * 2 ** (used - 1), LONGEST_WAIT_SECONDS)
+            goes_on = f"{number} processes go on" if number > 1 else "1 process goes on"
+            if job.directory is not None:
+                goes_on += (
+                    f" from checkpoint {max(found)}" if found else " from the start, as there is no checkpoint yet"
+                )
+            say(f"launch: restart {used} of {job.restarts} in {wait:.0f} s: {goes_on}")
+            until = time.monotonic() + wait
+            while time.monotonic() < until:
+                if received:
+                    say("launch: stopped" + ("; the same command with --resume goes on" if job.directory else ""))
+                    return INTERRUPTED if set(received) == {signal.SIGINT} else 0
+                time.sleep(0.05)
+
+
+def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
+    """Return the number of processes to continue with, and their words: as many as the run can have."""
+    for fewer in range(number - num_lost, job.least - 1, -1):
+        with contextlib.suppress(MeshwrightError):
+            return fewer, job.words(fewer, True)
+    return number, job.words(number, True)
+
+
+def _attempt(
+    job: Job, number: int, words: Sequence[str], received: list[int], say: Callable[[str], None]
+) -> tuple[End | None, int]:
+    """Run all processes to their end. Return the reason to stop them, or None, and the exit code of process 0."""
+    port, ends = free_ports(), queue.Queue[End]()
+    host = Host(
+        listen("127.0.0.1", port), number, job.start_seconds, ends.put,
+        on_note=lambda line: say(f"launch: {line}"), stuck_seconds=job.stuck_seconds,
+    )  # fmt: skip
+    meet = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(number)]
+    meet += ["--start-seconds", f"{job.start_seconds:g}"]
+    commands = [meshwright_command([*words, *meet, "--process-id", str(one)]) for one in range(number)]
+    children = Children(commands, job.environments(number), say)
+    num_sent = 0
+    host.on_met = children.show
+    host.start()
+    try:
+        while not children.have_ended:
+            for signal_number in received[num_sent:]:
+                children.send(signal_number)
+                num_sent += 1
+            exits = [one for one in children.exits() if one.code]
+            end = _take(ends, 0.1)
+            if (exits or end) and not received:
+                # Who ended may have told the meeting why; who is gone from the meeting is about to have ended.
+                if end is None:
+                    end = _take(ends, 1.0)
+                elif end.kind == "lost":
+                    time.sleep(0.5)
+                    exits += [one for one in children.exits() if one.number in end.numbers]
+                return _cause(exits, end, host, children), FAILED
+        return None, children.codes[0] or max(children.codes.values())
+    finally:
+        children.mute()
+        host.stop()
+        children.end()
+        if sys.stdout.isatty():
+            sys.stdout.write("\x1b[?25h")  # The cursor, which a bar that was killed has hidden.
+            sys.stdout.flush()
+
+
+def _cause(exits: Sequence[Exit], end: End | None, host: Host, children: Children) -> End:
+    """Return why an attempt must end, from the state of the processes and the rendezvous."""
+    if end is not None and end.kind in ("refused", "failed"):
+        return end
+    if exits:
+        # A signal ends one process; exit codes of others may follow from that.
+        one = min(exits, key=lambda one: (one.code > 0, one.number))
+        step = host.step_of(one.number)
+        line = f"process {one.number} (pid {children.pid(one.number)}) {one.how}"
+        if one.code > 0 and not host.has_met:  # Its own line on stderr said why; so do all that fail alike.
+            children.show(one.number)
+            return End(line, one.code, "refused", (one.number,))
+        line += " before its first step" if step is None else f" after step {step}"
+        return End(line, FAILED, "lost", tuple(one.number for one in exits if one.code < 0) or (one.number,))
+    assert end is not None
+    state = state_of(children.pid(end.numbers[0])) if end.kind == "lost" else ""
+    return replace(end, line=end.line + (f"; {state}" if state else ""))
+
+
+def _take(ends: queue.Queue[End], seconds: float) -> End | None:
+    with contextlib.suppress(queue.Empty):
+        return ends.get(timeout=seconds)
+    return None
+
+
+def checkpoints_in(directory: Path | None) -> set[int]:
+    """The steps of the checkpoints of a run."""
+    if directory is None:
+        return set()
+    folder = directory / "checkpoints"
+    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+
+
+PORTS = range(20_000, 32_000)
+"""Where ports are taken from: below those that Linux gives to outgoing connections (32768 to 60999), one of which might
+take the port between our look at it and the start of JAX's service there, seconds later."""
+
+
+def free_ports() -> int:
+    """A port of this machine that is free, as is the one after it."""
+    while True:
+        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
+            port = random.choice(PORTS)
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 1))
+            return port

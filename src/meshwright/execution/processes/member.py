@@ -1,0 +1,226 @@
+"""This process in the rendezvous: it reports every second that it is alive and the steps taken.
+
+It ends, with one line or silently, when the host says so or is gone: otherwise it would wait for the devices of a lost
+process until a runtime's timeout, or forever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import meshwright
+from meshwright.errors import MeshwrightError, TemporaryError
+from meshwright.execution.processes.compare import flatten
+from meshwright.execution.processes.host import FAILED, End, Host, listen
+from meshwright.execution.processes.messages import BEAT_SECONDS, PAUSE_SECONDS, SILENT_SECONDS, Inbox, send
+from meshwright.execution.processes.options import HOSTED, Processes, split_address
+
+SOURCES = str(Path(meshwright.__file__).parent)
+
+
+class Member:
+    """Connection of this process to the rendezvous, made by `join`.
+
+    number: of this process. host: address of process 0. before_end: called, in a thread, before the process is ended
+    from outside; it restores the terminal. step: steps taken so far; None until there are steps to take. is_idle: for
+    process 0 of a server, whether there is no step to take now; None for a run, which always has a next one.
+    """
+
+    def __init__(self, connection: socket.socket, number: int, address: str, *, is_hosted: bool) -> None:
+        self.number = number
+        self.host = split_address(address)[0]
+        self.before_end: Callable[[], None] = lambda: None
+        self.step: int | None = None
+        self.is_idle: Callable[[], bool] | None = None
+        self._connection, self._address, self._is_hosted = connection, address, is_hosted
+        self._inbox, self._sending = Inbox(), threading.Lock()
+        self._has_left = False
+        self._ending = threading.Lock()
+
+    def wait(self) -> None:
+        """Wait until all processes have come with the same; then this one is heard until it leaves."""
+        heard = time.monotonic()
+        while True:
+            messages = self._received()
+            if end := next((message["end"] for message in messages if "end" in message), 0):
+                if self.number == 0 and not self._is_hosted:
+                    time.sleep(60.0)  # The host is a thread of this process, which says why it ends and ends it.
+                leave_at_once(end)
+            if any("go" in message for message in messages):
+                threading.Thread(target=self._beat, daemon=True).start()
+                threading.Thread(target=self._listen, daemon=True).start()
+                return
+            heard = time.monotonic() if messages else heard
+            if time.monotonic() - heard > SILENT_SECONDS:
+                raise TemporaryError(f"process 0 at {self._address} has not answered for {SILENT_SECONDS:.0f} s")
+
+    def leave(self) -> None:
+        """Say that this process has done its part."""
+        self._has_left = True
+        self._say({"done": True})
+
+    def fail(self, line: str, code: int) -> NoReturn:
+        """End this process, and the run, because of its own failure; the host reports it once for all.
+
+        Skips the normal exit, in which JAX would wait for the others.
+        """
+        self._say({"failed": line, "code": code})
+        time.sleep(10.0)  # The host answers, and `_listen` ends the process.
+        if self._ending.acquire(blocking=False):
+            print(f"error: {line}", file=sys.stderr, flush=True)
+            leave_at_once(code)
+        time.sleep(60.0)
+        leave_at_once(code)
+
+    def crash(self) -> NoReturn:
+        """End this process because of the current, unexpected exception.
+
+        A collective fails like this when another process is lost; the host reports that within its detection time.
+        """
+        time.sleep(SILENT_SECONDS + 5.0)
+        traceback.print_exc()
+        self.fail(f"{traceback.format_exc().splitlines()[-1]}", FAILED)
+
+    def _received(self) -> list[dict[str, Any]]:
+        """Messages that came within a second. Raises MeshwrightError where the host is gone."""
+        try:
+            received = self._connection.recv(1 << 16)
+        except TimeoutError:
+            return []
+        except OSError:
+            received = b""
+        if not received:
+            host = "meshwright launch" if self._is_hosted else f"process 0 at {self._address}"
+            raise TemporaryError(f"{host} is gone; process {self.number} ends")
+        return list(self._inbox.add(received))
+
+    def _listen(self) -> None:
+        """End this process when the host says so, is silent or is gone."""
+        heard = last = time.monotonic()
+        while not self._has_left:
+            line, code = "", FAILED
+            try:
+                messages = self._received()
+            except MeshwrightError as error:
+                messages, line = [], str(error)
+            now = time.monotonic()
+            if messages or now - last > PAUSE_SECONDS:
+                heard = now
+            last = now
+            if now - heard > SILENT_SECONDS:
+                line = f"process 0 at {self._address} has not answered for {now - heard:.0f} s; the run ends"
+            end = next((message["end"] for message in messages if "end" in message), None)
+            if (line or end is not None) and not self._has_left:
+                self._end(line, code if end is None else end)
+
+    def _end(self, line: str, code: int) -> None:
+        """End this process from outside its main thread, which may hang in a collective."""
+        if not self._ending.acquire(blocking=False):
+            return
+        if self.number == 0 and not self._is_hosted:
+            time.sleep(60.0)  # The host is a thread of this process, which says why it ends and ends it.
+        self.before_end()
+        if line and not self._is_hosted:
+            print(f"error: {line}", file=sys.stderr, flush=True)
+        leave_at_once(code)
+
+    def _beat(self) -> None:
+        while not self._has_left:
+            idle = {} if self.is_idle is None else {"idle": self.is_idle()}
+            self._say({"beat": self.step, "at": _place()} | idle)
+            time.sleep(BEAT_SECONDS)
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with self._sending, contextlib.suppress(OSError):
+            send(self._connection, message)
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End the process without what Python and JAX do at an end: they would wait for processes that are gone."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
+    """Join the other processes of a run. Process 0 hosts the rendezvous, unless `meshwright launch` does.
+
+    Args:
+        processes: with an address as coordinator.
+        facts: settings that must be equal everywhere, as the config of a run; versions are added here.
+
+    Raises:
+        TemporaryError: the others cannot be reached. Errors found by the host end this process, with exit code 2 if
+            they are in the arguments, after process 0 or `launch` has reported them.
+    """
+    assert processes.coordinator is not None
+    assert processes.num_processes is not None
+    assert processes.process_id is not None
+    host, port = split_address(processes.coordinator)
+    number, is_hosted = processes.process_id, HOSTED in os.environ
+    member: Member | None = None
+
+    def end(why: End) -> None:
+        """Say why the run ends, and end this process; in the host's thread."""
+        if member is not None:
+            member.before_end()
+        print(f"error: {why.line}", file=sys.stderr, flush=True)
+        time.sleep(0.2)  # For the others to read that they end: they would else find this one gone.
+        leave_at_once(why.code)
+
+    if number == 0 and not is_hosted:
+        Host(
+            listen(host, port), processes.num_processes, processes.start_seconds, end,
+            on_note=lambda line: print(f"note: {line}", file=sys.stderr, flush=True),
+        ).start()  # fmt: skip
+    member = Member(_connect(host, port, processes), number, processes.coordinator, is_hosted=is_hosted)
+    versions = {name: version(name) for name in ("meshwright", "jax", "jaxlib")}
+    versions["python"] = ".".join(platform.python_version_tuple()[:2])
+    where = f"{socket.gethostname()}, pid {os.getpid()}"
+    hello = {"process": number, "of": processes.num_processes, "where": where}
+    member._say(hello | {"facts": {f"version of {name}": found for name, found in versions.items()} | flatten(facts)})
+    member.wait()
+    return member
+
+
+def _connect(host: str, port: int, processes: Processes) -> socket.socket:
+    """A connection to the host of the meeting, tried until the time to start is over."""
+    until = time.monotonic() + processes.start_seconds
+    while True:
+        try:
+            connection = socket.create_connection((host, port), timeout=min(5.0, processes.start_seconds))
+        except OSError as error:
+            if time.monotonic() > until:
+                raise TemporaryError(
+                    f"process {processes.process_id} did not reach process 0 at {processes.coordinator} within"
+                    f" {processes.start_seconds:g} s ({(error.strerror or str(error)).lower()}); it must run, listen"
+                    f" there, and be let through by firewalls"
+                ) from None
+            time.sleep(0.2)
+            continue
+        connection.settimeout(BEAT_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+
+def _place() -> str:
+    """The line of meshwright's sources that the main thread is in, as `execution/training/loop.py:120`."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if (name := frame.f_code.co_filename).startswith(SOURCES):
+            return f"{name[len(SOURCES) + 1 :]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

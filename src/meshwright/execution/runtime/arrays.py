@@ -1,0 +1,71 @@
+"""Declared parameters as arrays: shardings, abstract values for lowering, and initialization into shards."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from meshwright.description.step.parameter_tree import CHOICE_BIAS, Parameter, Tree, map_leaves
+from meshwright.description.step.rules import local_parameter_shape
+from meshwright.description.step.workload import Dtype
+from meshwright.execution.runtime.sharding_context import ShardingContext
+
+DTYPES: dict[Dtype, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+
+
+def widest(*dtypes: Any) -> Any:
+    """The widest of some floating dtypes. `jnp.promote_types` raises under strict promotion."""
+    return max(map(jnp.dtype, dtypes), key=lambda dtype: dtype.itemsize)
+
+
+def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext) -> Tree[NamedSharding]:
+    """The sharding of every parameter. Raises if a degree does not divide a dim."""
+
+    def sharding(path: str, parameter: Parameter) -> NamedSharding:
+        local_parameter_shape(parameter, mesh=layout.mesh, rules=layout.rules, what=path)
+        return NamedSharding(mesh, layout.spec(*parameter.axes))
+
+    return map_leaves(sharding, declared)
+
+
+def abstract(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, dtype: Dtype) -> Tree[Any]:
+    """Every parameter as a sharded `jax.ShapeDtypeStruct`, for lowering."""
+    return jax.tree.map(
+        lambda parameter, sharding: jax.ShapeDtypeStruct(parameter.shape, DTYPES[dtype], sharding=sharding),
+        declared,
+        shardings(declared, mesh, layout),
+    )
+
+
+def abstract_for_inference(
+    declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, dtype: Dtype
+) -> Tree[Any]:
+    """`abstract`, but for biases that choose experts: rounded they would choose others, so they stay in float32."""
+    return map_leaves(
+        lambda path, leaf: leaf.update(dtype=jnp.float32) if path.endswith(CHOICE_BIAS) else leaf,
+        abstract(declared, mesh, layout, dtype),
+    )
+
+
+def initialise(declared: Tree[Parameter], key: Array, mesh: Mesh, layout: ShardingContext, dtype: Dtype) -> Tree[Array]:
+    """Initialize every parameter directly in its shards. Values depend on the key and the path, not on the mesh."""
+
+    def draw(key: Array) -> Tree[Array]:
+        return map_leaves(lambda path, parameter: _draw(path, parameter, key, DTYPES[dtype]), declared)
+
+    return jax.jit(draw, out_shardings=shardings(declared, mesh, layout))(key)
+
+
+def _draw(path: str, parameter: Parameter, key: Array, dtype: Any) -> Array:
+    if parameter.init == "ones":
+        return jnp.ones(parameter.shape, dtype)
+    # A checksum: Python's hash of a text differs between runs.
+    own = jax.random.fold_in(key, zlib.crc32(path.encode()))
+    if parameter.init == "uniform":
+        return jax.random.uniform(own, parameter.shape, dtype, -parameter.scale, parameter.scale)
+    return parameter.scale * jax.random.normal(own, parameter.shape, dtype)

@@ -1,0 +1,193 @@
+"""Block-by-block attention as Pallas kernels for TPUs: the steps of `blockwise`, with scores in on-chip memory only.
+
+FlashAttention-2 (arXiv:2307.08691) as three kernels: forward, backward for queries, backward for keys. They mask by
+token positions and document ids, continue from an earlier softmax state and return it unfinished, so keys may come in
+any order, chunk by chunk. Splash attention, the kernel that ships with JAX, has no public backward for that (0.10.2).
+Fully masked blocks are neither fetched nor computed, fully visible ones are not masked; the bounds of their segments
+decide.
+
+Queries are scaled, with heads before tokens: [b, n, s, h] with n = k g heads; keys and values [b, k, t, h]; softmax
+sums [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims as in `blockwise`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+
+from meshwright.execution.runtime.attention.blockwise import BackwardInputs, Keys, SoftmaxState
+from meshwright.execution.runtime.attention.flash_grid import Arrays, Grid, Ref, Step, bounds_of
+from meshwright.execution.runtime.attention.segments import (
+    Mask,
+    Segments,
+    attention_mask,
+    bounds_all_visible,
+    bounds_any_visible,
+)
+
+MASKED_SCORE = -1e30
+"""The initial maximum score: finite, because minus infinity minus itself is NaN."""
+
+Add = Callable[[Callable[[Array], Array]], None]
+"""Adds the contribution of a block, given the function that masks its scores."""
+
+
+def init(query: Array, value_dim: int) -> SoftmaxState:
+    """The softmax state before any key. These kernels have values as wide as queries."""
+    assert value_dim == query.shape[-1], (value_dim, query.shape)
+    b, n, s, _ = query.shape
+    sums = jnp.zeros((b, n, 1, s), jnp.float32)
+    return SoftmaxState(jnp.zeros(query.shape, jnp.float32), sums + MASKED_SCORE, sums)
+
+
+def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:
+    """The softmax state after more keys and values."""
+    found = Grid(query.shape, keys.key.shape, mask).call(
+        _update_kernel,
+        "flash_fwd",
+        (segments, keys.segments),
+        carried=(("queries", state.numerator), ("sums", state.max_score), ("sums", state.normalizer)),
+        read=(("queries", query), ("keys", keys.key), ("keys", keys.value)),
+        num_products=2,
+        num_scratch=2,
+    )
+    return SoftmaxState(*found)
+
+
+def finalize(state: SoftmaxState, dtype: jnp.dtype) -> tuple[Array, Array]:
+    """The output [b, n, s, h], and the log-normalizer [b, n, 1, s]."""
+    total = jnp.where(state.normalizer == 0, 1.0, state.normalizer)
+    return (state.numerator / jnp.swapaxes(total, 2, 3)).astype(dtype), jnp.log(total) + state.max_score
+
+
+def inner_product(gradient: Array, output: Array) -> Array:
+    """The inner product [b, n, 1, s] of each query's output and its gradient, in float32."""
+    return jnp.einsum("bnsh,bnsh->bns", gradient, output, preferred_element_type=jnp.float32)[:, :, None]
+
+
+def backward(
+    gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask
+) -> tuple[Array, Array, Array]:
+    """`blockwise.backward`, with heads before tokens."""
+    shapes, both = (inputs.query.shape, keys.key.shape), (segments, keys.segments)
+    read: Arrays = (
+        ("queries", inputs.query),
+        ("queries", inputs.output_gradient),
+        ("sums", inputs.log_normalizer),
+        ("sums", inputs.output_dot_gradient),
+        ("keys", keys.key),
+        ("keys", keys.value),
+    )
+    zeros: Arrays = [("keys", jnp.zeros(x.shape, jnp.float32)) for x in (keys.key, keys.value)]
+    grid, grid_by_keys = Grid(*shapes, mask), Grid(*shapes, mask, by_keys=True)
+    of_query = grid.call(
+        _backward_queries_kernel, "flash_dq", both, carried=[("queries", gradient)], read=read, num_products=3
+    )
+    of_keys = grid_by_keys.call(_backward_keys_kernel, "flash_dkv", both, carried=zeros, read=read, num_products=4)
+    return of_query[0], of_keys[0], of_keys[1]
+
+
+def _update_kernel(grid: Grid, *refs: Ref) -> None:
+    """The kernel of `update`. In its inner steps max and normalizer are [rows, LANES], equal in every lane."""
+    *limits, before, top_before, total_before, query, key, value, rows, columns = refs[:-5]
+    weighted, new_top, new_total, top, total = refs[-5:]
+    step, is_first, is_last = grid.here()
+
+    @pl.when(is_first)
+    def _() -> None:
+        weighted[...] = before[...]
+        for sums, old in ((top, top_before), (total, total_before)):
+            sums[...] = jnp.broadcast_to(_column(old[...]), sums.shape)
+
+    def add(masked: Callable[[Array], Array]) -> None:
+        scores = masked(_product(query[...], key[...], (1, 1)))
+        highest = jnp.maximum(top[...], scores.max(axis=1, keepdims=True))
+        weights, fade = jnp.exp(scores - highest[:, :1]), jnp.exp(top[...] - highest)
+        added = _product(weights.astype(value.dtype), value[...], (1, 0))
+        weighted[...] = weighted[...] * fade[:, :1] + added
+        total[...] = total[...] * fade + weights.sum(axis=1, keepdims=True)
+        top[...] = highest
+
+    _where_visible(grid, step, limits, (rows, columns), add)
+
+    @pl.when(is_last)
+    def _() -> None:
+        new_top[...], new_total[...] = _row(top[...]), _row(total[...])
+
+
+def _backward_queries_kernel(grid: Grid, *refs: Ref) -> None:
+    """The kernel of `backward` for the gradient of queries."""
+    *limits, before, query, output, log_total, inner, key, value, rows, columns, gradient = refs
+    step, is_first, _ = grid.here()
+
+    @pl.when(is_first)
+    def _() -> None:
+        gradient[...] = before[...]
+
+    def add(masked: Callable[[Array], Array]) -> None:
+        scores = masked(_product(query[...], key[...], (1, 1)))
+        weights = jnp.exp(scores - _column(log_total[...]))
+        of_weights = _product(output[...], value[...], (1, 1))
+        of_scores = weights * (of_weights - _column(inner[...]))
+        gradient[...] += _product(of_scores.astype(key.dtype), key[...], (1, 0))
+
+    _where_visible(grid, step, limits, (rows, columns), add)
+
+
+def _backward_keys_kernel(grid: Grid, *refs: Ref) -> None:
+    """The kernel of `backward` for keys and values. Scores are [columns, rows], as its products need them."""
+    *limits, key_before, value_before, query, output, log_total, inner, key, value, rows, columns, of_key, of_value = (
+        refs
+    )
+    step, is_first, _ = grid.here()
+
+    @pl.when(is_first)
+    def _() -> None:
+        of_key[...], of_value[...] = key_before[...], value_before[...]
+
+    def add(masked: Callable[[Array], Array]) -> None:
+        scores = masked(_product(key[...], query[...], (1, 1)))
+        weights = jnp.exp(scores - log_total[...])
+        of_weights = _product(value[...], output[...], (1, 1))
+        of_scores = weights * (of_weights - inner[...])
+        of_key[...] += _product(of_scores.astype(query.dtype), query[...], (1, 0))
+        of_value[...] += _product(weights.astype(output.dtype), output[...], (1, 0))
+
+    _where_visible(grid, step, limits, (rows, columns), add)
+
+
+def _where_visible(grid: Grid, step: Step, limits: list[Ref], lines: tuple[Ref, Ref], add: Add) -> None:
+    """Add a block's contribution: nothing where it is fully masked, without a mask where it is fully visible."""
+    both = bounds_of(step, limits)
+    is_visible, is_whole = bounds_any_visible(*both, grid.mask), bounds_all_visible(*both, grid.mask)
+    pl.when(is_whole)(lambda: add(lambda scores: scores))
+
+    def masked(scores: Array) -> Array:
+        queries, keys = lines[0][...], lines[1][...]
+        turned = (keys, queries) if grid.by_keys else (queries, keys)
+        down = Segments(*(_column(turned[0][index : index + 1]) for index in range(turned[0].shape[0])))
+        along = Segments(*(turned[1][index : index + 1] for index in range(turned[1].shape[0])))
+        visible = attention_mask(along, down, grid.mask) if grid.by_keys else attention_mask(down, along, grid.mask)
+        return jnp.where(visible, scores, -jnp.inf)
+
+    pl.when(is_visible & ~is_whole)(lambda: add(masked))
+
+
+def _product(left: Array, right: Array, over: tuple[int, int]) -> Array:
+    """The float32 product of two blocks, contracted over one dim of each."""
+    dims = (((over[0],), (over[1],)), ((), ()))
+    return jax.lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
+
+
+def _column(row: Array) -> Array:
+    """[1, length] to [length, 1]."""
+    return row[0][:, None]
+
+
+def _row(sums: Array) -> Array:
+    """[length, LANES], equal in every lane, to [1, length]."""
+    return sums.T[:1]

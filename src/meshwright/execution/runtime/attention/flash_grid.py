@@ -1,0 +1,206 @@
+"""The grid of the Pallas attention kernels: blocks of queries and keys, and which of them each grid step works on.
+
+Queries are [b, n, s, h] with n = k g heads, keys and values [b, k, t, h], softmax sums [b, n, 1, s]; letters of dims as
+in `blockwise`. Inside a kernel blocks have no batch and head dims.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from meshwright.execution.runtime.attention.segments import Bounds, Mask, Segments, bounds, bounds_any_visible
+from meshwright.planning.cost.rates.attention import LANES
+
+Ref = Any
+"""A block of an array inside a kernel, read and written in place."""
+
+Kind = Literal["queries", "sums", "keys"]
+Arrays = Sequence[tuple[Kind, Array]]
+
+
+class Step(NamedTuple):
+    """Indices of a grid step: batch row, query head and its kv head, block of queries, block of keys."""
+
+    row: Any
+    head: Any
+    kv_head: Any
+    queries: Any
+    keys: Any
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid over the blocks of queries and keys of given shapes.
+
+    The inner loop goes over blocks of keys; with `by_keys` over blocks of queries, for all query heads of a kv head.
+    """
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    mask: Mask
+    by_keys: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Queries per block."""
+        return _block_size(self.queries[2], self.queries[3])
+
+    @property
+    def columns(self) -> int:
+        """Keys per block."""
+        return _block_size(self.keys[2], self.keys[3])
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The grid: steps at each level, outermost first."""
+        b, n, s, _ = self.queries
+        _, k, t, _ = self.keys
+        rows, columns = s // self.rows, t // self.columns
+        return (b, k, columns, n // k, rows) if self.by_keys else (b, n, rows, columns)
+
+    def step(self, ids: Sequence[Any]) -> Step:
+        """The step at given program ids."""
+        group = self.queries[1] // self.keys[1]
+        if self.by_keys:
+            row, kv_head, keys, query, queries = ids
+            return Step(row, kv_head * group + query, kv_head, queries, keys)
+        row, head, queries, keys = ids
+        return Step(row, head, jax.lax.div(head, group), queries, keys)
+
+    def here(self) -> tuple[Step, Any, Any]:
+        """Inside a kernel: the current step, and whether it is the first and the last of its output block."""
+        ids = [pl.program_id(level) for level in range(len(self.steps))]
+        inner = list(zip(ids, self.steps, strict=True))[3:]
+        is_first = reduce(jnp.logical_and, [place == 0 for place, _ in inner])
+        is_last = reduce(jnp.logical_and, [place == count - 1 for place, count in inner])
+        return self.step(ids), is_first, is_last
+
+    def call(
+        self,
+        kernel: Callable[..., None],
+        name: str,
+        segments: tuple[Segments, Segments],
+        *,
+        carried: Arrays,
+        read: Arrays,
+        num_products: int,
+        num_scratch: int = 0,
+    ) -> list[Array]:
+        """Run a kernel over the grid; returns the `carried` arrays as it leaves them.
+
+        The kernel is called with the grid and references to: the bounds of all query blocks and of all key blocks;
+        blocks of the carried arrays, of the read arrays, of the segments of queries and of keys; the result blocks;
+        scratch [rows, LANES] in float32.
+
+        Args:
+          kernel: the kernel body.
+          name: its name in profiles.
+          segments: segments of queries and of keys.
+          carried: arrays updated in place.
+          read: arrays only read.
+          num_products: matmuls the size of the scores, for the compiler's cost estimate.
+          num_scratch: scratch buffers.
+        """
+        b, sizes = self.queries[0], (self.rows, self.columns)
+        limits = [_limits(of, size, b) for of, size in zip(segments, sizes, strict=True)]
+        lines = [_lines(of, b) for of in segments]
+        arrays = [array for _, array in (*carried, *read)]
+        specs = [self._spec(kind, array.shape) for kind, array in (*carried, *read)]
+        return pl.pallas_call(
+            partial(kernel, self),
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=2,
+                grid=self.steps,
+                in_specs=[*specs, self._segments_spec(lines[0], 3), self._segments_spec(lines[1], 4)],
+                out_specs=specs[: len(carried)],
+                scratch_shapes=[pltpu.VMEM((self.rows, LANES), jnp.float32)] * num_scratch,
+            ),
+            out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for _, array in carried],
+            # The bounds count among the operands.
+            input_output_aliases={2 + index: index for index in range(len(carried))},
+            cost_estimate=self._cost(num_products, arrays),
+            name=name,
+        )(*limits, *arrays, *lines)
+
+    def _spec(self, kind: Kind, shape: tuple[int, ...]) -> pl.BlockSpec:
+        def index(*ids: Any) -> tuple[Any, ...]:
+            step = self._fetched(*ids)
+            if kind == "keys":
+                return step.row, step.kv_head, step.keys, 0
+            return (
+                (step.row, step.head, step.queries, 0) if kind == "queries" else (step.row, step.head, 0, step.queries)
+            )
+
+        if kind == "sums":
+            return pl.BlockSpec((None, None, 1, self.rows), index)
+        return pl.BlockSpec((None, None, self.columns if kind == "keys" else self.rows, shape[-1]), index)
+
+    def _segments_spec(self, lines: Array, which: int) -> pl.BlockSpec:
+        def index(*ids: Any) -> tuple[Any, ...]:
+            step = self._fetched(*ids)
+            return step.row, 0, step[which]
+
+        return pl.BlockSpec((None, lines.shape[1], self.rows if which == 3 else self.columns), index)
+
+    def _fetched(self, *ids: Any) -> Step:
+        """The blocks to fetch for a step: its own, or the first inner block where the step is fully masked."""
+        step, limits = self.step(ids[:-2]), ids[-2:]
+        is_visible = bounds_any_visible(*bounds_of(step, limits), self.mask)
+        if self.by_keys:
+            return step._replace(queries=jnp.where(is_visible, step.queries, 0))
+        return step._replace(keys=jnp.where(is_visible, step.keys, 0))
+
+    def _cost(self, num_products: int, arrays: Sequence[Array]) -> pl.CostEstimate:
+        """The cost of a call. For a causal mask half of all scores; which half depends on run-time positions."""
+        scores = math.prod(self.queries[:3]) * self.keys[2] // (2 if self.mask.causal else 1)
+        return pl.CostEstimate(
+            flops=2 * num_products * scores * self.queries[3],
+            bytes_accessed=sum(array.size * array.dtype.itemsize for array in arrays),
+            transcendentals=scores,
+        )
+
+
+def bounds_of(step: Step, limits: Sequence[Ref]) -> tuple[Bounds, Bounds]:
+    """The bounds of a step's block of queries, and of its block of keys."""
+    of_queries, of_keys = limits
+    return _read(of_queries, step.row, step.queries), _read(of_keys, step.row, step.keys)
+
+
+def _read(limits: Ref, row: Any, block: Any) -> Bounds:
+    low, high, *documents = (limits[row, index, block] for index in range(limits.shape[1]))
+    return Bounds(low, high, (documents[0], documents[1]) if documents else None)
+
+
+def _limits(segments: Segments, size: int, batch: int) -> Array:
+    """The bounds of all blocks, [b, 2 or 4, blocks]."""
+    found = bounds(jax.tree.map(lambda x: x.reshape(-1, size), segments))
+    each = jnp.stack([found.low, found.high, *(found.documents or ())])
+    rows = jnp.moveaxis(each.reshape(len(each), len(segments.positions), -1), 1, 0)
+    return jnp.broadcast_to(rows, (batch, *rows.shape[1:]))
+
+
+def _lines(segments: Segments, batch: int) -> Array:
+    """Positions, and document ids if there are any, [b, 1 or 2, length]."""
+    found = [x for x in segments if x is not None]
+    return jnp.broadcast_to(jnp.stack(found, axis=1), (batch, len(found), found[0].shape[1]))
+
+
+def _block_size(length: int, head_dim: int) -> int:
+    """Tokens per block. No block crosses the middle of a length: in zigzag order the halves are far apart.
+
+    From the instructions that the compiler makes for v5e (benchmarks/tpu_attention.py): forward keeps the matrix units
+    busy for 60% of the cycles of an unmasked block of 512 tokens, and for 90% of one of 1,024, with heads of 128. With
+    larger heads such blocks exceed the 16 MiB of VMEM that a v4 gives a kernel.
+    """
+    sizes = (1024, 512, 256) if head_dim <= LANES else (512, 256)
+    return next((size for size in sizes if length % (2 * size) == 0), LANES)

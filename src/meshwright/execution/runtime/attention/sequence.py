@@ -1,0 +1,130 @@
+"""Attention on a mesh that may shard the sequence over sp: chooses the method and the kernel."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.sequence import is_zigzag
+from meshwright.description.step.strategy import Attention, SequenceMethod, Strategy
+from meshwright.execution.runtime.attention.blockwise import Keys
+from meshwright.execution.runtime.attention.kernels import (
+    Kernel,
+    chunked_attention,
+    full_sequence_attention,
+    select_kernel,
+    select_kernel_for_chunks,
+    sequential_segments,
+)
+from meshwright.execution.runtime.attention.ring import zigzag
+from meshwright.execution.runtime.attention.segments import Mask, Segments
+from meshwright.execution.runtime.attention.ulysses import gathered_attention, ulysses_attention
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.runtime.shards import on_shards
+from meshwright.mesh import check_divides
+
+QUERIES = ("batch", "sequence", "kv_heads", "group", "head_dim")
+KEYS = ("batch", "sequence", "kv_heads", "head_dim")
+TOKENS = ("batch", "sequence")
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    segments: Segments | None,
+    layout: ShardingContext,
+    *,
+    method: SequenceMethod,
+    mask: Mask,
+    attention: Attention = "flash",
+    key_ids: Array | None = None,
+    order: np.ndarray | None = None,
+) -> Array:
+    """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], sharded by the rules of `layout`.
+
+    Scores are never materialized as a whole. Residuals are named `ATTENTION_RESIDUALS` for remat policies.
+
+    Args:
+      query: [b, s, k, g, h] with g query heads for each of k kv heads.
+      key: [b, s, k, h]; keys and values may lie whole on each device, of tokens in order.
+      value: [b, s, k, h]; h may be another one than the keys'.
+      segments: [b, s] each; None where every row is one document in order.
+      key_ids: the ids of `segments` of a whole row [b, s], on every device, where sp splits tokens that do not go round
+        a ring.
+      order: the position in the row of each token as it is stored [s], see `token_order`; None where they are in order.
+      layout: mesh and rules.
+      method: how keys reach queries over sp. Ulysses needs tokens in order; ring and gather take any order.
+      mask: which keys a query attends to.
+      attention: the kernel, see `select_kernel` and `select_kernel_for_chunks`.
+
+    Returns an array with the shape, dtype and sharding of the query, as wide as values. Raises where Ulysses cannot
+    split the kv heads.
+    """
+    axes = layout.axes("sequence")
+    has_all_keys = bool(axes) and jax.typeof(key).sharding.spec[1] is None
+    if axes and method == "ulysses":
+        check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
+    if value.shape[-1] != query.shape[-1]:
+        # No other kernel has values of another width than queries.
+        kernel = "blockwise"
+    elif axes and method != "ulysses":
+        kernel = select_kernel_for_chunks(query.shape[1] // layout.mesh.degree(axes))
+    else:
+        kernel = select_kernel(attention, query, query.shape[1], segments, mask)
+    queries, keys, tokens = (layout.spec(*names) for names in (QUERIES, KEYS, TOKENS))
+    if has_all_keys:
+        keys = P(keys[0], None, *keys[2:])
+    local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel, has_all_keys=has_all_keys, order=order)
+    # The types of a Pallas kernel's results do not tell over which mesh axes they vary.
+    sharded = on_shards(
+        local,
+        layout,
+        in_specs=(queries, keys, keys, tokens, P(tokens[0], None)),
+        out_specs=queries,
+        check_vma=kernel == "blockwise",
+    )
+    return sharded(query, key, value, segments, key_ids)
+
+
+def token_order(length: int, layout: ShardingContext, strategy: Strategy) -> np.ndarray | None:
+    """Positions of a sequence's tokens in storage order [length], for a zigzag ring; None where they are in order.
+
+    Raises where the length does not divide into a zigzag.
+    """
+    return zigzag(length, layout.mesh.sp) if is_zigzag(layout.mesh, strategy) else None
+
+
+def _local(
+    query: Array,
+    key: Array,
+    value: Array,
+    segments: Segments | None,
+    key_ids: Array | None,
+    *,
+    axes: tuple[str, ...],
+    method: SequenceMethod,
+    mask: Mask,
+    kernel: Kernel,
+    has_all_keys: bool,
+    order: np.ndarray | None,
+) -> Array:
+    if not axes:
+        return full_sequence_attention(query, key, value, segments, mask, kernel=kernel)
+    if has_all_keys:
+        length = query.shape[1]
+        here = sequential_segments(length, length * jax.lax.axis_index(axes))
+        return chunked_attention(query, here, Keys(key, value, sequential_segments(key.shape[1])), mask, kernel=kernel)
+    (axis,) = axes
+    if method == "ulysses":
+        return ulysses_attention(query, key, value, key_ids, axis, mask, kernel=kernel)
+    if method == "gather":
+        ids = None if segments is None else segments.ids
+        return gathered_attention(query, key, value, ids, key_ids, axis, mask, kernel=kernel, order=order)
+    length = query.shape[1]
+    segments = segments or sequential_segments(length, length * jax.lax.axis_index(axis))
+    return chunked_attention(query, segments, Keys(key, value, segments), mask, kernel=kernel, axis=axis)

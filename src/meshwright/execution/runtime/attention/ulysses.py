@@ -1,0 +1,80 @@
+"""Attention over a sharded sequence without a ring: all tokens for some heads (Ulysses), or all keys for all heads.
+
+Ulysses (arXiv:2309.14509) exchanges heads for tokens with an all-to-all, attends over whole sequences with a share of
+the heads, and exchanges back. It moves (H + K) / K / P of the bytes of gathering keys and values, with K kv heads and H
+query heads over P devices. Gathered keys and values (Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2)
+need no divisibility of heads and no order of tokens. Both are called inside `jax.shard_map`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from meshwright.execution.runtime.attention.blockwise import ATTENTION_RESIDUALS, Keys
+from meshwright.execution.runtime.attention.kernels import Kernel, chunked_attention, full_sequence_attention
+from meshwright.execution.runtime.attention.segments import Mask, Segments
+
+
+def ulysses_attention(
+    query: Array, key: Array, value: Array, ids: Array | None, axis: str, mask: Mask, *, kernel: Kernel
+) -> Array:
+    """Attention of this device's queries [b, s, k, g, h] over the keys and values [b, s, k, h] of the whole axis.
+
+    The axis's degree must divide k. Four all-to-alls forward and four backward. ids: of the documents of all tokens of
+    the axis, in order; None where each row is one document.
+    """
+    query, key, value = (
+        checkpoint_name(jax.lax.all_to_all(x, axis, split_axis=2, concat_axis=1, tiled=True), ATTENTION_RESIDUALS)
+        for x in (query, key, value)
+    )
+    segments = None if ids is None else segments_in_rows(np.arange(query.shape[1]), ids)
+    mixed = full_sequence_attention(query, key, value, segments, mask, kernel=kernel)
+    return jax.lax.all_to_all(mixed, axis, split_axis=1, concat_axis=2, tiled=True)
+
+
+def gathered_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    ids: Array | None,
+    key_ids: Array | None,
+    axis: str,
+    mask: Mask,
+    *,
+    kernel: Kernel,
+    order: np.ndarray | None = None,
+) -> Array:
+    """The same with keys and values gathered over the axis: any number of heads, tokens in any order.
+
+    Args:
+      query: this device's queries.
+      key: this device's keys.
+      value: this device's values.
+      ids: of the documents of this device's tokens; None where each row is one document.
+      key_ids: of those of all tokens of the axis.
+      axis: the mesh axis.
+      mask: which keys a query attends to.
+      kernel: what attends to the gathered keys.
+      order: the position of each token of the axis as it is stored; None where they are in order.
+    """
+    length, here = query.shape[1], jax.lax.axis_index(axis)
+    places = np.arange(length * jax.lax.axis_size(axis)) if order is None else order
+    own = jax.lax.dynamic_slice_in_dim(jnp.asarray(places), here * length, length)
+    key, value = (
+        checkpoint_name(jax.lax.all_gather(x, axis, axis=1, tiled=True), ATTENTION_RESIDUALS) for x in (key, value)
+    )
+    keys = Keys(key, value, segments_in_rows(places, key_ids))
+    return chunked_attention(query, segments_in_rows(own, ids), keys, mask, kernel=kernel)
+
+
+def segments_in_rows(places: Array | np.ndarray, ids: Array | None) -> Segments:
+    """Return the segments of tokens, whose places [s] in a row serve as positions.
+
+    Only differences of positions matter, and within a document these equal the differences of places.
+    """
+    places = jnp.asarray(places, jnp.int32)[None]
+    return Segments(places) if ids is None else Segments(jnp.broadcast_to(places, ids.shape), ids)

@@ -1,0 +1,343 @@
+"""Collective matmul: a matmul overlapped with its collective, as a ring of permutes under `shard_map`.
+
+`all_gather_matmul` is an all-gather followed by a matmul: while one shard is multiplied, the next is in transit.
+`matmul_reduce_scatter` is a matmul followed by a reduce-scatter: while the partial sum of one shard is in transit, the
+next term is multiplied. Each is the transpose of the other, so backward overlaps as well.
+
+Source: S. Wang et al., Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
+Models, ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.runtime.arrays import widest
+from meshwright.execution.runtime.shards import match_varying
+
+GATHERED_BY_RING = "brought by a ring"
+"""Checkpoint name of gathered arrays; a remat policy that saves it avoids a second gather in backward."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The devices along mesh axes as a closed ring, and the dim (a letter of the einsum) sharded over them.
+
+    is_two_way: each shard travels in two halves, one in each direction, so that both links of a device carry half.
+    """
+
+    axes: tuple[str, ...]
+    dim: str
+    is_two_way: bool
+
+
+@dataclass(frozen=True)
+class Einsum:
+    """The letters of an einsum of two arrays."""
+
+    left: str
+    right: str
+    out: str
+
+    @property
+    def formula(self) -> str:
+        """As `jnp.einsum` takes it."""
+        return f"{self.left},{self.right}->{self.out}"
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """A part of each shard, from `start` on, and its direction: to the next device (+1) or the previous one (-1)."""
+
+    start: int
+    size: int
+    step: int
+
+
+class _Part(NamedTuple):
+    """A part of a gathered dim, or its product: the value, its offset, and the size of the whole dim."""
+
+    value: Array
+    offset: Array
+    whole: int
+
+
+class _Product(NamedTuple):
+    einsum: Einsum
+    left: Array
+    right: Array
+
+
+def all_gather_matmul(
+    formula: str, shard: Array, other: Array, *, axes: str | tuple[str, ...], dim: str, is_two_way: bool = True
+) -> Array:
+    """`einsum(formula, all_gather(shard), other)` as a ring; `dim` of the first operand is sharded over the mesh axes.
+
+    Called under `shard_map`. Products accumulate in float32; the result has the operands' dtype. Backward reads the
+    gathered array (`GATHERED_BY_RING`).
+
+    Args:
+      formula: einsum of two arrays; each letter is in at least two of the three arrays.
+      shard: this device's shard of the first operand.
+      other: the second operand.
+      axes: mesh axes of the ring.
+      dim: the sharded letter of the first operand.
+      is_two_way: send halves in both directions, for the two links of a torus axis. On a switch use one direction.
+    """
+    (result,) = all_gather_matmuls((formula,), shard, (other,), axes=axes, dim=dim, is_two_way=is_two_way)
+    return result
+
+
+def all_gather_matmuls(
+    formulas: Sequence[str],
+    shard: Array,
+    others: Sequence[Array],
+    *,
+    axes: str | tuple[str, ...],
+    dim: str,
+    is_two_way: bool = True,
+) -> tuple[Array, ...]:
+    """`all_gather_matmul` of one shard with several arrays. The shard goes round once, and so does its gradient.
+
+    The shard has the same letters in all formulas.
+    """
+    ring = Ring(_as_tuple(axes), dim, is_two_way)
+    einsums = tuple(_parse_einsum(formula, dim, of="left") for formula in formulas)
+    shard, *others = match_varying(shard, *others, axes=ring.axes)
+    return _all_gather_matmuls(einsums, ring, shard, tuple(others))
+
+
+def matmul_reduce_scatter(
+    formula: str, left: Array, right: Array, *, axes: str | tuple[str, ...], dim: str, is_two_way: bool = True
+) -> Array:
+    """`psum_scatter(einsum(formula, left, right))` as a ring: each device keeps its shard of `dim`.
+
+    Arguments as in `all_gather_matmul`. Partial sums travel in the operands' dtype, as in the plain reduce-scatter.
+    """
+    ring = Ring(_as_tuple(axes), dim, is_two_way)
+    einsum = _parse_einsum(formula, dim, of="out")
+    left, right = match_varying(left, right, axes=ring.axes)
+    size, degree = _dim_size(_Product(einsum, left, right), ring), lax.axis_size(ring.axes)
+    if size % degree:
+        raise MeshwrightError(
+            f"dim {dim} of {formula} has size {size}, no multiple of the {degree} devices of the ring"
+        )
+    return _matmul_reduce_scatter(einsum, ring, left, right)
+
+
+def can_overlap(formula: str, dim: str) -> bool:
+    """Whether `all_gather_matmul` and `matmul_reduce_scatter` accept a formula and a dim of it."""
+    inputs, _, out = formula.partition("->")
+    arrays = [*inputs.split(","), out]
+    return len(arrays) == 3 and dim in inputs and all(sum(d in a for a in arrays) > 1 for d in formula if d.isalpha())
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _all_gather_matmuls(
+    einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    return _gather(einsums, ring, shard, others)[0]
+
+
+def _all_gather_matmuls_forward(
+    einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
+) -> tuple[tuple[Array, ...], tuple[Array, tuple[Array, ...]]]:
+    products, whole = _gather(einsums, ring, shard, others)
+    return products, (checkpoint_name(whole, GATHERED_BY_RING), others)
+
+
+def _all_gather_matmuls_backward(
+    einsums: tuple[Einsum, ...], ring: Ring, kept: tuple[Array, tuple[Array, ...]], gradients: tuple[Array, ...]
+) -> tuple[Array, tuple[Array, ...]]:
+    """The gradient of the shard is a `matmul_reduce_scatter` of a sum of products.
+
+    The other gradients need no communication.
+    """
+    whole, others = kept
+    # Otherwise XLA recomputes a gradient for each of its slices.
+    gradients = lax.optimization_barrier(gradients)
+    found = list(zip(einsums, gradients, others, strict=True))
+    of_shard = _scatter(
+        [_Product(Einsum(e.out, e.right, e.left), gradient, other) for e, gradient, other in found], ring
+    )
+    of_others = (_multiply(Einsum(e.left, e.out, e.right), whole, gradient) for e, gradient, _ in found)
+    return of_shard, tuple(value.astype(other.dtype) for value, other in zip(of_others, others, strict=True))
+
+
+_all_gather_matmuls.defvjp(_all_gather_matmuls_forward, _all_gather_matmuls_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _matmul_reduce_scatter(einsum: Einsum, ring: Ring, left: Array, right: Array) -> Array:
+    return _scatter([_Product(einsum, left, right)], ring)
+
+
+def _matmul_reduce_scatter_forward(
+    einsum: Einsum, ring: Ring, left: Array, right: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    return _matmul_reduce_scatter(einsum, ring, left, right), (left, right)
+
+
+def _matmul_reduce_scatter_backward(
+    einsum: Einsum, ring: Ring, kept: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
+    """The gradient of the left is an `all_gather_matmul`. That of the right reuses what it gathered."""
+    left, right = kept
+    (of_left,), whole = _gather((Einsum(einsum.out, einsum.right, einsum.left),), ring, gradient, (right,))
+    of_right = _multiply(Einsum(einsum.left, einsum.out, einsum.right), left, whole)
+    return of_left.astype(left.dtype), of_right.astype(right.dtype)
+
+
+_matmul_reduce_scatter.defvjp(_matmul_reduce_scatter_forward, _matmul_reduce_scatter_backward)
+
+
+def _gather(
+    einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
+) -> tuple[tuple[Array, ...], Array]:
+    """Gather an array round a ring and multiply it, the first operand of each einsum, with the other operands.
+
+    Return the products and the gathered array. A lane is a part of the shard that is sent in one direction: after `hop`
+    hops a forward lane holds the shard of the device `hop` positions before.
+    """
+    degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
+    dim = einsums[0].left.index(ring.dim)
+    size = shard.shape[dim]
+    lanes = _lanes(size, ring)
+    parts = [lax.slice_in_dim(shard, lane.start, lane.start + lane.size, axis=dim) for lane in lanes]
+    results: list[Any] = [None] * len(einsums)
+    whole = _empty(shard, dim, size * degree)
+    for hop in range(degree):
+        arriving = [_permute(part, lane, ring) for part, lane in zip(parts, lanes, strict=True) if hop < degree - 1]
+        for number, (part, lane) in enumerate(zip(parts, lanes, strict=True)):
+            offset = (place - hop * lane.step) % degree * size + lane.start
+            results = [
+                _add_part(einsum, ring, before, _Part(part, offset, size * degree), other)
+                for einsum, before, other in zip(einsums, results, others, strict=True)
+            ]
+            whole = _write_part(whole, _Part(part, offset, size * degree), dim)
+            if arriving:
+                results, arriving[number] = _barrier(results, arriving[number])
+        parts = arriving
+    dtypes = (jnp.result_type(shard, other) for other in others)
+    return tuple(result.astype(dtype) for result, dtype in zip(results, dtypes, strict=True)), whole
+
+
+def _add_part(einsum: Einsum, ring: Ring, before: Array | None, part: _Part, other: Array) -> Array:
+    """Add the product with one more part of the gathered dim: written at its offset, or summed in float32.
+
+    A product is written before the ring goes on, so that compilers write it in place.
+    """
+    size = part.value.shape[einsum.left.index(ring.dim)]
+    value = _multiply(einsum, part.value, _slice_dim(other, einsum.right, ring.dim, part.offset, size))
+    if ring.dim not in einsum.out:
+        return value if before is None else before + value
+    value = value.astype(jnp.result_type(part.value, other))
+    return _write_part(before, part._replace(value=value), einsum.out.index(ring.dim))
+
+
+def _write_part(before: Array | None, part: _Part, dim: int) -> Array:
+    before = _empty(part.value, dim, part.whole) if before is None else before
+    return lax.dynamic_update_slice_in_dim(before, part.value, part.offset, dim)
+
+
+def _empty(like: Array, dim: int, size: int) -> Array:
+    return lax.full_like(like, 0, shape=(*like.shape[:dim], size, *like.shape[dim + 1 :]))
+
+
+def _scatter(products: Sequence[_Product], ring: Ring) -> Array:
+    """This device's shard of the sum of products, summed over the ring.
+
+    The partial sum for a device starts at the device after it, goes round, and gets its last term on that device.
+    """
+    degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
+    size, dtype = _dim_size(products[0], ring) // degree, jnp.result_type(*products[0][1:])
+    lanes = _lanes(size, ring)
+    totals: list[Array] = []
+    for hop in range(degree):
+        arriving = [_permute(total.astype(dtype), lane, ring) for total, lane in zip(totals, lanes, strict=False)]
+        terms = []
+        for lane in lanes:
+            offset = (place + lane.step * (degree - 1 - hop)) % degree * size + lane.start
+            shares = [_partial_product(product, ring, offset, lane.size) for product in products]
+            terms.append(sum(shares[1:], start=shares[0]))
+        terms, arriving = _barrier(terms, arriving)
+        totals = [term + sent for term, sent in zip(terms, arriving, strict=True)] if hop else terms
+    return lax.concatenate(totals, products[0].einsum.out.index(ring.dim)).astype(dtype)
+
+
+def _partial_product(product: _Product, ring: Ring, offset: Array, size: int) -> Array:
+    einsum, left, right = product
+    return _multiply(
+        einsum,
+        _slice_dim(left, einsum.left, ring.dim, offset, size),
+        _slice_dim(right, einsum.right, ring.dim, offset, size),
+    )
+
+
+def _multiply(einsum: Einsum, left: Array, right: Array) -> Array:
+    """The product, in float32 at least."""
+    dtype = widest(jnp.result_type(left, right), jnp.float32)
+    return jnp.einsum(einsum.formula, left, right, preferred_element_type=dtype)
+
+
+def _slice_dim(value: Array, dims: str, dim: str, offset: Array, size: int) -> Array:
+    """`size` elements of a dim from `offset`; the whole value where it lacks the dim."""
+    return lax.dynamic_slice_in_dim(value, offset, size, dims.index(dim)) if dim in dims else value
+
+
+def _barrier(left: Any, right: Any) -> tuple[Any, Any]:
+    """Keep either value from being used before the other is ready.
+
+    Otherwise XLA:GPU sends several shards in sequence before it multiplies the first, and XLA:TPU adds what arrives
+    inside the fusion that computes the next term, which then waits for it (JAX 0.10.2).
+    """
+    return lax.optimization_barrier((left, right))
+
+
+def _permute(value: Array, lane: _Lane, ring: Ring) -> Array:
+    """Send each device's value to its neighbour; returns the value received."""
+    # `lax.ppermute` numbers the devices in the order of the mesh, whatever that of its axes (JAX 0.10.2).
+    axes = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in ring.axes)
+    numbers = np.arange(lax.axis_size(axes)).reshape([lax.axis_size(axis) for axis in axes])
+    row = numbers.transpose([axes.index(axis) for axis in ring.axes]).ravel()
+    return lax.ppermute(value, axes, list(zip(row.tolist(), np.roll(row, -lane.step).tolist(), strict=True)))
+
+
+def _lanes(size: int, ring: Ring) -> tuple[_Lane, ...]:
+    """The lanes of a shard: the whole of it forward, or half in each direction."""
+    forward = (size + 1) // 2 if ring.is_two_way else size
+    lanes = (_Lane(0, forward, 1), _Lane(forward, size - forward, -1))
+    return tuple(lane for lane in lanes if lane.size)
+
+
+def _dim_size(product: _Product, ring: Ring) -> int:
+    einsum, left, right = product
+    value, dims = (left, einsum.left) if ring.dim in einsum.left else (right, einsum.right)
+    return value.shape[dims.index(ring.dim)]
+
+
+def _parse_einsum(formula: str, dim: str, *, of: str) -> Einsum:
+    if not can_overlap(formula, dim):
+        raise MeshwrightError(
+            f"{formula!r} cannot overlap over {dim!r}: it is an einsum of two arrays, each letter in two arrays or more"
+        )
+    inputs, _, out = formula.partition("->")
+    left, right = inputs.split(",")
+    einsum = Einsum(left, right, out)
+    if dim not in getattr(einsum, of):
+        raise MeshwrightError(f"dim {dim!r} is not in {getattr(einsum, of)!r} of {formula!r}")
+    return einsum
+
+
+def _as_tuple(axes: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else tuple(axes)

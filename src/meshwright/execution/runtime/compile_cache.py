@@ -1,0 +1,101 @@
+"""JAX's persistent compilation cache: a second start of a command loads what the first one compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import warnings
+from pathlib import Path
+
+import jax
+
+from meshwright.errors import MeshwrightError
+from meshwright.support.files import user_cache
+
+MAX_BYTES = 4 << 30
+"""What is kept from one start to the next; what was not used for longest is deleted first."""
+
+
+def use_compile_cache(where: str | None = None) -> Path | None:
+    """Keep the programs that this process compiles in a directory. Call it once JAX has its devices.
+
+    Args:
+        where: a directory; "off" for no cache; None for meshwright/executables in the user's cache directory, unless
+            JAX_COMPILATION_CACHE_DIR names another one. Whoever can write there can run code in this process.
+
+    Returns:
+        The directory; None without a cache.
+
+    Raises:
+        MeshwrightError: a directory that cannot be written.
+    """
+    if where == "off":
+        jax.config.update("jax_enable_compilation_cache", False)
+        return None
+    if where is None:
+        if jax.config.jax_compilation_cache_dir is not None:  # type: ignore
+            return Path(jax.config.jax_compilation_cache_dir)  # type: ignore
+        if jax.process_count() > 1 and jax.default_backend() == "gpu":
+            # Only process 0 writes. Where its files are not shared the others compile what it only loads, and wait
+            # for its part of the autotuning, which XLA divides among the processes.
+            return None
+    directory = (user_cache() / "executables" if where is None else Path(where)) / _machine()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        if where is None:
+            return None
+        raise MeshwrightError(
+            f"--compile-cache {where} cannot be written: {(error.strerror or str(error)).lower()}; give a directory of"
+            f" your own, or off"
+        ) from None
+    for name, value in {
+        "jax_enable_compilation_cache": True,
+        "jax_compilation_cache_dir": str(directory),
+        # JAX would keep the size itself, by reading the whole directory at every write, under a lock of all processes:
+        # 0.2 s a program where there are 5,000.
+        "jax_compilation_cache_max_size": -1,
+        # Of everything: a hundred small programs take as long as one large program.
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        # The names of ops are in the key: profiles read them from the compiled program.
+        "jax_compilation_cache_include_metadata_in_key": True,
+    }.items():
+        jax.config.update(name, value)
+    _delete_unused(directory, MAX_BYTES)
+    # A full disk costs the next start its time, and this one nothing.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
+    return directory
+
+
+def _delete_unused(directory: Path, max_bytes: int) -> None:
+    """Delete the programs that were not used for longest, as far as the file system notes reads, down to a size."""
+    found: list[tuple[float, int, str]] = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            # Another process may delete at the same time.
+            with contextlib.suppress(FileNotFoundError):
+                # XLA:GPU keeps its autotuning in a folder beside the programs.
+                if entry.is_file():
+                    stat = entry.stat()
+                    found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, entry.path))
+    excess = sum(size for _, size, _ in found) - max_bytes
+    for _, size, path in sorted(found):
+        if excess <= 0:
+            return
+        Path(path).unlink(missing_ok=True)
+        excess -= size
+
+
+def _machine() -> str:
+    """A name for machines that run the same compiled code: XLA compiles for the CPU's own instructions."""
+    if jax.default_backend() != "cpu":
+        return jax.default_backend()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"cpu-{hashlib.sha256(features.encode()).hexdigest()[:8]}"

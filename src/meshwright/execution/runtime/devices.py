@@ -1,0 +1,168 @@
+"""The devices of a command: simulated ones on this machine's CPU, or its accelerators."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.description.hardware.system import System
+from meshwright.errors import MeshwrightError
+from meshwright.execution.processes.host import REFUSED
+from meshwright.execution.processes.member import Member, join
+from meshwright.execution.processes.options import ALONE, Processes, split_address
+from meshwright.execution.processes.relay import Relay
+
+# Simulated devices share a few cores, so that one may reach a collective long after the others. XLA's default is 40 s.
+CPU_COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+
+# Options of mallopt(3), with values that switch them off. A thread's heap of at most 64 MiB (glibc's HEAP_MAX_SIZE) is
+# freed unless that would leave less than the pad at its end.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+NO_TRIMMING, WHOLE_HEAP, NO_MAPPING = -1, 64 << 20, 0
+
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+"""`jax_platforms` by kind of chip; with the CPU as well, so that JAX finds a platform in any case."""
+
+
+def claim_devices(
+    system: System, processes: Processes = ALONE, facts: Mapping[str, Any] | None = None
+) -> Member | None:
+    """Make JAX use the devices of `system`. Call it before JAX uses any device. Raises if there are too few.
+
+    With several processes, waits for all of them, and returns this one's connection to them. JAX itself is only started
+    where all have come with the same, as its own client aborts the process with a page of C++ where they have not.
+
+    Args:
+        system: of all processes together.
+        processes: which of them this is.
+        facts: what must be the same in all of them, as the config of a run.
+    """
+    processes = processes.found()
+    users_flags = os.environ.get("XLA_FLAGS", "")
+    here, several = _devices_here(system, processes), None
+    if processes.num_processes is not None:
+        several = join(processes, {"--on": str(system)} | dict(facts or {}))
+    if system.chip.kind == "cpu":
+        count = f"--xla_force_host_platform_device_count={here}"
+        # Read when the backend starts; of two settings of one flag XLA takes the last. What an earlier call set is not
+        # repeated: a process with a variable of over 128 kB starts no other.
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        kept = [flag for flag in flags if flag not in (CPU_COLLECTIVE_TIMEOUT_FLAG, count)]
+        os.environ["XLA_FLAGS"] = " ".join([CPU_COLLECTIVE_TIMEOUT_FLAG, *kept, count])
+        _keep_freed_memory()
+        if several is not None:
+            _keep_stdout_from_gloo()
+    import jax
+
+    if system.chip.kind == "cpu" and "JAX_NUM_CPU_DEVICES" in os.environ:
+        with contextlib.suppress(RuntimeError):  # JAX has begun: it counts what is there below.
+            jax.config.update("jax_num_cpu_devices", -1)
+    # Otherwise another platform's plugin, installed for compiling, looks for its devices and fails.
+    jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
+    logging.getLogger("jax").setLevel(logging.CRITICAL)
+    # Runtimes write pages to stderr where they find no accelerator, of which one line is told. For a flag that it does
+    # not know XLA writes a line there and ends the process: nothing could pass it on.
+    with tempfile.TemporaryFile() as said:
+        saved = os.dup(2)
+        if system.chip.kind != "cpu" and not users_flags:
+            os.dup2(said.fileno(), 2)
+        try:
+            _start_distributed(processes, several)
+            count, why = sum(device.platform == system.chip.kind for device in jax.devices()), ""
+        except RuntimeError as error:
+            count, why = 0, f" ({str(error).splitlines()[0]})"
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+        said.seek(0)
+        if count >= system.num_devices:
+            os.write(2, said.read())
+    if count < system.num_devices:
+        wrong = (
+            f"{system} wants {system.num_devices} {system.chip.kind} devices; this machine has {count}{why};"
+            f" cpu:{system.num_devices} simulates as many"
+        )
+        if count and system.chip.kind == "cpu":
+            wrong = (
+                f"{system} wants {system.num_devices} devices, and this process has started JAX with {count}, which it"
+                f" keeps: use {system} first, or in another process"
+            )
+        if several is not None:
+            several.fail(wrong, REFUSED)
+        raise MeshwrightError(wrong)
+    return several
+
+
+def _keep_freed_memory() -> None:
+    """Keep glibc from returning freed memory to the system.
+
+    XLA:CPU allocates a program's temporaries in each run, and glibc returns allocations over 32 MiB and empty heaps of
+    threads to the system: 80,000 page faults, 5% of the time of a train step (`benchmarks/train_step.py`).
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, NO_TRIMMING)
+        libc.mallopt(M_TOP_PAD, WHOLE_HEAP)
+        libc.mallopt(M_MMAP_MAX, NO_MAPPING)
+
+
+def _keep_stdout_from_gloo() -> None:
+    """Have only Python write to stdout: Gloo, XLA:CPU's network, greets there for each group of processes."""
+    sys.stdout.flush()
+    old, kept = sys.stdout, os.dup(1)
+    sys.stdout = open(  # noqa: SIM115
+        kept, "w", encoding=old.encoding, errors=old.errors, buffering=1 if os.isatty(kept) else -1
+    )
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def _start_distributed(processes: Processes, several: Member | None) -> None:
+    """Start JAX's service for several processes, and this one's client of it."""
+    import jax
+
+    if processes.coordinator is None:
+        return
+    seconds = int(processes.start_seconds)
+    if several is None:  # A cluster that only JAX knows.
+        try:
+            jax.distributed.initialize(initialization_timeout=seconds)
+        except ValueError:
+            raise MeshwrightError(
+                "--coordinator auto: this is no job step of Slurm and no Cloud TPU, nor another cluster that JAX knows;"
+                " give --coordinator HOST:PORT with --num-processes and --process-id"
+            ) from None
+        return
+    host, port = split_address(processes.coordinator)
+    service = f"{'127.0.0.1' if several.number == 0 else host}:{port + 1}"
+    bind = f"{'127.0.0.1' if host in ('localhost', '127.0.0.1') else '[::]'}:{port + 1}"
+    if several.number:
+
+        def on_failure(reason: str) -> None:
+            several.fail(
+                f"port {port} of {host} is open, and {port + 1}, which JAX needs too, is not ({reason})", REFUSED
+            )
+
+        relay = Relay(host, port + 1, seconds=processes.start_seconds, on_failure=on_failure)
+        service = f"127.0.0.1:{relay.port}"
+    # The relay gives up first, and says why; JAX would abort the process.
+    jax.distributed.initialize(
+        service, processes.num_processes, several.number,
+        initialization_timeout=seconds + 30, coordinator_bind_address=bind, cluster_detection_method="deactivate",
+    )  # fmt: skip
+
+
+def _devices_here(system: System, processes: Processes) -> int:
+    """The number of devices of one process."""
+    count = processes.num_processes or 1
+    if system.num_devices % count:
+        raise MeshwrightError(f"{system.num_devices} devices cannot be divided equally among {count} processes")
+    return system.num_devices // count

@@ -1,0 +1,134 @@
+"""The all-to-all of rows sorted by expert, to the devices that hold the experts and back.
+
+The number of rows sent is known only at run time, array shapes before. XLA:TPU and XLA:GPU have a ragged all-to-all,
+which moves the rows there are. XLA:CPU has none: there every device sends every other the largest possible number of
+rows. Both fill the same receive buffer: `capacity` rows for each source, filled from the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.execution.runtime.experts.permutation import pad_groups, permute
+
+Axes = tuple[str, ...]
+
+
+class A2ASplits(NamedTuple):
+    """Row counts of an all-to-all between this device and each of n devices, [n] each.
+
+    starts: first row for each destination among the rows sent. remote_starts: first row, on each destination, of those
+    for this device.
+    """
+
+    sent: Array
+    received: Array
+    starts: Array
+    remote_starts: Array
+
+
+def exchange_counts(counts: Array, axes: Axes) -> tuple[A2ASplits, Array]:
+    """From the rows per expert on this device [all experts] to the splits, and the rows per source for its own experts.
+
+    The second result is [sources, own experts]. Costs an all-to-all of a few integers.
+    """
+    n = jax.lax.axis_size(axes)
+    each = counts.reshape(n, -1)
+    sent = jnp.sum(each, axis=1)
+    starts = jnp.cumsum(sent) - sent
+    theirs = all_to_all(jnp.concatenate([each, starts[:, None]], axis=1), axes)
+    received = theirs[:, :-1]
+    return A2ASplits(sent, jnp.sum(received, axis=1), starts, theirs[:, -1]), received
+
+
+def all_to_all(x: Array, axes: Axes) -> Array:
+    """All-to-all of x [n, ...]: part j goes to device j, results are ordered by source. Its own inverse."""
+    return jax.lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True) if axes else x
+
+
+@dataclass(frozen=True)
+class A2AShape:
+    """Static shapes of an exchange over `axes`.
+
+    num_rows: rows on each device. capacity: most rows to one destination.
+    """
+
+    axes: Axes
+    num_rows: int
+    capacity: int
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def ragged_all_to_all(rows: Array, splits: A2ASplits, shape: A2AShape) -> Array:
+    """Send `rows` [num_rows, d], ordered by destination; returns the rows received [n, capacity, d]."""
+    return jax.lax.platform_dependent(
+        rows, splits, cpu=partial(padded_all_to_all, shape=shape), default=partial(_ragged, shape=shape)
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def ragged_all_to_all_back(buffer: Array, splits: A2ASplits, shape: A2AShape) -> Array:
+    """The inverse of `ragged_all_to_all`: return received rows [n, capacity, d] to their sources, [num_rows, d]."""
+    return jax.lax.platform_dependent(
+        buffer, splits, cpu=partial(_padded_back, shape=shape), default=partial(_ragged_back, shape=shape)
+    )
+
+
+def padded_all_to_all(rows: Array, splits: A2ASplits, shape: A2AShape) -> Array:
+    """`ragged_all_to_all` with `capacity` rows for every destination, padded.
+
+    On any hardware this is faster for rows of one number: TPUs would pad each such row to 128.
+    """
+    padded = permute(rows, pad_groups(splits.sent, capacity=shape.capacity, num_rows=shape.num_rows))
+    return all_to_all(padded.reshape(-1, shape.capacity, rows.shape[1]), shape.axes)
+
+
+def _padded_back(buffer: Array, splits: A2ASplits, *, shape: A2AShape) -> Array:
+    permutation = pad_groups(splits.sent, capacity=shape.capacity, num_rows=shape.num_rows)
+    return permute(all_to_all(buffer, shape.axes).reshape(-1, buffer.shape[2]), permutation.inverse)
+
+
+def _ragged(rows: Array, splits: A2ASplits, *, shape: A2AShape) -> Array:
+    n, width = splits.sent.shape[0], rows.shape[1]
+    mine = jnp.full_like(splits.sent, shape.capacity * jax.lax.axis_index(shape.axes))
+    empty = jnp.zeros_like(rows, shape=(n * shape.capacity, width))
+    arrived = jax.lax.ragged_all_to_all(
+        rows, empty, splits.starts, splits.sent, mine, splits.received, axis_name=shape.axes
+    )
+    return arrived.reshape(n, shape.capacity, width)
+
+
+def _ragged_back(buffer: Array, splits: A2ASplits, *, shape: A2AShape) -> Array:
+    n, capacity, width = buffer.shape
+    empty = jnp.zeros_like(buffer, shape=(shape.num_rows, width))
+    starts = capacity * jnp.arange(n, dtype=jnp.int32)
+    rows = buffer.reshape(n * capacity, width)
+    return jax.lax.ragged_all_to_all(
+        rows, empty, starts, splits.received, splits.remote_starts, splits.sent, axis_name=shape.axes
+    )
+
+
+def _forward(rows: Array, splits: A2ASplits, shape: A2AShape) -> tuple[Array, A2ASplits]:
+    return ragged_all_to_all(rows, splits, shape), splits
+
+
+def _backward(shape: A2AShape, splits: A2ASplits, gradient: Array) -> tuple[Array, None]:
+    return ragged_all_to_all_back(gradient, splits, shape), None
+
+
+def _back_forward(buffer: Array, splits: A2ASplits, shape: A2AShape) -> tuple[Array, A2ASplits]:
+    return ragged_all_to_all_back(buffer, splits, shape), splits
+
+
+def _back_backward(shape: A2AShape, splits: A2ASplits, gradient: Array) -> tuple[Array, None]:
+    return ragged_all_to_all(gradient, splits, shape), None
+
+
+ragged_all_to_all.defvjp(_forward, _backward)
+ragged_all_to_all_back.defvjp(_back_forward, _back_backward)

@@ -1,0 +1,141 @@
+"""Grouped matmuls: rows times the weights of their expert, and the transpose that sums rows into gradients of weights.
+
+XLA:TPU lowers the first as a ragged dot. For everything else compilers multiply all rows for every group (JAX 0.10.2,
+libtpu 0.0.42.1). There rows are multiplied in blocks of one expert each (MegaBlocks, arXiv:2211.15841, section 5). The
+number of blocks is the most that any routing needs; a loop skips those that this routing does not need.
+
+Called inside `jax.shard_map`. rows [m, d] are sorted by expert, `sizes` [experts] of them for each. With slots they are
+[experts, slots, d], and `sizes` is None.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from meshwright.description.step.token_routing import expert_blocks
+from meshwright.execution.runtime.arrays import widest
+
+
+def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any) -> Array:
+    """Multiply each row with the weights [experts, d, f] of its expert, in `dtype`.
+
+    Rows beyond `sizes` are undefined.
+    """
+    if sizes is None:
+        return jnp.einsum("esd,edf->esf", rows, weights, preferred_element_type=dtype)
+    in_groups = partial(lax.ragged_dot, preferred_element_type=dtype)
+    return lax.platform_dependent(
+        rows, weights, sizes, tpu=in_groups, default=partial(_multiply_in_blocks, dtype=dtype)
+    )
+
+
+def grouped_matmul_transposed(left: Array, right: Array, sizes: Array | None, dtype: Any) -> Array:
+    """Sum left [m, d] x right [m, f] over the rows of each expert: [experts, d, f] in `dtype`."""
+    if sizes is None:
+        return jnp.einsum("esd,esf->edf", left, right, preferred_element_type=dtype)
+    return _sum_in_blocks(left, right, sizes, dtype)
+
+
+class Block(NamedTuple):
+    """A block of rows of one expert, or [n] of each field: its first row, and the end of its expert's rows.
+
+    is_first: first block of its expert. is_needed: this routing uses it.
+    """
+
+    expert: Array
+    start: Array
+    end: Array
+    is_first: Array
+    is_needed: Array
+
+
+def _blocks(sizes: Array, count: int, size: int) -> Block:
+    """Cut the rows of each expert into blocks of `size` rows: `count` blocks, the last of each expert partly filled."""
+    each, ends, index = -(-sizes // size), jnp.cumsum(sizes), jnp.arange(count)
+    ends_at = jnp.cumsum(each)
+    expert = jnp.minimum(jnp.sum(index[:, None] >= ends_at[None, :], axis=1), sizes.shape[0] - 1)
+    number = index - (ends_at - each)[expert]
+    start = (ends - sizes)[expert] + number * size
+    return Block(expert, start, ends[expert], number == 0, index < ends_at[-1])
+
+
+def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any) -> Array:
+    """`grouped_matmul` in blocks.
+
+    The last block starts early rather than beyond the array, and keeps rows of other blocks.
+    """
+    count, size = expert_blocks(rows.shape[0], sizes.shape[0])
+
+    def fill(result: Array, block: Block) -> Array:
+        ours = _block_rows(block, rows, size)
+        product = jnp.dot(ours.cut(rows), weights[block.expert], preferred_element_type=dtype)
+        kept = jnp.where(ours.is_own, product, ours.cut(result))
+        return lax.dynamic_update_slice_in_dim(result, kept, ours.start, axis=0)
+
+    zeros = jnp.zeros_like(rows, dtype=dtype, shape=(rows.shape[0], weights.shape[2]))
+    return _over_blocks(fill, zeros, _blocks(sizes, count, size))
+
+
+def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array:
+    """`grouped_matmul_transposed` in blocks.
+
+    An expert's sum is accumulated in float32, or in the dtype of integer sums.
+    """
+    count, size = expert_blocks(left.shape[0], sizes.shape[0])
+    of_sums = widest(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+    def add(result: tuple[Array, Array], block: Block) -> tuple[Array, Array]:
+        total, sums = result
+        ours = _block_rows(block, left, size)
+        x, y = (jnp.where(ours.is_own, ours.cut(array), 0) for array in (left, right))
+        part = jnp.einsum("sd,sf->df", x, y, preferred_element_type=of_sums)
+        total = jnp.where(block.is_first, part, total + part)
+        return total, lax.dynamic_update_index_in_dim(sums, total.astype(dtype), block.expert, axis=0)
+
+    dims = left.shape[1], right.shape[1]
+    zeros = (
+        jnp.zeros_like(left, dtype=of_sums, shape=dims),
+        jnp.zeros_like(left, dtype=dtype, shape=(sizes.shape[0], *dims)),
+    )
+    return _over_blocks(add, zeros, _blocks(sizes, count, size))[1]
+
+
+def _over_blocks(do: Any, result: Any, blocks: Block) -> Any:
+    """Fold `do` over the blocks that are needed, in a loop that ends after them.
+
+    With a branch in each step XLA:GPU would copy the result in each (JAX 0.10.2).
+    """
+    needed, count = jnp.sum(blocks.is_needed), blocks.is_needed.shape[0]
+
+    def goes_on(state: tuple[Array, Any]) -> Array:
+        # The second comparison shows the maximum trip count in the program's text.
+        return (state[0] < needed) & (state[0] < count)
+
+    def step(state: tuple[Array, Any]) -> tuple[Array, Any]:
+        number, result = state
+        block = jax.tree.map(lambda each: lax.dynamic_index_in_dim(each, number, keepdims=False), blocks)
+        return number + 1, do(result, block)
+
+    return lax.while_loop(goes_on, step, (jnp.zeros_like(needed), result))[1]
+
+
+class BlockRows(NamedTuple):
+    """The rows of an array that a block reads, from `start` on, and which of them belong to the block [size, 1]."""
+
+    start: Array
+    is_own: Array
+
+    def cut(self, array: Array) -> Array:
+        """The rows."""
+        return lax.dynamic_slice_in_dim(array, self.start, self.is_own.shape[0], axis=0)
+
+
+def _block_rows(block: Block, rows: Array, size: int) -> BlockRows:
+    start = jnp.minimum(block.start, rows.shape[0] - size)
+    index = start + jnp.arange(size)
+    return BlockRows(start, ((index >= block.start) & (index < block.end))[:, None])

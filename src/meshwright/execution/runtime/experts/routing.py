@@ -1,0 +1,118 @@
+"""Routing of tokens to experts, and the load balance of experts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.description.step.layer import SOFTMAX_ROUTING, Routing
+
+
+class Choice(NamedTuple):
+    """The experts chosen for each token, and the weight of each in the result: [..., choices] both."""
+
+    chosen: Array
+    shares: Array
+
+
+def route(
+    logits: Array, num_active: int, routing: Routing = SOFTMAX_ROUTING, choice_bias: Array | None = None
+) -> Choice:
+    """Choose `num_active` experts for each token by its router logits [..., experts], which are float32.
+
+    choice_bias: [experts], where `routing` has one.
+    """
+    if routing.scores == "softmax" and choice_bias is None and routing.num_groups == 1:
+        # A softmax keeps the order of its logits; one over the chosen ones alone is normed (Mixtral, arXiv:2401.04088).
+        top, chosen = jax.lax.top_k(logits, num_active)
+        if routing.is_normed:
+            return Choice(chosen, _scaled(jax.nn.softmax(top, axis=-1), routing))
+        return Choice(chosen, _scaled(jnp.exp(top - jax.nn.logsumexp(logits, axis=-1, keepdims=True)), routing))
+    scores = _scores(logits, routing)
+    keys = jax.lax.stop_gradient(scores)
+    if choice_bias is not None:
+        keys += jax.lax.broadcast_to_rank(jax.lax.stop_gradient(choice_bias.astype(keys.dtype)), keys.ndim)
+    _, chosen = jax.lax.top_k(_of_best_groups(keys, routing), num_active)
+    shares = jnp.take_along_axis(scores, chosen, axis=-1)
+    if routing.is_normed:
+        # Scores of sigmoids may all be 0.
+        shares = shares / (jnp.sum(shares, axis=-1, keepdims=True) + 1e-20)
+    return Choice(chosen, _scaled(shares, routing))
+
+
+def _scores(logits: Array, routing: Routing) -> Array:
+    """The score of each expert [..., experts]."""
+    return jax.nn.softmax(logits, axis=-1) if routing.scores == "softmax" else jax.nn.sigmoid(logits)
+
+
+def _scaled(shares: Array, routing: Routing) -> Array:
+    return shares if routing.scale == 1 else shares * routing.scale
+
+
+def _of_best_groups(keys: Array, routing: Routing) -> Array:
+    """The keys [..., experts] by which experts are chosen, minus infinity outside the best groups."""
+    if routing.num_groups == 1:
+        return keys
+    grouped = keys.reshape(*keys.shape[:-1], routing.num_groups, -1)
+    of_groups = jnp.sum(jax.lax.top_k(grouped, routing.group_score)[0], axis=-1)
+    _, best = jax.lax.top_k(of_groups, routing.num_active_groups)
+    is_best = jnp.any(jax.nn.one_hot(best, routing.num_groups, dtype=bool), axis=-2)
+    return jnp.where(is_best[..., None], grouped, -jnp.inf).reshape(keys.shape)
+
+
+class Load(NamedTuple):
+    """Sums over tokens for each expert [..., experts] in float32, over all devices or those of one device.
+
+    copies: tokens that chose the expert. dropped: those beyond its capacity. probability: the router's score over the
+    sum of all experts' scores.
+    """
+
+    copies: Array
+    dropped: Array
+    probability: Array
+
+    @property
+    def balance_loss(self) -> Array:
+        """Load balancing loss, 1 where experts are equally loaded (Switch, arXiv:2101.03961, section 2.2).
+
+        The number of experts times the sum over experts of the fraction of copies x the mean probability; averaged over
+        layers. Gradients flow through the probability.
+        """
+        shares = [part / jnp.sum(part, axis=-1, keepdims=True) for part in (self.copies, self.probability)]
+        return self.copies.shape[-1] * jnp.mean(jnp.sum(shares[0] * shares[1], axis=-1))
+
+    @property
+    def max_over_mean(self) -> Array:
+        """Copies of the busiest expert of any layer over the mean."""
+        return jnp.max(jnp.max(self.copies, axis=-1) / jnp.mean(self.copies, axis=-1))
+
+    @property
+    def dropped_share(self) -> Array:
+        """Fraction of copies that no expert processed."""
+        return jnp.sum(self.dropped) / jnp.sum(self.copies)
+
+    @property
+    def metrics(self) -> dict[str, Array]:
+        """The metrics of a step, by name."""
+        return {
+            "experts_balance_loss": self.balance_loss,
+            "experts_max_over_mean": self.max_over_mean,
+            "experts_dropped_share": self.dropped_share,
+        }
+
+
+def probabilities(logits: Array, routing: Routing = SOFTMAX_ROUTING, is_token: Array | None = None) -> Array:
+    """Router probabilities [experts] summed over the tokens of `logits` [..., experts].
+
+    Those of scores that are no softmax are their shares of the sum of all (DeepSeek-V3, arXiv:2412.19437, equation 19).
+    is_token: false for padding [...], which is left out; None without any.
+    """
+    scores = _scores(logits, routing)
+    if routing.scores != "softmax":
+        scores = scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
+    if is_token is not None:
+        scores = jnp.where(is_token[..., None], scores, 0.0)
+    return jnp.sum(scores.reshape(-1, logits.shape[-1]), axis=0)

@@ -1,0 +1,50 @@
+"""A mesh shape as a `jax.sharding.Mesh`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh
+
+from meshwright.description.hardware.slices import across_slices, within_slice
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+
+
+def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh of `shape` over `devices`, every axis explicit; by default over all, or over the first with a warning.
+
+    `jax.make_mesh` orders devices by their topology. Axes are outermost first, so that those that communicate most are
+    on neighbours.
+    """
+    found = jax.devices() if devices is None else list(devices)
+    if devices is None and len(found) > shape.num_devices and jax.process_count() == 1:
+        warnings.warn(f"mesh {shape} takes the first {shape.num_devices} of {len(found)} devices", stacklevel=2)
+        found = found[: shape.num_devices]
+    if len(found) != shape.num_devices:
+        raise MeshwrightError(f"mesh {shape} wants {shape.num_devices} devices; {len(found)} are there")
+    slices = {device.slice_index for device in found if device.platform == "tpu"}
+    if len(slices) > 1:
+        return mesh_over_slices(shape.layout, found, len(slices))
+    types = (AxisType.Explicit,) * len(shape.layout)
+    return jax.make_mesh(tuple(shape.layout.values()), tuple(shape.layout), axis_types=types, devices=found)
+
+
+def mesh_platform() -> str:
+    """The platform of the devices of the mesh in context: `cpu`, `gpu` or `tpu`; without one, JAX's default."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device is not None else jax.default_backend()
+
+
+def mesh_over_slices(degrees: Mapping[str, int], devices: Sequence[Any], num_slices: int) -> Mesh:
+    """A mesh over several slices: the outermost axes cross slices, every axis is explicit.
+
+    `jax.make_mesh` accepts one slice only (JAX 0.10.2).
+    """
+    within, across = (tuple(f(degrees, num_slices).values()) for f in (within_slice, across_slices))
+    array = mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+    return Mesh(array, tuple(degrees), axis_types=(AxisType.Explicit,) * len(degrees))

@@ -1,0 +1,68 @@
+"""GPipe: all microbatches forward, then all backward. JAX derives backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from meshwright.execution.runtime.pipeline.stages import (
+    LayerOutput,
+    Pipeline,
+    PipelineData,
+    Sums,
+    Tree,
+    by_chunk,
+    clip_unit,
+    inject,
+    last_stage_loss,
+    mean_loss,
+    send_to_next,
+    stage_forward,
+    zero_stream,
+    zero_sums,
+)
+
+
+def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
+    """The mean loss over microbatches `inputs` [m, ...], and what `mean_loss` gives beside it.
+
+    Called under `jax.set_mesh` of an explicit mesh. layers: every parameter stacked over slots, in the order of
+    `slot_layers`, that dim sharded over stages. Values that `layer` saves for backward are saved for all microbatches,
+    so it needs a remat policy around `wait_for_input`. Of `first` and `last` only the inputs are saved.
+    """
+    schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
+    pipeline = replace(pipeline, first=jax.checkpoint(pipeline.first), last=jax.checkpoint(pipeline.last))
+
+    def tick(carry: tuple[Array, Sums], number: Array, *, is_full: bool) -> tuple[tuple[Array, Sums], None]:
+        arriving, sums = carry
+        x = inject(pipeline, data, arriving, schedule.forward(clip_unit(number, schedule)))
+        x, _, sums = stage_forward(pipeline, data, x, pipeline.stage_work(number), sums)
+        if is_full:
+            sums = sums._replace(loss=sums.loss + last_stage_loss(pipeline, data, x, number))
+        return (send_to_next(pipeline, x), sums), None
+
+    carry = (zero_stream(pipeline, data), zero_sums(pipeline, data))
+    for is_full, start, stop in ((False, 0, schedule.warm_up), (True, schedule.warm_up, schedule.ticks)):
+        carry, _ = lax.scan(partial(tick, is_full=is_full), carry, jnp.arange(start, stop))
+    return mean_loss(pipeline, carry[1])
+
+
+def wait_for_input(
+    layer: Callable[[Tree, Array, Tree, Array], LayerOutput],
+) -> Callable[[Tree, Array, Tree, Array], LayerOutput]:
+    """Keep XLA from using a layer's weights before its input is ready (optimization barrier).
+
+    Otherwise values that depend on weights alone, as gathered weights, are equal in all ticks, and JAX computes them
+    for all layers before the first (JAX 0.10.2). Goes inside a remat policy.
+    """
+
+    def waiting(weights: Tree, x: Array, part: Tree, number: Array) -> LayerOutput:
+        weights, x = lax.optimization_barrier((weights, x))
+        return layer(weights, x, part, number)
+
+    return waiting

@@ -1,0 +1,44 @@
+"""The entry of a microbatch into the pipeline: whole on the first stage, computed by all stages or a share by each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from meshwright.execution.runtime.shards import STAGES
+
+
+def inject_on_first_stage(x: Array, arriving: Array) -> Array:
+    """x [b, ...] on the first stage, what arrived [p, b, ...] on the others. Stages may shard the first dim of x.
+
+    If they do, each stage receives only its share of the gradient of x, by a reduce-scatter.
+    """
+    spec = jax.typeof(arriving).sharding.spec
+    if not _is_split(x):
+        is_first = jnp.arange(arriving.shape[0], out_sharding=P(STAGES)) == 0
+        return jnp.where(is_first.reshape(-1, *(1,) * x.ndim), x[None], arriving)
+
+    def local(x: Array, arriving: Array) -> Array:
+        whole = lax.all_gather(x, STAGES, tiled=True)
+        return jnp.where(lax.axis_index(STAGES) == 0, whole[None], arriving)
+
+    return jax.shard_map(local, in_specs=(jax.typeof(x).sharding.spec, spec), out_specs=spec)(x, arriving)
+
+
+def zeros_on_stages(like: Any, stages: int) -> Array:
+    """Zeros [p, b, ...] for each stage, shaped like an array [b, ...] whose first dim stages may shard."""
+    split, *others = like.sharding.spec
+    whole = tuple(axis for axis in _axes(split) if axis != STAGES)
+    return jnp.zeros((stages, *like.shape), like.dtype, out_sharding=P(STAGES, whole or None, *others))
+
+
+def _is_split(x: Array) -> bool:
+    return STAGES in _axes(jax.typeof(x).sharding.spec[0])
+
+
+def _axes(dim: Any) -> tuple[str, ...]:
+    return (dim,) if isinstance(dim, str) else dim or ()

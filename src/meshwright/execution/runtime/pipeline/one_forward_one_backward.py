@@ -1,0 +1,224 @@
+"""1F1B in lockstep: each tick every stage runs one microbatch forward and an earlier one backward.
+
+Values sent after one half of a tick are in transit during the other half. The inputs of layers are saved from a
+microbatch's forward to its backward; everything else is recomputed. Stages store inputs for each other (`bpipe`), so
+that no device holds more than p microbatches. A step takes as long as 1F1B with alternating stages (arXiv:2104.04473,
+section 2.2).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from meshwright.description.step.passes.schedule import Unit
+from meshwright.execution.runtime.arrays import widest
+from meshwright.execution.runtime.pipeline.bpipe import (
+    SavedInputs,
+    read_slot,
+    save_inputs,
+    slots_in_tick,
+    store_in_flight,
+    zero_saved,
+)
+from meshwright.execution.runtime.pipeline.gpipe import pipelined_loss
+from meshwright.execution.runtime.pipeline.stages import (
+    Pipeline,
+    PipelineData,
+    Sums,
+    Tree,
+    active_layers,
+    add_chunk,
+    broadcast_flags,
+    by_chunk,
+    chunk,
+    clip_unit,
+    flatten_slots,
+    inject,
+    is_unit,
+    last_stage_loss,
+    layer_numbers,
+    mean_loss,
+    send_to_next,
+    stage_forward,
+    stage_inputs,
+    where_active,
+    zero_stream,
+    zero_sums,
+)
+
+
+class State(NamedTuple):
+    """The state between ticks.
+
+    arriving: from the previous stage, [p, ...]. returning: gradient from the next stage. saved: layer inputs awaiting
+    backward. of_ends, of_layers: gradients so far. sums: sums of the forward passes so far.
+    """
+
+    arriving: Array
+    returning: Array
+    saved: SavedInputs
+    of_ends: Tree
+    of_layers: Tree
+    sums: Sums
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def pipelined_loss_1f1b(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
+    """`pipelined_loss` with a gradient computed by alternating forward and backward passes."""
+    return pipelined_loss(pipeline, ends, layers, inputs)
+
+
+def _forward(
+    pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree
+) -> tuple[tuple[Array, tuple[Array, Tree]], tuple[Tree, Tree]]:
+    """The result of `pipelined_loss`, and the gradients of the loss, which are all that backward needs."""
+    schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
+
+    def tick(state: State, number: Array, *, is_forward: bool, is_backward: bool) -> tuple[State, None]:
+        work, loss_gradient = _backward_work(pipeline, number), None
+        slots = slots_in_tick(pipeline, number, work.unit)
+        if is_forward:
+            x = inject(pipeline, data, state.arriving, schedule.forward(clip_unit(number, schedule)))
+            x, layer_inputs, sums = stage_forward(pipeline, data, x, pipeline.stage_work(number), state.sums)
+            state = state._replace(sums=sums, saved=save_inputs(state.saved, layer_inputs, slots, schedule))
+            if is_backward:
+                state, loss_gradient = _last_stage_gradient(pipeline, data, state, x, number)
+            state = state._replace(arriving=send_to_next(pipeline, x))
+        if is_backward:
+            state = _stage_backward(pipeline, data, state, read_slot(state.saved.slots, slots.due), loss_gradient, work)
+        return state, None
+
+    state, ends_at = _start(pipeline, data), schedule.warm_up + schedule.ticks
+    for start, stop in ((0, schedule.warm_up), (schedule.warm_up, schedule.ticks)):
+        step = partial(tick, is_forward=True, is_backward=start == schedule.warm_up)
+        state, _ = lax.scan(step, state, jnp.arange(start, stop))
+    # Only forward ticks store what has arrived.
+    state = state._replace(saved=store_in_flight(state.saved))
+    with jax.named_scope("gradients"):
+        step = partial(tick, is_forward=False, is_backward=True)
+        state, _ = lax.scan(step, state, jnp.arange(schedule.ticks, ends_at))
+        of_layers = jax.tree.map(flatten_slots, state.of_layers)
+    return mean_loss(pipeline, state.sums), (state.of_ends, of_layers)
+
+
+def _backward(pipeline: Pipeline, gradients: tuple[Tree, Tree], scale: tuple[Array, Tree]) -> tuple[Tree, Tree, None]:
+    loss_scale, _ = scale
+
+    def scaled(g: Array) -> Array:
+        return (g.astype(widest(g.dtype, loss_scale.dtype)) * loss_scale).astype(g.dtype)
+
+    of_ends, of_layers = jax.tree.map(scaled, gradients)
+    return of_ends, of_layers, None
+
+
+pipelined_loss_1f1b.defvjp(_forward, _backward)
+
+
+def _start(pipeline: Pipeline, data: PipelineData) -> State:
+    stream = zero_stream(pipeline, data)
+    of_ends, of_layers = jax.tree.map(jnp.zeros_like, (data.ends, data.weights))
+    sums = zero_sums(pipeline, data)
+    return State(stream, stream, zero_saved(pipeline, stream), of_ends, of_layers, sums)
+
+
+def _last_stage_gradient(
+    pipeline: Pipeline, data: PipelineData, state: State, x: Array, tick: Array
+) -> tuple[State, Array]:
+    """Add the loss of the finished microbatch; also return its gradient with respect to the last stage's x."""
+    loss, pull = jax.vjp(lambda ends, x: last_stage_loss(pipeline, data._replace(ends=ends), x, tick), data.ends, x)
+    of_ends, of_x = pull(jnp.full_like(loss, 1 / pipeline.schedule.microbatches))
+    sums = state.sums._replace(loss=state.sums.loss + loss)
+    with jax.named_scope("gradients"):
+        return state._replace(of_ends=_sum(state.of_ends, of_ends), sums=sums), of_x
+
+
+class BackwardWork(NamedTuple):
+    """The backward work of each stage in a tick, [p] each: its unit, and whether it is active.
+
+    starts_at_loss: the unit's gradient begins with its loss. first_stage_unit: the unit of the first stage.
+    """
+
+    unit: Unit
+    is_active: Array
+    starts_at_loss: Array
+    first_stage_unit: Unit
+
+
+def _backward_work(pipeline: Pipeline, tick: Array) -> BackwardWork:
+    schedule, stages = pipeline.schedule, pipeline.stages
+    index = tick - schedule.warm_up - (schedule.stages - 1 - stages)
+    unit = schedule.backward(clip_unit(index, schedule))
+    is_end = (stages == schedule.stages - 1) & (unit.chunk == schedule.virtual_stages - 1)
+    begun = schedule.backward(clip_unit(tick - schedule.warm_up - schedule.stages + 1, schedule))
+    return BackwardWork(unit, is_unit(index, schedule), is_end, begun)
+
+
+def _stage_backward(
+    pipeline: Pipeline,
+    data: PipelineData,
+    state: State,
+    layer_inputs: Array,
+    loss_gradient: Array | None,
+    work: BackwardWork,
+) -> State:
+    """Run one unit backward on each stage.
+
+    Args:
+      pipeline: functions and schedule.
+      data: parameters and microbatches.
+      state: the state between ticks.
+      layer_inputs: saved inputs of the unit's layers [c, p, ...].
+      loss_gradient: the gradient the last stage may start with; None in ticks without a loss.
+      work: what each stage runs.
+    """
+    gradient = (
+        state.returning
+        if loss_gradient is None
+        else jnp.where(broadcast_flags(work.starts_at_loss, loss_gradient), loss_gradient, state.returning)
+    )
+    gradient = jnp.where(broadcast_flags(work.is_active, gradient), gradient, 0)
+    gradient, of_chunk = _layers_backward(pipeline, data, layer_inputs, gradient, work)
+    _, pull = jax.vjp(
+        lambda ends, x: inject(pipeline, data._replace(ends=ends), x, work.first_stage_unit), data.ends, state.arriving
+    )
+    of_ends, of_arrived = pull(gradient)
+    (returning,) = jax.linear_transpose(partial(send_to_next, pipeline), state.arriving)(of_arrived)
+    # No transposition marks these ops as backward; the scope does (`hlo.phases`).
+    with jax.named_scope("gradients"):
+        return state._replace(
+            returning=returning,
+            of_ends=_sum(state.of_ends, of_ends),
+            of_layers=add_chunk(state.of_layers, of_chunk, work.unit, pipeline),
+        )
+
+
+def _layers_backward(
+    pipeline: Pipeline, data: PipelineData, layer_inputs: Array, gradient: Array, work: BackwardWork
+) -> tuple[Array, Tree]:
+    """The gradients of each stage's input [p, ...], and of the parameters of its layers [c, p, ...]."""
+    ours, share = stage_inputs(data, work.unit), 1 / pipeline.schedule.microbatches
+
+    def made(number: Array, weights: Tree, x: Array) -> tuple[Array, Array | None]:
+        found = jax.vmap(pipeline.layer)(weights, x, ours, number)
+        return found.x, found.loss
+
+    def step(gradient: Array, item: tuple[Tree, Array, Array | None, Array]) -> tuple[Array, Tree]:
+        weights, x, is_layer, number = item
+        is_there = work.is_active if is_layer is None else work.is_active & is_layer
+        (_, loss), pull = jax.vjp(partial(made, number), weights, x)
+        of_loss = None if loss is None else jnp.where(is_there, share, jnp.zeros_like(loss))
+        of_weights, of_x = pull((where_active(is_layer, gradient, jnp.zeros_like(gradient)), of_loss))
+        return where_active(is_layer, of_x, gradient), of_weights
+
+    there, numbers = active_layers(pipeline, work.unit), layer_numbers(pipeline, work.unit)
+    items = (chunk(data, work.unit, pipeline), layer_inputs, there, numbers)
+    return lax.scan(step, gradient, items, reverse=True)
+
+
+def _sum(left: Tree, right: Tree) -> Tree:
+    return jax.tree.map(jnp.add, left, right)

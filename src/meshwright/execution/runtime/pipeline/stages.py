@@ -1,0 +1,312 @@
+"""Pipeline parallelism as one SPMD program: stages over a mesh axis, one permute a tick.
+
+Stages are one more dim of every array, sharded over the axis and mapped over. All devices run one program in lockstep
+without diverging branches, and a layer keeps its shardings over the other axes of an explicit mesh. An idle device
+computes on zeros instead of waiting. Every stage computes the embedding, for its share of a microbatch or for all of
+it, and the whole output head, on the output that the last stage broadcasts.
+
+The schedules are in `gpipe` and `one_forward_one_backward`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.passes.schedule import Number, Schedule, Unit, chunk_layers
+from meshwright.execution.runtime.pipeline.inject import inject_on_first_stage, zeros_on_stages
+from meshwright.execution.runtime.shards import STAGES
+
+Tree = Any
+"""A pytree of arrays."""
+
+
+class LayerOutput(NamedTuple):
+    """The output of a layer for a microbatch.
+
+    x: the next layer's input. loss: the layer's own contribution to the microbatch's loss. stats: arrays to sum over
+    microbatches, without gradient.
+    """
+
+    x: Array
+    loss: Array | None = None
+    stats: Tree = None
+
+
+class StageWork(NamedTuple):
+    """The forward work of each stage in a tick, [p] each: its unit, and whether it is active.
+
+    The unit of an inactive stage is arbitrary.
+    """
+
+    unit: Unit
+    is_active: Array
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The functions and the schedule of a pipeline. The functions work on arrays without a stage dim.
+
+    first: (ends, input) -> x, the first layer's input; stages may shard its first dim. layer: (weights, x, input,
+    number) -> output of the layer of this number, finite for zeros. last: (ends, x, input) -> the loss of a
+    microbatch, a scalar or parts [n] that add up to it; loss_shape: its shape. ends: parameters before and after the
+    layers (embedding, head).
+    """
+
+    first: Callable[[Tree, Tree], Array]
+    layer: Callable[[Tree, Array, Tree, Array], LayerOutput]
+    last: Callable[[Tree, Array, Tree], Array]
+    schedule: Schedule
+    num_layers: int
+    loss_shape: tuple[int, ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Layers per chunk, in the order in which tokens pass them."""
+        return chunk_layers(self.num_layers, self.schedule.stages * self.schedule.virtual_stages)
+
+    @property
+    def stages(self) -> Array:
+        """The index of each stage, [p]."""
+        return jnp.arange(self.schedule.stages, out_sharding=P(STAGES))
+
+    def stage_work(self, tick: Array) -> StageWork:
+        """The forward work of each stage in a tick."""
+        index = tick - self.stages
+        return StageWork(self.schedule.forward(clip_unit(index, self.schedule)), is_unit(index, self.schedule))
+
+
+class PipelineData(NamedTuple):
+    """The data of a pipeline: parameters of the ends, parameters of the layers [p, v, c, ...], microbatches."""
+
+    ends: Tree
+    weights: Tree
+    inputs: Tree
+
+
+def clip_unit(index: Array, schedule: Schedule) -> Array:
+    """The index of a unit, clipped to the valid range."""
+    return jnp.clip(index, 0, schedule.units - 1)
+
+
+def is_unit(index: Array, schedule: Schedule) -> Array:
+    """Whether an index is that of a unit."""
+    return (index >= 0) & (index < schedule.units)
+
+
+def inject(pipeline: Pipeline, data: PipelineData, arriving: Array, begun: Unit) -> Array:
+    """The input of each stage [p, ...]: what arrived, or a new microbatch on the first stage where one begins.
+
+    begun: the unit of the first stage.
+    """
+
+    def joined() -> Array:
+        return inject_on_first_stage(
+            pipeline.first(data.ends, select_microbatch(data.inputs, begun.microbatch)), arriving
+        )
+
+    is_always = pipeline.schedule.virtual_stages == 1
+    return joined() if is_always else lax.cond(begun.chunk == 0, joined, lambda: arriving)
+
+
+class Sums(NamedTuple):
+    """Sums over microbatches: of the loss, and of the layers' losses and stats, [p, v, c, ...]."""
+
+    loss: Array
+    of_layers: Tree
+
+
+def zero_sums(pipeline: Pipeline, data: PipelineData) -> Sums:
+    """Sums before the first microbatch."""
+    stage_work, stream = pipeline.stage_work(jnp.zeros((), int)), zero_stream(pipeline, data)
+    weights = jax.tree.map(lambda array: array[0], chunk(data, stage_work.unit, pipeline))
+    number = layer_numbers(pipeline, stage_work.unit)[0]
+    made = jax.eval_shape(jax.vmap(pipeline.layer), weights, stream, stage_inputs(data, stage_work.unit), number)
+    dims = (pipeline.schedule.virtual_stages, max(pipeline.counts))
+
+    def zeros(like: Any) -> Array:
+        shape, spec = like.shape, like.sharding.spec
+        return jnp.zeros((shape[0], *dims, *shape[1:]), like.dtype, out_sharding=P(spec[0], None, None, *spec[1:]))
+
+    return Sums(jnp.zeros(pipeline.loss_shape), jax.tree.map(zeros, (made.loss, made.stats)))
+
+
+def mean_loss(pipeline: Pipeline, sums: Sums) -> tuple[Array, tuple[Array, Tree]]:
+    """The mean loss; beside it, without gradients, the mean of what `last` gives, and the stats stacked over slots."""
+    losses, stats = sums.of_layers
+    means = sums.loss / pipeline.schedule.microbatches
+    loss = jnp.sum(means)
+    if losses is not None:
+        loss += jnp.sum(losses) / pipeline.schedule.microbatches
+    return loss, (lax.stop_gradient(means), jax.tree.map(flatten_slots, stats))
+
+
+def flatten_slots(array: Array) -> Array:
+    """[p, v, c, ...] to an array stacked over slots."""
+    spec = jax.typeof(array).sharding.spec
+    return lax.reshape(array, (math.prod(array.shape[:3]), *array.shape[3:]), out_sharding=P(spec[0], *spec[3:]))
+
+
+def stage_forward(
+    pipeline: Pipeline, data: PipelineData, x: Array, stage_work: StageWork, sums: Sums
+) -> tuple[Array, Array, Sums]:
+    """Run each stage's chunk of layers on x [p, ...].
+
+    Returns the output, the inputs of its layers [c, p, ...], and the sums.
+
+    Args:
+      pipeline: functions and schedule.
+      data: parameters and microbatches.
+      x: input of each stage.
+      stage_work: the work of each stage in this tick.
+      sums: sums over microbatches so far.
+    """
+    ours = stage_inputs(data, stage_work.unit)
+
+    def step(x: Array, layer: tuple[Tree, Array | None, Array]) -> tuple[Array, tuple[Array, Tree]]:
+        weights, is_layer, number = layer
+        made = jax.vmap(pipeline.layer)(weights, x, ours, number)
+        is_counted = stage_work.is_active if is_layer is None else stage_work.is_active & is_layer
+        beside_x = (made.loss, lax.stop_gradient(made.stats))
+        counted = jax.tree.map(lambda y: jnp.where(broadcast_flags(is_counted, y), y, 0), beside_x)
+        return where_active(is_layer, made.x, x), (x, counted)
+
+    items = (
+        chunk(data, stage_work.unit, pipeline),
+        active_layers(pipeline, stage_work.unit),
+        layer_numbers(pipeline, stage_work.unit),
+    )
+    x, (layer_inputs, made) = lax.scan(step, x, items)
+    return x, layer_inputs, sums._replace(of_layers=add_chunk(sums.of_layers, made, stage_work.unit, pipeline))
+
+
+def stage_inputs(data: PipelineData, unit: Unit) -> Tree:
+    """The microbatch of each stage, [p, ...]."""
+
+    def take(array: Array) -> Array:
+        spec = P(*jax.typeof(array).sharding.spec[1:])
+        return jax.shard_map(
+            lambda array, number: lax.dynamic_index_in_dim(array, number[0]),
+            in_specs=(P(None, *spec), P(STAGES)),
+            out_specs=P(STAGES, *spec),
+        )(array, unit.microbatch)
+
+    return jax.tree.map(take, data.inputs)
+
+
+def add_chunk(total: Tree, of_chunk: Tree, unit: Unit, pipeline: Pipeline) -> Tree:
+    """Add arrays of each stage's chunk [c, p, ...] to totals [p, v, c, ...]."""
+
+    def add(total: Array, found: Array) -> Array:
+        if pipeline.schedule.virtual_stages == 1:
+            return total + jnp.moveaxis(found, 0, 1)[:, None]
+        return jax.vmap(_add_at)(total, jnp.moveaxis(found, 0, 1), unit.chunk)
+
+    return jax.tree.map(add, total, of_chunk)
+
+
+def _add_at(total: Array, found: Array, index: Number) -> Array:
+    row = lax.dynamic_index_in_dim(total, index, keepdims=False)
+    return lax.dynamic_update_index_in_dim(total, row + found, index, 0)
+
+
+def last_stage_loss(pipeline: Pipeline, data: PipelineData, x: Array, tick: Array) -> Array:
+    """The loss of the microbatch that the last stage has finished."""
+    unit = pipeline.schedule.forward(tick - pipeline.schedule.stages + 1)
+
+    def loss() -> Array:
+        done = broadcast_from_stage(pipeline, x, pipeline.schedule.stages - 1)
+        return pipeline.last(data.ends, done, select_microbatch(data.inputs, unit.microbatch))
+
+    last = pipeline.schedule.virtual_stages - 1
+    return loss() if last == 0 else lax.cond(unit.chunk == last, loss, lambda: jnp.zeros(pipeline.loss_shape))
+
+
+def send_to_next(pipeline: Pipeline, x: Array) -> Array:
+    """Send each stage's output to the next stage. The last stage's goes to the first, for its next chunk."""
+    count = pipeline.schedule.stages
+    pairs = [(stage, (stage + 1) % count) for stage in range(count - (pipeline.schedule.virtual_stages == 1))]
+    spec = jax.typeof(x).sharding.spec
+    return jax.shard_map(lambda x: lax.ppermute(x, STAGES, pairs), in_specs=spec, out_specs=spec)(x)
+
+
+def broadcast_from_stage(pipeline: Pipeline, x: Array, stage: int) -> Array:
+    """The part of x [p, ...] of one stage, on all stages."""
+    # `jnp.sum` would communicate in float32; a sum with one term that is not zero needs no wider dtype.
+    return lax.reduce_sum(jnp.where(broadcast_flags(pipeline.stages == stage, x), x, 0), (0,))
+
+
+def zero_stream(pipeline: Pipeline, data: PipelineData) -> Array:
+    """Zeros with the shape of a microbatch's stream on every stage, [p, ...]."""
+    like = jax.eval_shape(pipeline.first, data.ends, select_microbatch(data.inputs, 0))
+    return zeros_on_stages(like, pipeline.schedule.stages)
+
+
+def by_chunk(layers: Tree, pipeline: Pipeline) -> Tree:
+    """Parameters stacked over slots, as [p, v, c, ...]."""
+    schedule = pipeline.schedule
+    dims = (schedule.stages, schedule.virtual_stages, max(pipeline.counts))
+
+    def split(array: Array) -> Array:
+        spec = jax.typeof(array).sharding.spec
+        return lax.reshape(array, (*dims, *array.shape[1:]), out_sharding=P(spec[0], None, None, *spec[1:]))
+
+    return jax.tree.map(split, layers)
+
+
+def chunk(data: PipelineData, unit: Unit, pipeline: Pipeline) -> Tree:
+    """The parameters of each stage's current chunk, [c, p, ...]."""
+
+    def take(array: Array) -> Array:
+        if pipeline.schedule.virtual_stages == 1:
+            return jnp.moveaxis(array[:, 0], 1, 0)
+        return jax.vmap(partial(lax.dynamic_index_in_dim, keepdims=False), out_axes=1)(array, unit.chunk)
+
+    return jax.tree.map(take, data.weights)
+
+
+def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
+    """Which slots of each stage's chunk hold a layer, [c, p]; None where all do."""
+    counts = pipeline.counts
+    least = min(counts)
+    if least == max(counts):
+        return None
+    # The longer chunks, by one layer, are the first.
+    is_longer = _chunk_number(pipeline, unit) < pipeline.num_layers - least * len(counts)
+    count = least + is_longer.astype(jnp.int32)
+    return jnp.arange(max(counts))[:, None] < count[None]
+
+
+def layer_numbers(pipeline: Pipeline, unit: Unit) -> Array:
+    """The layer number of each slot of each stage's chunk, [c, p]; for empty slots that of the next layer."""
+    counts, number = pipeline.counts, _chunk_number(pipeline, unit)
+    longer = jnp.minimum(number, pipeline.num_layers - min(counts) * len(counts))
+    return jnp.arange(max(counts))[:, None] + (number * min(counts) + longer)[None]
+
+
+def _chunk_number(pipeline: Pipeline, unit: Unit) -> Array:
+    """The index of each stage's chunk in the order in which tokens pass them, [p]."""
+    return unit.chunk * pipeline.schedule.stages + pipeline.stages
+
+
+def where_active(is_layer: Array | None, x: Array, other: Array) -> Array:
+    """x [p, ...] on stages that have a layer, the other array elsewhere."""
+    return x if is_layer is None else jnp.where(broadcast_flags(is_layer, x), x, other)
+
+
+def select_microbatch(inputs: Tree, microbatch: Array | int) -> Tree:
+    """The arrays of one microbatch."""
+    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, microbatch, keepdims=False), inputs)
+
+
+def broadcast_flags(flags: Array, x: Array) -> Array:
+    """Reshape flags [p] to broadcast against x [p, ...]."""
+    return flags.reshape(-1, *(1,) * (x.ndim - 1))

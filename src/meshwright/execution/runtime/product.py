@@ -1,0 +1,111 @@
+"""Compile and run a sharded product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.inference import Inference
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.steps import Implementation
+from meshwright.errors import MeshwrightError
+from meshwright.execution.runtime.modes import Mode, automatic, explicit, manual, overlapped
+from meshwright.execution.runtime.terms import as_terms, shape_of_terms, spec_of_terms, term_dims
+
+
+@dataclass(frozen=True)
+class CompiledProduct:
+    """An implementation of a product, compiled for a mesh."""
+
+    inference: Inference
+    mesh: Mesh
+    mode: Mode
+    program: jax.stages.Compiled
+
+    @property
+    def hlo(self) -> str:
+        """The optimized program as text; `hlo.text.hlo_text(program)` has its larger constants as well."""
+        return self.program.as_text() or ""
+
+    def run(self, *arrays: Any) -> Array:
+        """Return the global result, sharded as the notation derives. Unreduced results are summed after the program.
+
+        arrays: global operands in the order of the notation. Raises an error for another number of arrays or another
+        shape.
+        """
+        operands, result = self.inference.operands, self.inference.result
+        _check_arrays(arrays, operands, self.inference.sizes)
+        found = self.program(*map(self._place, arrays, operands))
+        if not result.unreduced:
+            return found
+        if self.mode == "auto":
+            return found.sum(term_dims(result))
+        return jax.reshard(found, NamedSharding(self.mesh, P(*(axes or None for axes in result.axes))))
+
+    def _place(self, value: Any, array: ShardedArray) -> Array:
+        terms = as_terms(value, array, self.inference.sizes)
+        return jax.device_put(terms, NamedSharding(self.mesh, spec_of_terms(array)))
+
+
+def compile_product(
+    inference: Inference,
+    mesh: Mesh,
+    *,
+    mode: Mode = "explicit",
+    implementation: Implementation | None = None,
+    dtype: Any = np.float32,
+) -> CompiledProduct:
+    """Compile an implementation of a product in one of the modes.
+
+    Args:
+      inference: the product with its shardings.
+      mesh: must have the axes and degrees of the inference; axis types do not matter.
+      mode: auto, explicit, manual or overlapped.
+      implementation: one of the inference; default `inference.implementation`.
+      dtype: of the operands.
+    """
+    degrees = inference.sizes.degrees
+    if dict(mesh.shape) != dict(degrees):
+        raise MeshwrightError(f"the ways were inferred for mesh {_named(degrees)}; this one is {_named(mesh.shape)}")
+    axis_type = AxisType.Auto if mode == "auto" else AxisType.Explicit
+    mesh = mesh.update(axis_types=(axis_type,) * len(mesh.axis_names))
+    body = {"auto": automatic, "explicit": explicit, "manual": manual, "overlapped": overlapped}[mode]
+    abstract = [
+        jax.ShapeDtypeStruct(
+            shape_of_terms(array, inference.sizes), dtype, sharding=NamedSharding(mesh, spec_of_terms(array))
+        )
+        for array in inference.operands
+    ]
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(body(inference.operands, implementation or inference.implementation, mesh)).lower(*abstract)
+    return CompiledProduct(inference, mesh, mode, lowered.compile())
+
+
+def make_product_mesh(degrees: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh of named degrees, outermost first, over the first of `devices` (default: all)."""
+    found, wanted = jax.devices() if devices is None else list(devices), math.prod(degrees.values())
+    if len(found) < wanted:
+        raise MeshwrightError(f"mesh {_named(degrees)} wants {wanted} devices; {len(found)} are there")
+    return jax.make_mesh(tuple(degrees.values()), tuple(degrees), devices=found[:wanted])
+
+
+def _check_arrays(arrays: Sequence[Any], operands: tuple[ShardedArray, ...], sizes: Sizes) -> None:
+    if len(arrays) != len(operands):
+        raise MeshwrightError(f"the product has {len(operands)} operands; {len(arrays)} are given")
+    for value, array in zip(arrays, operands, strict=True):
+        shape = tuple(sizes.dims[dim] for dim in array.dims)
+        if np.shape(value) != shape:
+            raise MeshwrightError(f"{array} has the shape {list(shape)}; the array given has {list(np.shape(value))}")
+
+
+def _named(degrees: Mapping[str, int]) -> str:
+    return ",".join(f"{axis}={degree}" for axis, degree in degrees.items())

@@ -1,0 +1,118 @@
+"""PartitionSpecs of logical axes by the sharding rules, and resharding by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.rules import IN_USE, Rules, Spec, check_rules, rules_of, spec
+from meshwright.description.step.serving import CacheSplit
+from meshwright.description.step.strategy import DEFAULT
+from meshwright.mesh import MeshShape
+
+
+@dataclass(frozen=True)
+class ShardingContext:
+    """A mesh shape with its sharding rules, from which a model's values get their shardings.
+
+    gradient_dtype: dtype in which gradients of weights are summed over devices; None for the dtype of the products.
+    is_stage: the values are mapped over pipeline stages (`vmap`) and therefore have no stage dim. cache_split: of a
+    server, which dim of its cache is split beside the heads; None in training. A server's weights are multiplied where
+    they are stored (`models.generation.stationary`).
+    """
+
+    mesh: MeshShape
+    rules: Rules = field(default_factory=lambda: rules_of(DEFAULT))
+    gradient_dtype: Any = None
+    is_stage: bool = False
+    cache_split: CacheSplit | None = None
+
+    def __post_init__(self) -> None:
+        check_rules(self.rules)
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """The mesh axes with more than one device that shard a dim of this logical axis."""
+        return spec((name,), mesh=self.mesh, rules=self.rules)[0]
+
+    def spec(self, *names: str, unreduced: tuple[str, ...] = (), reduced: tuple[str, ...] = ()) -> P:
+        """The PartitionSpec of an array with these logical axes.
+
+        unreduced: mesh axes over which the values are partial sums. reduced: mesh axes over which the gradient will be
+        partial sums.
+        """
+        return self._partition(spec(names, mesh=self.mesh, rules=self.rules), unreduced, reduced)
+
+    def place(self, x: Array, *names: str, reduced: tuple[str, ...] = ()) -> Array:
+        """Reshard `x` to these logical axes.
+
+        The collective follows from the change: from axis to no axis an all-gather, from unreduced to sharded a
+        reduce-scatter, from unreduced to replicated an all-reduce, from dim to dim an all-to-all. `reduced` is as in
+        `spec`.
+        """
+        return jax.reshard(x, self.spec(*names, reduced=reduced))
+
+    def weight(self, stored: Array, *names: str, dtype: Any = None, along: str = "sequence") -> Array:
+        """A parameter as products use it: cast to `dtype`, then gathered over the axes that only store it (ZeRO-3).
+
+        Its gradient is summed over every axis that shards tokens, except axes that shard the parameter too and to which
+        tokens are sent (experts). In backward the gather becomes a reduce-scatter onto the shards. The all-reduce over
+        replicas comes after that, when only a shard is left to sum. along: logical axis of the sequence dim in the
+        activations it multiplies.
+        """
+        gather = partial(self._gather, names=names, along=along)
+        if self.gradient_dtype is None:
+            return gather(stored.astype(dtype or stored.dtype))
+        return _transposed_in(self.gradient_dtype, gather, dtype or stored.dtype)(stored)
+
+    def _gather(self, stored: Array, *, names: tuple[str, ...], along: str) -> Array:
+        return self._summed(self.shard(stored, *names, along=along), *(IN_USE.get(n, n) for n in names), along=along)
+
+    def shard(self, stored: Array, *names: str, along: str = "sequence") -> Array:
+        """A parameter as it is stored; its gradient stays unreduced over the axes that replicate a shard."""
+        return self._summed(stored, *names, along=along)
+
+    @property
+    def gathered(self) -> ShardingContext:
+        """The same context without the axes that only store parameters: the specs of what `weight` returns."""
+        return replace(self, rules={**self.rules, **dict.fromkeys(IN_USE, ())})
+
+    def _summed(self, x: Array, *names: str, along: str) -> Array:
+        """Reshard `x` to `names`, typed so that its gradient is summed over the token axes that do not shard it."""
+        tokens = (*self.rules["batch"], *self.rules[along])
+        dims = spec(names, mesh=self.mesh, rules=self.rules)
+        whole = tuple(axis for axis in tokens if not any(axis in dim for dim in dims))
+        return jax.reshard(x, self._partition(dims, (), whole))
+
+    def _partition(self, dims: Spec, unreduced: tuple[str, ...], reduced: tuple[str, ...]) -> P:
+        """A PartitionSpec without axes of degree 1, which would give different types to equal shardings."""
+        return P(*(dim or None for dim in dims), unreduced=self._live(unreduced), reduced=self._live(reduced))
+
+    def _live(self, axes: tuple[str, ...]) -> frozenset[str]:
+        return frozenset(axis for axis in axes if self.mesh.degrees[axis] > 1)
+
+
+def _transposed_in(wide: Any, move: Callable[[Array], Array], dtype: Any) -> Callable[[Array], Array]:
+    """Apply `move` in one dtype, and its transpose to the cotangent in a wider one."""
+
+    @jax.custom_vjp
+    def moved(x: Array) -> Array:
+        return move(x.astype(dtype))
+
+    def backward(x: Array, cotangent: Array) -> tuple[Array]:
+        _, back = jax.vjp(move, x.astype(wide))
+        return (back(cotangent.astype(wide))[0].astype(x.dtype),)
+
+    moved.defvjp(lambda x: (moved(x), x), backward)
+    return moved
+
+
+def cotangent_spec(x: Array) -> P:
+    """The spec of an array's cotangent: unreduced over the axes where the array is typed reduced."""
+    spec = jax.typeof(x).sharding.spec
+    return P(*spec.partitions, unreduced=spec.reduced)

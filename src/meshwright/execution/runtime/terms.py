@@ -1,0 +1,101 @@
+"""Arrays of the notation on a JAX mesh; an unreduced array may be stored as its terms along leading dims.
+
+`C[I, K]{U_X}` is a type in explicit and manual mode. Where no such type exists (auto mode, program arguments), the
+array has one leading dim for each unreduced axis, sharded over that axis: [X, I, K].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from string import ascii_uppercase
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.steps import Communicate, Multiply, Slice
+
+Shape = tuple[int, ...]
+Move = Communicate | Slice
+ReshapeTo = Callable[[Array, Shape, P], Array]
+"""Reshapes a value and states the spec of the result."""
+
+
+def spec(array: ShardedArray) -> P:
+    """The PartitionSpec of an array, unreduced axes as a type."""
+    return P(*(axes or None for axes in array.axes), unreduced=frozenset(array.unreduced))
+
+
+def spec_of_terms(array: ShardedArray) -> P:
+    """The PartitionSpec of an array stored as terms."""
+    return P(*term_axes(array), *(axes or None for axes in array.axes))
+
+
+def shape_of_terms(array: ShardedArray, sizes: Sizes) -> Shape:
+    """Return the global shape of an unreduced array, stored as stacked partial sums."""
+    return tuple([sizes.degrees[axis] for axis in term_axes(array)] + [sizes.dims[dim] for dim in array.dims])
+
+
+def term_axes(array: ShardedArray) -> tuple[str, ...]:
+    """The axes of the leading term dims, in alphabetical order."""
+    return tuple(sorted(array.unreduced))
+
+
+def term_dims(array: ShardedArray) -> tuple[int, ...]:
+    """The indices of the leading term dims."""
+    return tuple(range(len(array.unreduced)))
+
+
+def as_terms(value: Any, array: ShardedArray, sizes: Sizes) -> np.ndarray:
+    """A value as terms that sum to it: the first is the value, the others are zero."""
+    value = np.asarray(value)
+    terms = np.zeros(shape_of_terms(array, sizes), value.dtype)
+    terms[(0,) * len(array.unreduced)] = value
+    return terms
+
+
+def product_of_terms(
+    step: Multiply, left: Array, right: Array, *, degrees: Mapping[str, int], reshape_to: ReshapeTo
+) -> Array:
+    """A product whose unreduced sum stays as terms along leading dims.
+
+    A dim summed over mesh axes is reshaped into those axes and the rest, which moves no data between devices. The axes
+    are then batch dims of the einsum. reshape_to: reshapes a value and states its spec, the same sharding as before.
+    """
+    axes = term_axes(step.result)
+    letters = dict(zip(axes, reversed(ascii_uppercase), strict=False))
+    inputs, _, output = step.formula.partition("->")
+    formulas, values = [], []
+    for formula, value, array in zip(inputs.split(","), (left, right), step.operands, strict=True):
+        text, shape, parts = "", [], []
+        for letter, size, held in zip(formula, value.shape, array.axes, strict=True):
+            own = [axis for axis in held if axis in axes]
+            rest = tuple(axis for axis in held if axis not in axes)
+            split = [degrees[axis] for axis in own]
+            text += "".join(letters[axis] for axis in own) + letter
+            shape += [*split, size // int(np.prod(split, dtype=int))]
+            parts += [*own, rest or None]
+        formulas.append(text)
+        values.append(reshape_to(value, tuple(shape), P(*parts)))
+    return jnp.einsum(f"{','.join(formulas)}->{''.join(letters[axis] for axis in axes)}{output}", *values)
+
+
+def sum_of_terms(step: Move, value: Array, *, reshape_to: ReshapeTo) -> Array:
+    """Sum the terms that a step reduces.
+
+    They are merged into one dim first: for a sum over several dims the partitioner makes one all-reduce each (JAX
+    0.10.2).
+    """
+    axes = term_axes(step.operand)
+    taken = tuple(axis for axis in axes if axis not in step.result.unreduced)
+    if not taken:
+        return value
+    kept = tuple(axis for axis in axes if axis not in taken)
+    value = jnp.moveaxis(value, [axes.index(axis) for axis in taken], range(len(taken)))
+    shape = (-1, *value.shape[len(taken) :])
+    parts = (taken, *kept, *(held or None for held in step.operand.axes))
+    return reshape_to(value, shape, P(*parts)).sum(0)

@@ -1,0 +1,249 @@
+"""Chat templates of `tokenizer_config.json`: Jinja, run in its sandbox."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple, NoReturn
+
+from jinja2 import Template, TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.text.tokenizer import Tokenizer, special_token
+
+
+def apply_chat_template(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+    cut: Callable[[str], str] = lambda text: text,
+) -> list[int]:
+    """The tokens of a chat.
+
+    Args:
+        messages: each with `role` (system, user, assistant) and `content`, and what else the template reads.
+        tools: that the assistant may call, as OpenAI describes them: each with `type` and `function`.
+        add_generation_prompt: with what begins the assistant's answer.
+        continue_final_message: end with the text of the last message, which the model then continues.
+        variables: of the template's own, such as Qwen3's `enable_thinking`.
+        cut: called with the text of the chat; returns the part that becomes tokens, or raises.
+
+    Raises:
+        MeshwrightError: no template, or one that refuses these messages.
+    """
+    text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
+    text = _GENERATED.sub(r"\1", text)
+    if continue_final_message:
+        text = _until_final_content(text, str(messages[-1].get("content") or ""))
+    # The template has written the special tokens that begin a text.
+    return tokenizer.encode(cut(text), add_special_tokens=False)
+
+
+def _until_final_content(text: str, content: str) -> str:
+    """Cut the text of a chat after the content of its last message, without the template's suffix."""
+    at = text.rfind(content.strip())
+    if at < 0 or not content.strip():
+        raise MeshwrightError("the text of the last message is not in the chat as the template writes it")
+    # Templates may strip a message; if this one does not, the message's own white space at the end is kept.
+    whole = content.lstrip()
+    return text[: at + len(whole if text.startswith(whole, at) else content.strip())]
+
+
+class ChatExample(NamedTuple):
+    """The tokens of a chat, and which of them have loss."""
+
+    tokens: list[int]
+    loss: list[bool]
+
+
+def chat_examples(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    first: int = 0,
+) -> list[ChatExample]:
+    """Return training examples of a chat: its tokens, with loss on the assistant's turns and their end tokens.
+
+    If the template marks the assistant's text (`{% generation %}`), the marked text has loss. Otherwise a turn begins
+    where the preceding chat with the generation prompt ends, and ends where the chat with the turn does. A template may
+    render earlier turns differently once more follow: Qwen3's drops their thoughts. Then the chat becomes several
+    examples: each turn has loss once, in the context that a model has when it writes that turn, and none where later
+    turns follow it in another form.
+
+    Args:
+        messages: each with `role` (system, user, assistant) and `content`, and anything else the template reads. A turn
+            with a `weight` of 0 has no loss, as in OpenAI's fine-tuning files.
+        tools: tools that the assistant can call.
+        first: the first message whose tokens can have loss.
+
+    Raises:
+        MeshwrightError: no template, one that rejects these messages, or one whose turns do not begin with its
+            generation prompt, so that their tokens cannot be found.
+    """
+    whole = _render(tokenizer, messages, tools=tools, add_generation_prompt=False)
+    learned = [
+        number
+        for number, message in enumerate(messages)
+        if message.get("role") == "assistant" and number >= first and message.get("weight") != 0
+    ]
+    if any(mark in str(message.get("content")) for message in messages for mark in _MARKS):
+        raise MeshwrightError("a message has the characters U+FDD0 or U+FDD1, which are none")
+    if _MARKS[0] in whole:
+        spans, text = _marked_spans(whole)
+        turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+        if len(spans) != len(turns):
+            raise MeshwrightError(f"the chat template marks {len(spans)} turns of the assistant, of {len(turns)}")
+        texts = [(text, [span for span, number in zip(spans, turns, strict=True) if number in learned])]
+    else:
+        texts = _texts_with_spans(whole, [_turn(tokenizer, messages, number, tools) for number in learned])
+    return [_with_loss(tokenizer, text, spans) for text, spans in texts]
+
+
+Span = tuple[int, int]
+
+
+def _with_loss(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> ChatExample:
+    """The tokens of a text, with loss on those that begin in one of the spans."""
+    tokens, places = tokenizer.encode_with_places(text)
+    has_loss, number = [], 0
+    for start, _ in places:  # Both go through the text in order.
+        while number < len(spans) and start >= spans[number][1]:
+            number += 1
+        has_loss.append(number < len(spans) and start >= spans[number][0])
+    return ChatExample(tokens, has_loss)
+
+
+def _marked_spans(text: str) -> tuple[list[Span], str]:
+    """The spans between marks, and the text without them."""
+    spans, plain = [], ""
+    for number, piece in enumerate(re.split("|".join(_MARKS), text)):
+        if number % 2:
+            spans.append((len(plain), len(plain) + len(piece)))
+        plain += piece
+    return spans, plain
+
+
+class _Turn(NamedTuple):
+    """A turn of the assistant: where it begins in the text of the chat that ends with it."""
+
+    start: int
+    text: str
+
+
+def _turn(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], number: int, tools: Sequence[Mapping[str, Any]]
+) -> _Turn:
+    """A turn of the assistant, found by rendering the chat up to it."""
+    before = _render(tokenizer, messages[:number], tools=tools, add_generation_prompt=True)
+    until = _render(tokenizer, messages[: number + 1], tools=tools, add_generation_prompt=False)
+    if not until.startswith(before):
+        raise MeshwrightError(
+            f"the chat template begins turn {number + 1} of a chat otherwise than its generation prompt, so that its"
+            " tokens cannot be found; put {% generation %} and {% endgeneration %} around the assistant's words in the"
+            " template"
+        )
+    return _Turn(len(before), until)
+
+
+def _texts_with_spans(whole: str, turns: list[_Turn]) -> list[tuple[str, list[Span]]]:
+    """Return texts that contain every turn once as it was written, in order, with its position."""
+    texts: list[tuple[str, list[Span]]] = []
+    text, left = whole, turns
+    while left:
+        if spans := [(turn.start, len(turn.text)) for turn in left if text.startswith(turn.text)]:
+            texts.append((text, spans))
+        left = [turn for turn in left if not text.startswith(turn.text)]
+        text = left[-1].text if left else ""
+    return texts[::-1] or [(whole, [])]
+
+
+def _render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """Render a chat, with marks around the text that the template attributes to the assistant."""
+    template = chat_template(tokenizer, has_tools=bool(tools))
+    if not template:
+        raise MeshwrightError("this tokenizer has no chat template; give the prompt as the model was trained on it")
+    named = {"bos_token", "eos_token", "unk_token", "pad_token", *tokenizer.config}
+    tokens = {name: special_token(tokenizer.config, name) or "" for name in named if name.endswith("_token")}
+    try:
+        return _compiled(template).render(
+            dict(variables or {}),
+            messages=[dict(message) for message in messages],
+            # Templates compare them with none, which what is not there does not equal.
+            tools=[dict(tool) for tool in tools] or None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **tokens,
+        )
+    except Exception as error:  # A template is a program, and raises what it likes.
+        raise MeshwrightError(f"the chat template does not take these messages: {error}") from None
+
+
+def chat_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str | None:
+    """Return the chat template of a tokenizer, the one for tools if there is one; None if it has none."""
+    template = tokenizer.config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = (named.get("tool_use") if has_tools else None) or named.get("default")
+    return template or None
+
+
+@cache
+def _compiled(template: str) -> Template:
+    """A template as a program; a chat is one of many of the same template."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: f"{datetime.datetime.now():{form}}",
+    }
+    return environment.from_string(template)
+
+
+_MARKS = "\ufdd0", "\ufdd1"
+"""Temporary marks around the assistant's text: noncharacter code points, which no text contains."""
+
+_GENERATED = re.compile(f"{_MARKS[0]}(.*?){_MARKS[1]}", re.DOTALL)
+
+
+class _Generation(Extension):
+    """`{% generation %}` tells a trainer where the assistant's words are: they are written between `_MARKS`."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Callable[[], str]) -> str:
+        return f"{_MARKS[0]}{caller()}{_MARKS[1]}"
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
+    """JSON as templates of Hugging Face expect it: Jinja's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,204 @@
+"""SentencePiece models as tokenizers: `tokenizer.model`, if a directory has no `tokenizer.json`.
+
+The file is a protocol buffer (https://github.com/google/sentencepiece, src/sentencepiece_model.proto); only the fields
+that determine how text is split are read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.text.tokenizer_config import SPACE
+
+UNIGRAM, BPE = 1, 2
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
+"""Values of `TrainerSpec.model_type`, and of `SentencePiece.type` other than a plain piece."""
+
+NEVER = -1e4
+"""The score of a piece that is never better than others."""
+
+
+class Piece(NamedTuple):
+    """A piece of text with its score and kind; its token is its number."""
+
+    text: str
+    score: float
+    kind: int
+
+
+class SentencePiece(NamedTuple):
+    """Contents of a model file: pieces, segmentation algorithm, and normalization."""
+
+    pieces: list[Piece]
+    algorithm: int
+    byte_fallback: bool
+    bos: int
+    eos: int
+    rules: str
+    charsmap: bytes
+    has_prefix: bool
+    squeezes_spaces: bool
+    keeps_spaces: bool
+    has_suffix: bool
+
+    @property
+    def unread(self) -> str:
+        """Return features that `tokenizers.Tokenizer` does not reproduce exactly; empty if there are none."""
+        user_defined = [piece.text for piece in self.pieces if piece.kind == USER_DEFINED]
+        kinds = {
+            "of words or of characters": self.algorithm not in (UNIGRAM, BPE),
+            "with unused pieces": any(piece.kind == UNUSED for piece in self.pieces),
+            "that keeps spaces as they are (escape_whitespaces is false)": self.keeps_spaces,
+            "with spaces after words (treat_whitespace_as_suffix)": self.has_suffix,
+            f"with pieces defined by its user ({user_defined[:1]}) and a space before each text": bool(
+                user_defined and (self.has_prefix or self.squeezes_spaces)
+            ),
+        }
+        return next((kind for kind, holds in kinds.items() if holds), "")
+
+
+def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a SentencePiece model.
+
+    `add_bos_token` (true by default) and `add_eos_token` (false) of the config add the begin and end tokens.
+
+    Args:
+        config: of `tokenizer_config.json`.
+
+    Raises:
+        MeshwrightError: the file is not such a model, or its units are words or characters.
+    """
+    try:
+        model = _read(path.read_bytes())
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, IndexError, struct.error):
+        raise MeshwrightError(
+            f"{path} is no SentencePiece model, and there is no tokenizer.json; transformers writes one:"
+            f" `AutoTokenizer.from_pretrained(…).save_pretrained(…)`"
+        ) from None
+    if model.unread:
+        raise MeshwrightError(
+            f"{path} is a SentencePiece model {model.unread}, which is not read; give a tokenizer.json of it"
+        )
+    tokenizer = Tokenizer(_unigram(model) if model.algorithm == UNIGRAM else _bpe(model))
+    steps: list[Any] = []
+    if model.charsmap:
+        # The library looks up the longest run of characters, `Precompiled` a letter with its marks by the first alone:
+        # they are composed before.
+        steps += [normalizers.NFKC()] if "nfkc" in model.rules else []
+        steps.append(normalizers.Precompiled(model.charsmap))
+    if model.squeezes_spaces:
+        # Spaces alone: newlines and tabs are text. At the end also what spaces become.
+        steps += [normalizers.Replace(Regex(pattern), "") for pattern in (r"\A +", rf"[ {SPACE}]+\z")]
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    # As the tokenizer.json of Llama 2 has it: what follows a special token begins with a space too.
+    steps += [normalizers.Prepend(SPACE)] if model.has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    joined = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    leading = 2**31 if model.squeezes_spaces else int(model.has_prefix)
+    tokenizer.decoder = decoders.Sequence([*joined, *([decoders.Strip(" ", leading, 0)] if leading else [])])
+    for piece in model.pieces:
+        if piece.kind in (UNKNOWN, CONTROL):
+            tokenizer.add_special_tokens([AddedToken(piece.text, normalized=False, special=True)])
+        elif piece.kind == USER_DEFINED:
+            tokenizer.add_tokens([AddedToken(piece.text, normalized=True)])
+    before = [model.pieces[model.bos].text] if config.get("add_bos_token", True) and model.bos >= 0 else []
+    after = [model.pieces[model.eos].text] if config.get("add_eos_token", False) and model.eos >= 0 else []
+    if before or after:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=" ".join([*before, "$A", *after]),
+            special_tokens=[(text, tokenizer.token_to_id(text)) for text in {*before, *after}],
+        )
+    return tokenizer
+
+
+def _unigram(model: SentencePiece) -> models.Unigram:
+    """Pieces whose scores sum highest."""
+    unknown = next((number for number, piece in enumerate(model.pieces) if piece.kind == UNKNOWN), None)
+    # A byte stands for what is in no piece, and not for text that reads as its name.
+    vocab = [(piece.text, NEVER if piece.kind == BYTE else piece.score) for piece in model.pieces]
+    return models.Unigram(vocab, unk_id=unknown, byte_fallback=model.byte_fallback)
+
+
+def _bpe(model: SentencePiece) -> models.BPE:
+    """Neighbours joined, those first whose piece has the highest score: every way to make a piece is a merge."""
+    vocab = {piece.text: number for number, piece in enumerate(model.pieces)}
+    merges: list[tuple[str, str]] = []
+    for piece in sorted((piece for piece in model.pieces if piece.kind == 1), key=lambda piece: -piece.score):
+        halves = [(piece.text[:at], piece.text[at:]) for at in range(1, len(piece.text))]
+        known = [pair for pair in halves if pair[0] in vocab and pair[1] in vocab]
+        merges += sorted(known, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+    unknown = next((piece.text for piece in model.pieces if piece.kind == UNKNOWN), None)
+    return models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback)
+
+
+def _read(data: bytes) -> SentencePiece:
+    """Parse a model file; missing fields have the format's defaults."""
+    pieces: list[Piece] = []
+    trainer: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
+    for number, value in _fields(data):
+        if number == 1:
+            said = dict(_fields(value))
+            score = struct.unpack("<f", said.get(2, bytes(4)))[0]
+            pieces.append(Piece(said[1].decode(), score, said.get(3, 1)))
+        elif number == 2:
+            trainer |= dict(_fields(value))
+        elif number == 3:
+            normalizer |= dict(_fields(value))
+    if not pieces or not trainer:
+        raise ValueError
+    numbers = {piece.text: number for number, piece in enumerate(pieces) if piece.kind == CONTROL}
+    return SentencePiece(
+        pieces,
+        algorithm=trainer.get(3, UNIGRAM),
+        byte_fallback=bool(trainer.get(35, False)),
+        bos=numbers.get(trainer.get(46, b"<s>").decode(), -1),
+        eos=numbers.get(trainer.get(47, b"</s>").decode(), -1),
+        rules=normalizer.get(1, b"").decode(),
+        charsmap=normalizer.get(2, b""),
+        has_prefix=bool(normalizer.get(3, True)),
+        squeezes_spaces=bool(normalizer.get(4, True)),
+        keeps_spaces=not normalizer.get(5, True),
+        has_suffix=bool(trainer.get(24, False)),
+    )
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a protocol buffer by their numbers: whole numbers, or bytes of any other kind."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        if kind == 2:
+            size, at = _varint(data, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError
+        if at + size > len(data):
+            raise ValueError
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Read a varint; also return where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at

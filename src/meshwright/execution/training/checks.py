@@ -1,0 +1,41 @@
+"""Checks of a run before anything is compiled or written; each error is one line."""
+
+from __future__ import annotations
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.training.data.texts import BYTES
+from meshwright.execution.training.run_directory.run import RunConfig
+from meshwright.record import Record
+from meshwright.units import show_bytes, show_percent
+
+ANYWAY = "--anyway (anyway=True) trains it all the same"
+
+
+class PlanDoesNotFitError(MeshwrightError):
+    """A check that failed, not a mistake: the plan does not fit the memory of its devices."""
+
+
+def check_vocab(config: RunConfig, *, more: str = "") -> None:
+    """Raise where text is read as bytes and the vocabulary of a model is larger."""
+    vocab = config.workload.config.vocab
+    if vocab > BYTES and config.tokenizer is None:
+        raise MeshwrightError(
+            f"{config.workload.model.name} has a vocabulary of {vocab:,}; text is read and written as bytes, which are"
+            f" {BYTES}, and the other {vocab - BYTES:,} tokens would mean nothing{more}"
+        )
+
+
+def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
+    """Return the prediction of a run. Raises an error if it does not fit, or if no text has some of its tokens."""
+    system = config.system
+    predicted = config.plan.predicted
+    if not predicted.fits and not anyway:
+        kept = f" and {show_percent(system.memory_headroom)} headroom" if system.memory_headroom else ""
+        raise PlanDoesNotFitError(
+            f"{config.workload.model.name} on mesh {config.mesh} does not fit: a device needs"
+            f" {show_bytes(predicted.memory_bytes['peak'])}{kept} of the {show_bytes(system.usable_bytes)} it has;"
+            f" `meshwright plan` says what would fit, {ANYWAY}"
+        )
+    if not anyway:
+        check_vocab(config, more=f"; --weights DIRECTORY begins with trained weights and their tokenizer, {ANYWAY}")
+    return predicted

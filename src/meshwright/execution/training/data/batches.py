@@ -1,0 +1,217 @@
+"""A step's batch: rows in an order that only the seed decides, laid over the mesh, and read before they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.training.data.mixture import Mixture
+from meshwright.execution.training.data.rows import Rows, empty_row
+from meshwright.execution.training.data.run_data import RunData
+
+AHEAD = 2
+"""Batches read ahead, all held in memory."""
+
+
+class Batches:
+    """The batch of any step, independent of earlier steps.
+
+    Args:
+        data: the rows.
+        sharding: of a batch [rows, seq_len]; each process reads only the rows of its own devices.
+        shape: of a batch.
+        seed: determines the order of the rows.
+        order: token positions in storage order, from `runtime.attention.sequence.token_order`; None for natural order.
+        draws: whether a batch contains the random key of its step.
+    """
+
+    def __init__(
+        self,
+        data: RunData,
+        sharding: NamedSharding,
+        shape: tuple[int, int],
+        *,
+        seed: int,
+        order: np.ndarray | None = None,
+        draws: bool = False,
+    ) -> None:
+        self._data, self._arrangement = data, (sharding, shape, order)
+        self._mixture = Mixture(data.training, data.weights, seed)
+        self._layout = _Layout(data.training, sharding, shape, order)
+        self._names = [rows.name for rows in data.training]
+        self._key = NamedSharding(sharding.mesh, PartitionSpec())
+        self._seed = seed if draws else None
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._ahead: dict[int, Future[dict[str, Array]]] = {}
+        self.held_out = self.in_order(data.held_out)
+
+    def __getitem__(self, step: int) -> dict[str, Array]:
+        """Return the arrays of a step.
+
+        `tokens` and `targets` [rows, seq_len] always. If needed: `positions` of tokens, if rows have documents or
+        tokens are reordered; `segments`, the document number of a token in its row from 1, 0 for padding; `weights` of
+        the losses, with mean 1; `draws` [2], the key of the step.
+        """
+        wanted = range(step, step + 1 + AHEAD)
+        self._ahead = {at: batch for at, batch in self._ahead.items() if at in wanted}
+        for at in wanted:
+            if at not in self._ahead:
+                self._ahead[at] = self._reader.submit(self._make, at)
+        return self._ahead.pop(step).result()
+
+    def row(self, step: int) -> dict[str, Any]:
+        """Return the data fields of a step's metrics.
+
+        Per source: documents, tokens, bad records, and `epoch`, how often its rows have been read after the step.
+        """
+        sources, items = self._items(step)
+        epochs = dict(zip(self._names, self._mixture.epochs((step + 1) * self._arrangement[1][0]), strict=True))
+        sizes = {
+            rows.name: rows.sizes(items[sources == number])
+            for number, rows in enumerate(self._data.training)
+            if (sources == number).any()
+        }
+        row: dict[str, Any] = {
+            "sources": {
+                name: {"tokens": size.tokens, "epoch": round(epochs[name], 6)}
+                | ({} if size.documents is None else {"documents": size.documents})
+                for name, size in sizes.items()
+            },
+            "loss_tokens": sum(size.loss_tokens for size in sizes.values()),
+        }
+        left_out = {
+            rows.name: self._data.bad.get(rows.name, {}) | rows.notes
+            for rows in self._data.training
+            if rows.notes or rows.name in self._data.bad
+        }
+        return row | ({"bad_data": left_out} if left_out else {})
+
+    def sizes(self, steps: int) -> dict[str, dict[str, float]]:
+        """Return, per source, its rows and the epochs read in `steps` steps."""
+        epochs = self._mixture.epochs(steps * self._arrangement[1][0])
+        return {
+            rows.name: {"rows": rows.count, "epochs": round(each, 6)}
+            for rows, each in zip(self._data.training, epochs, strict=True)
+        }
+
+    def items(self, step: int) -> dict[str, list[int]]:
+        """Return, per source name, the row numbers of a step's batch, in batch order."""
+        sources, items = self._items(step)
+        return {
+            rows.name: items[sources == number].tolist()
+            for number, rows in enumerate(self._data.training)
+            if (sources == number).any()
+        }
+
+    def in_order(self, rows: Sequence[Rows]) -> HeldOut:
+        """The batches of other rows in their order, laid as these are."""
+        return HeldOut(rows, *self._arrangement)
+
+    def close(self) -> None:
+        """End reading."""
+        self._reader.shutdown(wait=True, cancel_futures=True)
+
+    def _items(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The source and the number in it of each row of a step's batch."""
+        count = self._arrangement[1][0]
+        return self._mixture.at(np.arange(step * count, (step + 1) * count))
+
+    def _make(self, step: int) -> dict[str, Array]:
+        batch = self._layout.place(*self._items(step))
+        if self._seed is not None:
+            key = np.array([self._seed % 2**32, step], np.uint32)
+            batch["draws"] = jax.make_array_from_callback(key.shape, self._key, lambda index: key[index])
+        return batch
+
+
+class HeldOut:
+    """The batches of the rows that are held out, in their order; the last one is filled up with padding.
+
+    Windows have no padding: those that fill no batch are left out.
+    """
+
+    def __init__(
+        self, rows: Sequence[Rows], sharding: NamedSharding, shape: tuple[int, int], order: np.ndarray | None
+    ) -> None:
+        self._layout = _Layout(rows, sharding, shape, order)
+        self._ends = np.cumsum([one.count for one in rows], dtype=np.int64)
+        self._count = int(self._ends[-1]) if rows else 0
+        self._rows, self._num_rows = rows, shape[0]
+        if rows and not len(self):
+            raise MeshwrightError(
+                f"{self._count} windows are held out, and a batch has {shape[0]}; give a larger --held-out or a"
+                " smaller --batch"
+            )
+
+    def __len__(self) -> int:
+        """The number of batches; 0 where nothing is held out."""
+        full, rest = divmod(self._count, self._num_rows)
+        return full + (rest > 0 and self._layout.can_pad)
+
+    def __getitem__(self, number: int) -> dict[str, Array]:
+        """Return a batch in the format of `Batches`."""
+        return self._layout.place(*self._part(number))
+
+    def loss_tokens(self, number: int) -> int:
+        """Return the number of loss tokens of a batch, its weight in a mean over batches."""
+        sources, items = self._part(number)
+        return sum(
+            rows.sizes(items[sources == source]).loss_tokens
+            for source, rows in enumerate(self._rows)
+            if (sources == source).any()
+        )
+
+    def _part(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        numbers = np.arange(number * self._num_rows, min((number + 1) * self._num_rows, self._count))
+        sources = np.searchsorted(self._ends, numbers, side="right")
+        return sources, numbers - np.concatenate([[0], self._ends])[sources]
+
+
+class _Layout:
+    """Rows as the arrays of a batch on a mesh. can_pad: whether rows may be padding."""
+
+    def __init__(
+        self, rows: Sequence[Rows], sharding: NamedSharding, shape: tuple[int, int], order: np.ndarray | None
+    ) -> None:
+        self._rows, self._sharding, self._shape, self._order = rows, sharding, shape, order
+        self._names = rows[0].names if rows else ()
+        self.can_pad = "weights" in self._names
+        indices: Any = sharding.addressable_devices_indices_map(shape).values()
+        self._here = sorted({row for index in indices for row in range(*index[0].indices(shape[0]))})
+
+    def place(self, sources: np.ndarray, items: np.ndarray) -> dict[str, Array]:
+        """The batch of some rows, and padding after them."""
+        read = [
+            self._rows[sources[row]].read(int(items[row])) if row < len(items) else empty_row(self._shape[1])
+            for row in self._here
+        ]
+        arrays = {name: np.stack([row[name] for row in read]) for name in self._names}
+        if self.can_pad:
+            # Scaled by the loss of the whole batch, so that means over parts of it add up to the mean over tokens.
+            losses = sum(
+                self._rows[source].sizes(items[sources == source]).loss_tokens for source in np.unique(sources)
+            )
+            arrays["weights"] *= np.float32(self._shape[0] * self._shape[1] / losses)
+        if self._order is not None:
+            if "positions" not in arrays:
+                in_order = np.arange(self._shape[1], dtype=np.int32)
+                arrays["positions"] = np.broadcast_to(in_order, arrays["tokens"].shape)
+            arrays = {name: array[:, self._order] for name, array in arrays.items()}
+        return {name: self._place(array) for name, array in arrays.items()}
+
+    def _place(self, array: np.ndarray) -> Array:
+        def part(index: Any) -> np.ndarray:
+            rows = range(*index[0].indices(self._shape[0]))
+            first = self._here.index(rows.start)
+            return array[first : first + len(rows), index[1]]
+
+        return jax.make_array_from_callback(self._shape, self._sharding, part)

@@ -1,0 +1,52 @@
+"""Cache of prepared data: made once per key, by one process of a machine."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from meshwright.support.files import user_cache, write_error
+
+
+def cache_directory() -> Path:
+    """Where stores of runs are cached: meshwright/tokens in $XDG_CACHE_HOME, or in ~/.cache."""
+    return user_cache() / "tokens"
+
+
+@contextmanager
+def locked_directory(key: str) -> Iterator[Path]:
+    """Lock and yield the directory of a cache key, which may not exist yet."""
+    directory = cache_directory() / hashlib.sha256(key.encode()).hexdigest()[:32]
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        lock = directory.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise write_error(directory, error) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield directory
+
+
+def cached_directory(key: str, make: Callable[[Path], None]) -> Path:
+    """Return the directory of a key, filled by `make` if it does not exist; it is complete or absent.
+
+    Raises:
+        MeshwrightError: it cannot be written.
+    """
+    with locked_directory(key) as directory:
+        if not directory.is_dir():
+            partial = directory.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)  # That of a process that was killed.
+            try:
+                partial.mkdir()
+                make(partial)
+                partial.rename(directory)
+            except OSError as error:
+                raise write_error(directory, error) from None
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        return directory

@@ -1,0 +1,95 @@
+"""Data settings of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from glob import glob
+from pathlib import Path
+from typing import Literal
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.data.bad_data import Rule
+from meshwright.execution.data.sources import FileSource, StoreSource, find_source, parse_sources
+from meshwright.execution.data.template import parse_templates
+from meshwright.support.field_types import check_fields
+
+RowKind = Literal["windows", "packed", "padded"]
+"""Contents of a row: a window of a text, packed documents, or one document with padding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Sources of a run's tokens, and how they become rows.
+
+    sources: files, folders or token stores, all or none with a weight, as `wiki.jsonl=0.7`; Python's standard library
+    by default. fields: record templates (`data.template`), of one source as `qa.jsonl=[question],answer`, or of all
+    others as `text`; by default taken from the first record of a source. rows: see `RowKind`; None for windows of text
+    and packed documents. held_out: share left out of training for evaluation. bad_data: how to treat unusable records.
+    folder: where the run began, to which relative sources refer; not part of the run's identity; None in older runs.
+    """
+
+    sources: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    rows: RowKind | None = None
+    held_out: float = 0.0
+    bad_data: Rule = "error"
+    folder: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        parse_sources(self.sources)
+        parse_templates(self.fields)
+        if not 0 <= self.held_out < 1:
+            raise MeshwrightError(f"held_out is {self.held_out}; it is a share from 0 to below 1, as 0.01")
+
+    def template(self, path: str) -> str | None:
+        """Return the record template of a source; None to take it from the first record."""
+        templates = parse_templates(self.fields)
+        return templates.get(path, templates.get(""))
+
+    def find(self, name: str) -> FileSource | StoreSource:
+        """Find the files of a source; its name stays as in the config.
+
+        Raises:
+            MeshwrightError: as `find_path` and `find_source`.
+        """
+        path = self.find_path(name)
+        return find_source(name) if path == name else replace(find_source(path), name=name)
+
+    def find_path(self, name: str) -> str:
+        """Resolve a path of the config.
+
+        A relative path is looked up in the folder where the run began, then in the current one: both may have moved
+        together.
+
+        Raises:
+            MeshwrightError: it is in neither.
+        """
+        if self.folder is None or Path(name).is_absolute() or self.folder == os.getcwd():
+            return name
+        there = str(Path(self.folder) / name)
+        if is_there(there):
+            return there
+        if is_there(name):
+            return name
+        raise MeshwrightError(
+            f"there is no {name!r} in {self.folder}, where the run began, nor in {os.getcwd()}: config.json has it by"
+            " its path from there; put it back in either, or go on with --data PATH --change"
+        )
+
+    def relative(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Paths from the current folder, weights after them, as paths from the folder where the run began."""
+        if self.folder is None or self.folder == os.getcwd():
+            return tuple(names)
+        return tuple(self._relative(name) for name in names)
+
+    def _relative(self, name: str) -> str:
+        path = os.path.relpath(name, self.folder)
+        return name if Path(name).is_absolute() else os.path.abspath(name) if path.startswith("..") else path
+
+
+def is_there(path: str) -> bool:
+    """Whether a path, or a pattern, has a file or folder."""
+    return os.path.lexists(path) or bool(glob(path, recursive=True))

@@ -1,0 +1,79 @@
+"""Documents into rows of a length, from their lengths alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.execution.data.document import Dataset
+
+CHUNK = 4096
+"""Documents that are packed by themselves: no row has documents of two chunks, so that chunks are packed at once."""
+
+
+class Pieces(NamedTuple):
+    """Pieces to be packed into rows: documents, or parts of long ones.
+
+    documents, starts: int64 [pieces]; slots, loss_counts: int32 [pieces]. A piece of n slots has n inputs from its
+    start, the n following tokens as targets, and a number of targets with loss; None if all have it. long: documents
+    split or cut; lost: documents without loss after cutting.
+    """
+
+    documents: np.ndarray
+    starts: np.ndarray
+    slots: np.ndarray
+    loss_counts: np.ndarray | None
+    long: int
+    lost: int
+
+
+def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
+    """Documents as pieces of at most `seq_len` slots.
+
+    A longer document is split into pieces where all its tokens have loss; where some have none it is cut, because what
+    comes later would stand without its prompt.
+    """
+    slots = np.asarray(dataset.offsets[documents + 1] - dataset.offsets[documents]) - 1
+    is_long = slots > seq_len
+    if dataset.loss_counts is None:
+        counts = -(-slots // seq_len)
+        first = np.cumsum(counts) - counts
+        starts = (np.arange(counts.sum()) - np.repeat(first, counts)) * seq_len
+        lengths = np.minimum(np.repeat(slots, counts) - starts, seq_len).astype(np.int32)
+        return Pieces(np.repeat(documents, counts), starts, lengths, None, int(is_long.sum()), 0)
+    loss_counts = dataset.loss_counts[documents].astype(np.int32)
+    for number in np.flatnonzero(is_long):
+        loss = dataset.read(int(documents[number]), 1, seq_len + 1).loss
+        loss_counts[number] = seq_len if loss is None else loss.sum()
+    kept = loss_counts > 0
+    return Pieces(
+        documents[kept],
+        np.zeros(kept.sum(), np.int64),
+        np.minimum(slots, seq_len).astype(np.int32)[kept],
+        loss_counts[kept],
+        int(is_long.sum()),
+        int((~kept).sum()),
+    )
+
+
+def pack(slots: np.ndarray, seq_len: int) -> np.ndarray:
+    """Return the number of each row's first piece, [rows + 1], with pieces packed greedily in order.
+
+    slots: length of each piece, at most seq_len. Vectorized: each iteration finds one row in every chunk.
+    """
+    count = len(slots)
+    ends = np.cumsum(slots, dtype=np.int64)
+    # The piece that the next row begins with, if a row begins with this one.
+    following = np.searchsorted(ends, ends - slots + seq_len, side="right")
+    np.minimum(following, (np.arange(count) // CHUNK + 1) * CHUNK, out=following)
+    begins = np.zeros(count + 1, bool)
+    begins[count] = True
+    at = np.arange(0, count, CHUNK)
+    limits = np.minimum(at + CHUNK, count)
+    while len(at):
+        begins[at] = True
+        at = following[at]
+        is_left = at < limits
+        at, limits = at[is_left], limits[is_left]
+    return np.flatnonzero(begins)

@@ -1,0 +1,118 @@
+"""The rows of batches: windows of text, packed or padded documents; each read by its number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from meshwright.execution.data.document import Dataset
+from meshwright.execution.training.data.row_index import RowIndex
+
+Arrays = dict[str, np.ndarray]
+
+
+class Rows(Protocol):
+    """Rows by number. name: of the source. count: of rows. notes: document counts. names: arrays of a row."""
+
+    name: str
+    count: int
+    notes: dict[str, int]
+    names: tuple[str, ...]
+
+    def read(self, row: int) -> Arrays:
+        """The arrays of a row [seq_len]."""
+        ...
+
+    def sizes(self, rows: np.ndarray) -> Sizes:
+        """Return the totals of some rows."""
+        ...
+
+
+class Sizes(NamedTuple):
+    """documents: whole ones or pieces; None of windows. tokens: without padding. loss_tokens: those with loss."""
+
+    documents: int | None
+    tokens: int
+    loss_tokens: int
+
+
+class WindowRows:
+    """Windows of a text that overlap by one token: a window's last target is the next one's first input."""
+
+    names: tuple[str, ...] = ("tokens", "targets")
+
+    def __init__(self, name: str, dataset: Dataset, seq_len: int, windows: Sequence[int] | np.ndarray) -> None:
+        self.name, self.count, self.notes = name, len(windows), {}
+        self._dataset, self._seq_len, self._windows = dataset, seq_len, windows
+
+    def read(self, row: int) -> Arrays:
+        """`tokens` and `targets` [seq_len]."""
+        start = int(self._windows[row]) * self._seq_len
+        stop, pieces = start + self._seq_len + 1, []
+        offsets = self._dataset.offsets
+        document = int(np.searchsorted(offsets[1:], start, side="right"))
+        while start < stop:
+            begin, last = int(offsets[document]), min(stop, int(offsets[document + 1]))
+            pieces.append(self._dataset.read(document, start - begin, last - begin).tokens)
+            start, document = last, document + 1
+        window = np.concatenate(pieces)
+        return {"tokens": window[:-1], "targets": window[1:]}
+
+    def sizes(self, rows: np.ndarray) -> Sizes:
+        """Return the totals of some windows."""
+        tokens = len(rows) * self._seq_len
+        return Sizes(None, tokens, tokens)
+
+
+class DocumentRows:
+    """Documents in rows, one segment each: several if packed, else one and padding."""
+
+    names: tuple[str, ...] = ("tokens", "targets", "positions", "segments", "weights")
+
+    def __init__(self, name: str, dataset: Dataset, seq_len: int, index: RowIndex, *, is_packed: bool) -> None:
+        long = "documents_split" if dataset.loss_counts is None else "documents_cut"
+        self.name, self.count, self.is_packed = name, len(index.row_starts) - 1, is_packed
+        self.notes = {what: count for what, count in ((long, index.long), ("no_loss", index.lost)) if count}
+        self._dataset, self._seq_len, self._index = dataset, seq_len, index
+
+    @property
+    def fill(self) -> float:
+        """Return the fraction of tokens in the rows that are not padding."""
+        return float(self._index.tokens[-1]) / (self.count * self._seq_len)
+
+    def read(self, row: int) -> Arrays:
+        """`tokens`, `targets`, `positions`, `segments` (from 1; 0 is padding) and `weights` (0 or 1) [seq_len]."""
+        arrays, index = empty_row(self._seq_len), self._index
+        at = 0
+        for segment, piece in enumerate(range(index.row_starts[row], index.row_starts[row + 1]), start=1):
+            start, slots = int(index.starts[piece]), int(index.slots[piece])
+            document = self._dataset.read(int(index.documents[piece]), start, start + slots + 1)
+            here = slice(at, at + slots)
+            arrays["tokens"][here] = document.tokens[:-1]
+            arrays["targets"][here] = document.tokens[1:]
+            arrays["positions"][here] = np.arange(slots)
+            arrays["segments"][here] = segment
+            arrays["weights"][here] = 1 if document.loss is None else document.loss[1:]
+            at += slots
+        return arrays
+
+    def sizes(self, rows: np.ndarray) -> Sizes:
+        """What some rows have together."""
+        documents, tokens, losses = (
+            int((array[rows + 1] - array[rows]).sum())
+            for array in (self._index.row_starts, self._index.tokens, self._index.losses)
+        )
+        return Sizes(documents, tokens, losses)
+
+
+def empty_row(seq_len: int) -> Arrays:
+    """A row of padding [seq_len]."""
+    row = {name: np.zeros(seq_len, np.int32) for name in ("tokens", "targets", "positions", "segments")}
+    return row | {"weights": np.zeros(seq_len, np.float32)}
+
+
+def text_windows(dataset: Dataset, seq_len: int) -> int:
+    """How many windows a text has."""
+    return max(int(dataset.offsets[-1]) - 1, 0) // seq_len

@@ -1,0 +1,247 @@
+"""Loss and gradients of a batch, accumulated over microbatches; gradient sums over devices are deferred to the end.
+
+With several microbatches, or with weights that ZeRO-1 and 2 gather once a step, gradients are those of the weights
+shared by all microbatches: shards that each microbatch gathers and scatters (ZeRO-3), or whole weights. They are typed
+unreduced over the devices with copies, so microbatches accumulate locally, in the wider of the parameters' and the
+accumulation dtype, and one sum over devices ends the step. Whole gradients are scattered once at the end (ZeRO-1), or
+per microbatch, so that none is kept (ZeRO-2). Norm scales and biases do not support these types and are summed per
+microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.description.step.parameter_tree import RANK, Parameter, leaves, map_leaves, parameters
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.execution.models.decoder import loss_and_load
+from meshwright.execution.models.dropout import DropoutRng, token_numbers
+from meshwright.execution.models.ends import LossParts
+from meshwright.execution.models.pipelined import layout_before_stages, microbatches, staged_loss_and_load
+from meshwright.execution.runtime.arrays import DTYPES, widest
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.preference.loss import DPO, PairParts, Preference, pair_loss
+from meshwright.execution.training.trainable import drop_paths, merge_trees
+
+Batch = Mapping[str, Array]
+Parts = LossParts | PairParts
+"""Measurements returned with a loss."""
+
+
+def loss_and_gradients(
+    params: Any,
+    batch: Batch,
+    workload: Workload,
+    layout: ShardingContext,
+    strategy: Strategy,
+    preference: Preference = DPO,
+) -> tuple[tuple[Array, Parts], Any]:
+    """Return the loss of a batch with its parts, and the gradients, sharded like the parameters.
+
+    Only trained parameters have gradients. With dropout the batch also has `draws`, the key of the step as raw data
+    [2]. preference: the loss of pairs, whose batch has `weights` [b, s] and `reference` [b], the log-probability of
+    each row under the reference.
+    """
+    if strategy.gradient_dtype:
+        layout = replace(layout, gradient_dtype=DTYPES[strategy.gradient_dtype])
+    draws = strategy.dropout > 0 or workload.lora_dropout > 0
+    if draws:
+        key = jax.random.wrap_key_data(batch["draws"], impl="threefry2x32")
+        batch = {name: array for name, array in batch.items() if name != "draws"}
+        batch |= {"numbers": token_numbers(batch["tokens"].shape, layout, strategy)}
+    is_staged, is_whole = layout.mesh.pp > 1, strategy.zero_stage in (1, 2)
+    in_use, dtype = layout.gathered if is_whole else layout, DTYPES[workload.compute_dtype]
+
+    def loss_of(params: Any, batch: Batch) -> tuple[Array, Parts]:
+        rng = DropoutRng(strategy.dropout, key, batch["numbers"]) if draws else None
+        text = {name: array for name, array in batch.items() if name != "numbers"}
+        run: Callable[..., tuple[Array, Parts]] = partial(
+            staged_loss_and_load if is_staged else loss_and_load, z_loss=workload.z_loss
+        )
+        if workload.objective == "dpo":
+            run = partial(pair_loss, preference=preference)
+        return run(params, text, workload.config, in_use, dtype=dtype, remat=workload.remat, strategy=strategy, rng=rng)
+
+    if strategy.num_microbatches == 1 and not is_whole and not is_staged:
+
+        def of_trained(trained: Any) -> tuple[Array, Parts]:
+            return loss_of(merge_trees(params, trained), batch)
+
+        return jax.value_and_grad(of_trained, has_aux=True)(drop_paths(params, workload.frozen_paths))
+    return _in_parts(loss_of, params, batch, workload, layout, strategy)
+
+
+def evaluated_means(
+    params: Any,
+    batch: Batch,
+    workload: Workload,
+    layout: ShardingContext,
+    strategy: Strategy,
+    preference: Preference = DPO,
+) -> Array:
+    """The means of a batch by the forward pass, without dropout, z-loss and what experts add.
+
+    The first is the cross-entropy in nats; of pairs they are `training.preference.loss.MEANS`, by `preference`.
+    """
+    dtype = DTYPES[workload.compute_dtype]
+    run: Callable[..., tuple[Array, Parts]] = staged_loss_and_load if layout.mesh.pp > 1 else loss_and_load
+    if workload.objective == "dpo":
+        run = partial(pair_loss, preference=preference)
+    together = 2 if workload.objective == "dpo" else 1
+    count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
+
+    def part(batch: Batch) -> Array:
+        _, parts = run(
+            params, batch, workload.config, layout, dtype=dtype, remat=workload.remat, strategy=strategy, rng=None
+        )
+        return parts.means
+
+    if count == 1:
+        return part(batch)
+    # One part after the other, as in the train step: logits of a whole batch would be larger than all of its memory.
+    batches = {name: microbatches(array, count, layout, together=together) for name, array in batch.items()}
+    return jax.lax.map(part, batches).mean(axis=0)
+
+
+def _in_parts(
+    loss_of: Callable[[Any, Batch], tuple[Array, Parts]],
+    params: Any,
+    batch: Batch,
+    workload: Workload,
+    layout: ShardingContext,
+    strategy: Strategy,
+) -> tuple[tuple[Array, Parts], Any]:
+    """The mean loss of the microbatches with the means of its parts and the sum of their loads, and its gradient."""
+    # A pipeline takes its microbatches itself, and adds up the gradients of each device apart.
+    count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
+    stage, dtype, frozen = strategy.zero_stage, DTYPES[workload.compute_dtype], workload.frozen_paths
+    trained = drop_paths(params, frozen)
+    sums = layout.gradient_dtype or dtype
+    wide = widest(DTYPES[workload.param_dtype], sums)
+    lent = shards = _shards(params, layout, workload, strategy)
+    scattered: Callable[[Any], tuple[Any]] = _unchanged
+    if stage in (1, 2):
+        lent = _gathered(shards, layout, workload, strategy, dtype)
+        scattered = _scatter(drop_paths(shards, frozen), layout, workload, strategy, sums)
+        if layout.mesh.pp > 1:
+            # A pipeline adds up gradients in the dtype that it is lent weights in.
+            lent = _in_dtype(lent, workload, wide)
+
+    def part(batch: Batch) -> tuple[tuple[Array, Parts], Any]:
+        # Without the barrier XLA gathers the tables once for all parts, and has them whole as long.
+        ours, batch = jax.lax.optimization_barrier((lent, batch))
+
+        def share(trained: Any) -> tuple[Array, Parts]:
+            value, parts = loss_of(merge_trees(ours, trained), batch)
+            # Divided here, as what is unreduced takes no division.
+            return value / count, parts._replace(means=parts.means / count)
+
+        value, gradients = jax.value_and_grad(share, has_aux=True)(drop_paths(ours, frozen))
+        return value, scattered(gradients)[0] if stage == 2 else gradients
+
+    _, summed = jax.vjp(lambda part: _shards(_in_dtype(part, workload, sums), layout, workload, strategy), trained)
+    # The phase of collectives that no differentiation names.
+    with jax.named_scope("gradients"):
+        together = 2 if workload.objective == "dpo" else 1
+        value, gradients = _sum(part, batch, count, layout, wide, together=together)
+        if stage == 1:
+            gradients = scattered(gradients)[0]
+        return value, summed(_in_dtype(gradients, workload, sums))[0]
+
+
+def _sum(
+    part: Callable[[Batch], Any], batch: Batch, count: int, layout: ShardingContext, dtype: Any, *, together: int
+) -> Any:
+    """Return the sum of `part` over the microbatches, in sequence, accumulated in `dtype` if that is wider.
+
+    together: consecutive rows that stay in one microbatch.
+    """
+    if count == 1:
+        return part(batch)
+    batches = {name: microbatches(array, count, layout, together=together) for name, array in batch.items()}
+    made = jax.eval_shape(part, {name: array[0] for name, array in batches.items()})
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, widest(leaf.dtype, dtype), out_sharding=leaf.sharding.spec), made
+    )
+
+    def add(total: Any, batch: Batch) -> tuple[Any, None]:
+        return jax.tree.map(lambda total, new: total + new.astype(total.dtype), total, part(batch)), None
+
+    return jax.lax.scan(add, zeros, batches)[0]
+
+
+def _shards(params: Any, layout: ShardingContext, workload: Workload, strategy: Strategy) -> Any:
+    """Type the stored parameters so that the sum of their gradients over copies is deferred."""
+
+    def stored(array: Array, parameter: Parameter) -> Array:
+        return _layout_of(parameter, layout, workload, strategy).shard(array, *parameter.axes, along=_along(parameter))
+
+    return _map(stored, params, workload)
+
+
+def _layout_of(
+    parameter: Parameter, layout: ShardingContext, workload: Workload, strategy: Strategy
+) -> ShardingContext:
+    """Return the layout of the tokens that a parameter multiplies.
+
+    Those of dense layers before MoE layers may be split over pipeline stages too.
+    """
+    is_before = layout.mesh.pp > 1 and "dense_layers" in parameter.axes
+    return layout_before_stages(layout, workload.batch, strategy) if is_before else layout
+
+
+def _along(parameter: Parameter) -> str:
+    """Return the logical sequence axis of a parameter's input: routers read the residual stream between blocks.
+
+    Position tables and the down projection of a low-rank branch do too.
+    """
+    axes = {*parameter.axes}
+    is_of_stream = {"router", "positions"} & axes or {"embed", RANK} <= axes
+    return "residual_sequence" if is_of_stream else "sequence"
+
+
+def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any) -> Any:
+    """The weights as products use them."""
+
+    def whole(array: Array, parameter: Parameter) -> Array:
+        own = _layout_of(parameter, layout, workload, strategy)
+        return own.weight(array, *parameter.axes, dtype=dtype, along=_along(parameter))
+
+    return _map(whole, shards, workload)
+
+
+def _scatter(
+    shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any
+) -> Callable[[Any], tuple[Any]]:
+    """Return a function that scatters whole gradients to shards: the transpose of the weights' gather, in `dtype`."""
+    alone = replace(layout, gradient_dtype=None)
+    _, back = jax.vjp(lambda shards: _gathered(shards, alone, workload, strategy, dtype), shards)
+    return lambda gradients: back(_in_dtype(gradients, workload, dtype))
+
+
+def _in_dtype(arrays: Any, workload: Workload, dtype: Any) -> Any:
+    """Arrays in the dtype that gradients are summed in."""
+    return _map(lambda array, _: array.astype(dtype), arrays, workload)
+
+
+def _unchanged(gradients: Any) -> tuple[Any]:
+    """Identity: gradients already have the stored sharding."""
+    return (gradients,)
+
+
+def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:
+    """Map a function over a tree of parameters, except norm scales and biases."""
+    declared = dict(leaves(parameters(workload.model)))
+
+    def changed(path: str, array: Array) -> Array:
+        return array if declared[path].role == "vector" else change(array, declared[path])
+
+    return map_leaves(changed, arrays)

@@ -1,0 +1,158 @@
+"""A run that is asked to stop (SIGINT, SIGTERM, SIGHUP) finishes its step and saves, or leaves while it compiles.
+
+SIGTERM is how a supervisor stops a run (Slurm, Kubernetes, systemd): it kills the process some seconds later, so that
+whatever is to be saved has to be saved within a grace period. SIGHUP, of a terminal that was closed, does the same.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwright.execution.training.run_directory.checkpoint import Note
+from meshwright.support.signals import drop_terminals, find_terminals, handled_signals, has_default
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Leave = Callable[[int, bool], None]
+"""Ends the process: the signal it was asked with, and whether the grace period of a SIGTERM is over."""
+
+
+@dataclass
+class Interruption:
+    """The signal that asked this process to stop, None as long as none did, and whether a first step was taken."""
+
+    signal: int | None = None
+    has_begun: bool = False
+    start_grace: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Begins the grace period, once."""
+    _agreed: int | None = None
+    _asked: Array | None = None
+
+    @property
+    def stop(self) -> int | None:
+        """The signal that the run stops for, which all its processes agree on."""
+        return self.signal if jax.process_count() == 1 else self._agreed
+
+    def agree(self, flag: bool, *, waits: bool) -> bool:
+        """Whether a flag is true on any process of a run; also shares a signal that one of them received.
+
+        All processes call this after the same step. Signals and clocks reach processes at different steps, and one that
+        acted alone would leave the others waiting. waits: wait for the devices, which answer after their current step;
+        otherwise the answer is that of the previous call.
+        """
+        if jax.process_count() == 1:
+            return flag
+        asked, self._asked = self._asked, _largest_of_processes(self.signal or 0, int(flag))
+        if (answer := self._asked if waits else asked) is None:
+            return False
+        number, flag_of_any = np.asarray(answer.addressable_data(0)).tolist()
+        self._agreed = number or None
+        if self._agreed == signal.SIGTERM:
+            self.start_grace()
+        return bool(flag_of_any)
+
+
+def _largest_of_processes(*numbers: int) -> Array:
+    """Return the maximum of each number over all processes, without waiting for the devices."""
+    mesh = _all_devices()
+    with jax.set_mesh(mesh):
+        spread, row = NamedSharding(mesh, PartitionSpec("device")), np.array([numbers], np.int32)
+        rows = jax.make_array_from_callback((mesh.size, len(numbers)), spread, lambda _: row)
+        return _largest(rows)
+
+
+@cache
+def _all_devices() -> Mesh:
+    return jax.make_mesh((jax.device_count(),), ("device",), devices=jax.devices())
+
+
+@jax.jit
+def _largest(rows: Array) -> Array:
+    return jax.reshard(rows, PartitionSpec()).max(axis=0)
+
+
+@contextmanager
+def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -> Iterator[Interruption]:
+    """Record signals instead of ending on the first one; a second one ends the process as usual.
+
+    If `leave` is None, the program keeps its own handlers and stops a run by raising in `on_step`. An ignored SIGHUP
+    stays ignored, as nohup expects.
+
+    Args:
+        on_note: called with a line that describes what happens.
+        leave: ends the process if a signal arrives before the first step, or when the grace period of a SIGTERM is
+            over. It is called from other threads, because the main thread may be in a compiler or wait for a disk,
+            where Python's own handlers cannot run. None: nothing ends the process.
+        grace_seconds: the grace period.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield Interruption()  # Handlers can only be set in the main thread; whoever started this one has theirs.
+        return
+    state = Interruption()
+    grace = threading.Timer(grace_seconds, lambda: leave and leave(signal.SIGTERM, True))
+    grace.daemon = True
+
+    def start_grace() -> None:
+        if grace.ident is None:
+            grace.start()
+
+    state.start_grace = start_grace
+    own = [number for number in SIGNALS if leave is not None or has_default(number)]
+    own = [number for number in own if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    terminals = find_terminals()
+
+    def hang_up(_: int, __: object) -> None:
+        # It comes twice where a shell passes it on, and the second is no other wish.
+        drop_terminals(terminals)
+        if state.signal is None:
+            note(signal.SIGTERM, None)
+
+    def note(number: int, _: object) -> None:
+        state.signal = number
+        if number == signal.SIGTERM:
+            start_grace()
+        if state.has_begun or leave is None:
+            on_note("stopping after this step; once more stops at once")
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        while received := os.read(reader, 1):
+            number = received[0]
+            if number == signal.SIGHUP:
+                drop_terminals(terminals)
+                number = signal.SIGTERM
+            if number in SIGNALS and not state.has_begun and leave is not None:
+                leave(number, False)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    # The handlers first: a signal that is only written to the pipe would also do what it did before them.
+    old: int | None = None
+    try:
+        asking = [number for number in own if number != signal.SIGHUP]
+        hanging = [number for number in own if number == signal.SIGHUP]
+        with handled_signals(asking, note, once=True), handled_signals(hanging, hang_up):
+            old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            if state.signal is not None:
+                os.write(writer, bytes([state.signal]))
+            yield state
+    finally:
+        grace.cancel()
+        if old is not None:
+            signal.set_wakeup_fd(old)
+        os.close(writer)
+        watcher.join()
+        os.close(reader)

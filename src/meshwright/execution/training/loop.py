@@ -1,0 +1,281 @@
+"""The training loop: takes steps from the current to the last one, and records them in the run directory."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from meshwright.description.step.legality import check_mesh, check_runnable
+from meshwright.description.step.reference import check_reference
+from meshwright.description.step.rules import rules_of, stream_rules
+from meshwright.description.step.stages import check_stage_remat
+from meshwright.description.step.strategy_checks import check_strategy
+from meshwright.errors import MeshwrightError
+from meshwright.execution.data.sources import FileSource
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.text.tokenizer import Tokenizer
+from meshwright.execution.training.data.pairs import RunPairs, open_pairs
+from meshwright.execution.training.data.run_data import RunData, check_templates, open_data
+from meshwright.execution.training.data.stores import run_sources
+from meshwright.execution.training.data.texts import BYTES
+from meshwright.execution.training.inputs import text_inputs
+from meshwright.execution.training.interrupt import Interruption, Leave, interruptions
+from meshwright.execution.training.preference.inputs import pair_inputs
+from meshwright.execution.training.pretrained import run_tokenizer, tokenizer_checksum
+from meshwright.execution.training.program import StepProgram
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note, check_free
+from meshwright.execution.training.run_directory.frozen import abstract_parts
+from meshwright.execution.training.run_directory.lock import RunLock
+from meshwright.execution.training.run_directory.restart import (
+    check_identity,
+    end_failed_start,
+    first_state,
+    is_first_process,
+    last_step,
+    order_of_checkpoints,
+    what_is_left,
+)
+from meshwright.execution.training.run_directory.run import (
+    NotFiniteError,
+    Row,
+    RunConfig,
+    RunStoppedError,
+    read_metrics,
+)
+from meshwright.execution.training.run_directory.saver import Saver
+from meshwright.execution.training.run_record import measured, seconds_at_peak
+from meshwright.execution.training.step import State, abstract_state, train_step
+from meshwright.execution.training.step_hooks import StepHooks
+from meshwright.execution.training.stepping import BatchSource, take_steps
+from meshwright.execution.training.update.bad_steps import BadSteps, LimitedBatches
+from meshwright.execution.training.watch.evaluation import Evaluator
+from meshwright.execution.training.watch.log import RunLog
+from meshwright.execution.training.watch.profile import Profiler, find_profile, parse_profile
+from meshwright.execution.training.watch.shortfall import Shortfall
+from meshwright.execution.training.watch.tasks import Tasks
+from meshwright.execution.training.watch.weights_and_biases import load_wandb
+from meshwright.record import Record
+
+
+class Outcome(NamedTuple):
+    """How a run ended: measurements, steps taken in all, and the signal that stopped it, if any."""
+
+    record: Record
+    taken: int
+    stopped_by: int | None
+
+
+def run_steps(
+    config: RunConfig,
+    directory: Path,
+    *,
+    on_step: Callable[[Row], None] = lambda row: None,
+    on_note: Note = warnings.warn,
+    on_bytes: Callable[[int], None] = lambda n: None,
+    on_evaluation: Callable[[Row], None] = lambda row: None,
+    leave: Leave | None = None,
+    allow: Collection[str] = (),
+) -> Outcome:
+    """Train to `config.steps` steps, starting from the last complete checkpoint.
+
+    SIGINT and SIGTERM finish the current step and save; calling again resumes, also on another mesh. A finished run
+    takes no step and reports so. With several processes, all call this with one directory; the first process writes
+    everything but checkpoints, and returns the record; an interruption of one interrupts all.
+
+    Args:
+        config: everything that the run depends on.
+        directory: of the run; only a lock is written before the first step.
+        on_step: called with the metrics of each step.
+        on_note: called with each line for the user.
+        on_bytes: called with the bytes of each part of pretrained weights read.
+        on_evaluation: called with the metrics of an evaluated step.
+        leave: ends the process if it is interrupted before the first step, which can take a minute to compile, or when
+            the grace period of a SIGTERM is over; None continues.
+        allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).
+
+    Raises:
+        MeshwrightError: the run cannot be started or resumed.
+        RunStoppedError: it began and must end early: the loss is NaN, a disk is full, or memory runs out.
+    """
+    _check(config)
+    lock = RunLock(directory, on_note) if is_first_process() else None
+
+    def leave_unlocked(number: int, is_late: bool) -> None:
+        if lock is not None:
+            lock.release()
+        if leave is not None:
+            leave(number, is_late)
+
+    try:
+        grace = config.saving.grace_seconds
+        with interruptions(on_note, leave and leave_unlocked, grace_seconds=grace) as interruption:
+            return _run(config, directory, interruption, on_step, on_note, on_bytes, on_evaluation, allow)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) -> RunData | RunPairs:
+    """The data of a run, or its pairs."""
+    if config.workload.objective == "dpo":
+        return open_pairs(config.data, config.evaluating.data, tokenizer, config.workload)
+    check_templates(config.data, config.evaluating.data)
+    if config.data.held_out and not (config.evaluating.every and not config.evaluating.data):
+        share = f"{config.data.held_out:.0%}"
+        on_note(
+            f"held_out leaves {share} of the data out of training, and nothing evaluates on it: --eval-every N does"
+        )
+    return open_data(config.data, config.workload, tokenizer, seed=config.seed, on_note=on_note)
+
+
+def _check(config: RunConfig) -> None:
+    """Raise where a config cannot be run."""
+    workload = config.workload
+    check_runnable(workload.config, config.mesh, config.strategy)
+    check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
+    check_strategy(workload, config.mesh, config.strategy)
+    check_stage_remat(workload.remat, config.mesh, config.strategy)
+    check_reference(workload, config.mesh, config.strategy, runs=True)
+    if config.watching.wandb is not None:
+        load_wandb()
+    if config.watching.profile is not None:
+        parse_profile(config.watching.profile)
+    reads_bytes = config.tokenizer is None and any(
+        isinstance(source, FileSource) and source.kind == "text" for source in run_sources(config.data)
+    )
+    # Records are checked where they are opened: those of token ids take any vocabulary.
+    if workload.config.vocab < BYTES and reads_bytes:
+        raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
+
+
+def _run(
+    config: RunConfig,
+    directory: Path,
+    interruption: Interruption,
+    on_step: Callable[[Row], None],
+    on_note: Note,
+    on_bytes: Callable[[int], None],
+    on_evaluation: Callable[[Row], None],
+    allow: Collection[str],
+) -> Outcome:
+    """The steps of a run whose directory is locked."""
+    began = time.perf_counter()
+    checkpoints = Checkpoints(directory, config.saving)
+    if (start := last_step(config, directory, checkpoints, on_note, allow=allow)) >= config.steps:
+        return Outcome(_measured(config, directory, on_note), start, None)
+    tokenizer = run_tokenizer(config, directory)
+    data = _load_data(config, tokenizer, on_note)
+    identity = {"data": data.fingerprint, "tokenizer": tokenizer_checksum(config, directory)}
+    check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
+    layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
+    tasks = Tasks(config, mesh, tokenizer) if config.evaluating.tasks else None
+    with _stopped_run_errors(config, directory, start, interruption), jax.set_mesh(mesh), ExitStack() as exits:
+        log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
+        exits.enter_context(checkpoints)
+        abstract = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
+        check_free(directory, abstract_parts(config, abstract, mesh), what=f"train in {directory}")
+        # Before the state, so that what a precomputed reference took is free again.
+        if isinstance(data, RunPairs):
+            inputs = pair_inputs(config, directory, data, mesh, start, on_note, on_bytes)
+        else:
+            inputs = text_inputs(config, data, layout, mesh, tokenizer, on_note)
+        exits.callback(inputs.batches.close)
+        state = first_state(config, layout, mesh, checkpoints, start, on_bytes)
+        step = train_step(config.workload, layout, config.optimizer, config.strategy, config.preference)
+        program = StepProgram(step, on_note, inputs.prepare)
+        earlier_rows = [row for row in read_metrics(directory) if row["step"] < start]
+        about = {"config": config.to_json(), "identity": identity}
+        ordered = order_of_checkpoints(config, layout, mesh)
+        hooks = StepHooks(
+            config=config, directory=directory, start=start, interruption=interruption, checkpoints=checkpoints,
+            inputs=inputs, bad_steps=BadSteps(config.optimizer.spike_factor, earlier_rows),
+            shortfall=_shortfall(config),
+            saver=Saver(config, directory, checkpoints, ordered, about, log, on_note),
+            evaluate=Evaluator(config, layout, inputs.held_out, tasks) if config.evaluating.every else None, log=log,
+            profiler=exits.enter_context(Profiler(directory, config, program, start, on_note)),
+            runs_ahead=jax.local_devices()[0].platform != "cpu",
+            on_step=on_step, on_note=on_note, on_evaluation=on_evaluation,
+        )  # fmt: skip
+        taken = _take_all(program, state, hooks, mesh, began)
+    return Outcome(_measured(config, directory, on_note), taken, interruption.stop)
+
+
+def _measured(config: RunConfig, directory: Path, on_note: Note) -> Record:
+    """Return the measured record of a run from its directory, with a note for each unreadable part."""
+    record = measured(config, read_metrics(directory), find_profile(directory, config))
+    for line in record.notes:
+        on_note(line)
+    return record
+
+
+def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, began: float) -> int:
+    """Take the steps of a run until its end or an interruption; return the number taken in all.
+
+    began: start of the run, by `time.perf_counter`.
+    """
+    batches: BatchSource = hooks.inputs.batches
+    if hooks.config.strategy.on_bad_step == "skip":
+        batches = LimitedBatches(batches, hooks.bad_steps.limits, mesh)
+    taken = hooks.start
+    for row, state_after in _rows(program, batches, state, hooks):
+        taken = row["step"] + 1
+        row |= hooks.inputs.batches.row(row["step"])
+        if not hooks.interruption.has_begun:
+            row["startup_seconds"] = time.perf_counter() - began - row["step_seconds"] - row["compile_seconds"]
+            assert program.compiled is not None
+            hooks.begin(row, program.compiled)
+        hooks.handle_row(row)
+        if state_after is not None and hooks.handle_state(row, state_after):
+            break
+    return taken
+
+
+@contextmanager
+def _stopped_run_errors(config: RunConfig, directory: Path, start: int, interruption: Interruption) -> Iterator[None]:
+    """Raise errors of a run that has begun as a RunStoppedError, which names its last checkpoint.
+
+    Errors before the first step stay as they are.
+    """
+    try:
+        yield
+    except NotFiniteError as error:
+        how = "--resume --change --learning-rate RATE"
+        raise RunStoppedError(f"{error}; {what_is_left(config, directory, how)}") from None
+    except MeshwrightError as error:
+        if not interruption.has_begun:
+            raise
+        end_failed_start(directory, start)
+        raise RunStoppedError(f"{error}; training stops; {what_is_left(config, directory)}") from None
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
+            raise
+        raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
+
+
+def _shortfall(config: RunConfig) -> Shortfall:
+    """Monitor that compares step times with the plan."""
+    planned = config.plan.predicted.step_seconds
+    return Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
+
+
+def _rows(
+    program: StepProgram, batches: BatchSource, state: State, hooks: StepHooks
+) -> Iterator[tuple[Row, State | None]]:
+    """Yield the complete row of each step, with the state after it as in `take_steps`."""
+    config, steps = hooks.config, range(hooks.start, hooks.config.steps)
+    tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
+    for measured_row, state_after in take_steps(
+        program, batches, state, steps, needs_state=hooks.needs_state, runs_ahead=hooks.runs_ahead
+    ):
+        seconds = measured_row["step_seconds"]
+        row = {"mesh": str(config.mesh), "hardware": config.hardware, "began_at": hooks.start} | measured_row
+        row |= {"learning_rate": config.optimizer.rate(measured_row["step"])}
+        yield row | {"tokens_per_second": tokens / seconds, "mfu": at_peak / seconds}, state_after

@@ -1,0 +1,198 @@
+"""The reference of a run, live or precomputed, and its files in the run directory.
+
+`reference/` has the parameters of a live reference, in the compute dtype, as a checkpoint for any mesh; or
+`log_probabilities.npz` of a precomputed one. So a run continues even if its initial weights are gone or changed. A
+policy with adapters needs these weights anyway: its live reference is its own frozen parameters, and nothing is stored.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh, NamedSharding
+
+from meshwright.description.step.parameter_tree import is_adapter, leaves
+from meshwright.description.step.reference import ReferencePass, reference_pass, shares_base
+from meshwright.description.step.rules import rules_of
+from meshwright.errors import MeshwrightError
+from meshwright.execution.runtime.arrays import DTYPES
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.data.pair_batches import REFERENCE_BATCH, BatchPlacement, PairBatches
+from meshwright.execution.training.data.pairs import PairData, RunPairs
+from meshwright.execution.training.inputs import StepInputs
+from meshwright.execution.training.preference.reference import abstract_reference, reference_step, text_batch
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note
+from meshwright.execution.training.run_directory.run import RunConfig
+from meshwright.execution.training.step import State, first_parameters
+from meshwright.execution.training.trainable import drop_paths
+from meshwright.execution.training.watch.evaluation import HeldOutPairs
+from meshwright.support.files import write_file
+
+FOLDER, FILE = "reference", "log_probabilities.npz"
+
+
+def pair_inputs(
+    config: RunConfig,
+    directory: Path,
+    pairs: RunPairs,
+    mesh: Mesh,
+    start: int,
+    on_note: Note,
+    on_bytes: Callable[[int], None],
+) -> StepInputs:
+    """Return the pairs of a run at step `start`, with their reference.
+
+    The reference is the initial policy; a resumed run reads it from its directory.
+
+    Raises:
+        MeshwrightError: the stored reference is gone, damaged, or of other pairs.
+    """
+    layout, seq_len = ShardingContext(config.mesh, rules_of(config.strategy)), config.workload.seq_len
+    policy, more = (
+        BatchPlacement.of(mesh, layout, seq_len, config.strategy),
+        {"seed": config.seed, "draws": config.draws},
+    )
+    data = pairs.data
+    epochs = config.steps * config.workload.batch / len(pairs.training)
+    counts = {"pairs": len(pairs.training), "epochs": round(epochs, 6)} | data.counts
+    if words := data.describe():
+        on_note(words)
+    # What is computed before the first step is computed as a live one would be, on the policy's mesh.
+    own = reference_pass(replace(config.workload, reference="live"), config.mesh, config.strategy)
+    assert own is not None
+    if config.workload.reference == "precomputed":
+        log_probabilities = _read(directory, data) if start else _log_probabilities(config, own, mesh, data, on_bytes)
+        batches = PairBatches(pairs, config.workload, policy, None, log_probabilities=log_probabilities, **more)
+        held_out = HeldOutPairs(batches.num_held_out, lambda _, number: batches.held_out(number))
+        return StepInputs(batches, held_out, keep=lambda: _write(directory, log_probabilities, data), counts=counts)
+    there = build_mesh(own.mesh)
+    has_adapters = config.workload.config.lora is not None
+    if shares_base(config.workload, config.mesh, config.strategy):
+        params = None
+    elif start and not has_adapters:
+        params = _restored(directory, own, there)
+    else:
+        params = _first(config, own, there, on_bytes)
+    run, rows = _compiled(own, there), NamedSharding(mesh, layout.spec("batch"))
+
+    def prepare(state: State, batch: Mapping[str, Any]) -> Mapping[str, Array]:
+        text = {name: array for name, array in batch.items() if name != REFERENCE_BATCH}
+        base = _without_adapters(state["params"]) if params is None else params
+        with jax.set_mesh(there):
+            made = run(base, batch[REFERENCE_BATCH])
+        return text | {"reference": jax.device_put(made, rows)}
+
+    def keep() -> None:
+        # The base of adapters is read or drawn again where the run goes on, and checked (`run_directory.frozen`).
+        if not has_adapters:
+            _save(directory, config, params)
+
+    place = BatchPlacement.of(there, ShardingContext(own.mesh, rules_of(own.strategy)), seq_len, own.strategy)
+    batches = PairBatches(pairs, config.workload, policy, place, **more)
+    held_out = HeldOutPairs(
+        batches.num_held_out, lambda params, number: prepare({"params": params}, batches.held_out(number))
+    )
+    return StepInputs(batches, held_out, prepare, keep, counts)
+
+
+def _without_adapters(params: Any) -> Any:
+    """Return the base parameters below a model's adapters: the same arrays."""
+    return drop_paths(params, [path for path, _ in leaves(params) if is_adapter(path)])
+
+
+def _compiled(own: ReferencePass, mesh: Mesh) -> Callable[..., Array]:
+    """The reference's pass for its mesh."""
+    with jax.set_mesh(mesh):
+        return reference_step(own).lower(abstract_reference(own, mesh), text_batch(own, mesh)).compile()
+
+
+def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable[[int], None]) -> Any:
+    """The parameters that the policy begins with, on a mesh in the compute dtype.
+
+    They are rounded to the policy's own dtype on the way, so that both begin with the same numbers.
+    """
+    weights, layout = (
+        Path(config.weights) if config.weights else None,
+        ShardingContext(own.mesh, rules_of(own.strategy)),
+    )
+    wanted, dtype = abstract_reference(own, mesh), DTYPES[config.workload.param_dtype]
+    with jax.set_mesh(mesh):
+        drawn = first_parameters(
+            own.workload, layout, mesh, config.strategy, seed=config.seed, weights=weights, on_bytes=on_bytes
+        )
+        return jax.jit(lambda drawn: jax.tree.map(lambda a, to: a.astype(dtype).astype(to.dtype), drawn, wanted))(drawn)
+
+
+def _save(directory: Path, config: RunConfig, params: Any) -> None:
+    """Write the parameters of a live reference, once."""
+    with Checkpoints(directory / FOLDER) as checkpoints:
+        if checkpoints.latest is None:
+            checkpoints.save(0, {"params": params}, {"config": config.to_json()})
+            checkpoints.commit()
+
+
+def _restored(directory: Path, own: ReferencePass, mesh: Mesh) -> Any:
+    """The parameters that a run keeps of its reference, on any mesh."""
+    checkpoints = Checkpoints(directory / FOLDER)
+    if checkpoints.whole(lambda line: None) is None:
+        raise MeshwrightError(
+            f"{directory} has lost its {FOLDER}/, the frozen model that it trains against; put it back"
+        )
+    with jax.set_mesh(mesh):
+        return checkpoints.restore(0, {"params": abstract_reference(own, mesh)})["params"]
+
+
+def _log_probabilities(
+    config: RunConfig, own: ReferencePass, mesh: Mesh, data: PairData, on_bytes: Callable[[int], None]
+) -> np.ndarray:
+    """Return the reference's log-probabilities of all rows, [pairs, 2]; its parameters are freed afterwards."""
+    size, run = own.workload.batch, _compiled(own, mesh)
+    params = _first(config, own, mesh, on_bytes)
+    layout = ShardingContext(own.mesh, rules_of(own.strategy))
+    place = BatchPlacement.of(mesh, layout, own.workload.seq_len, own.strategy)
+    batches: list[np.ndarray] = []
+    for at in range(0, len(data), size):
+        # The last batch is filled with pairs that have been.
+        numbers = np.arange(at, at + size) % len(data)
+        tokens, weights = data.rows(numbers)
+        with jax.set_mesh(mesh):
+            batches.append(np.asarray(process_allgather(run(params, place.rows(tokens, weights)), tiled=True)))
+    return np.concatenate(batches).reshape(-1, 2)[: len(data)]
+
+
+def _write(directory: Path, log_probabilities: np.ndarray, data: PairData) -> None:
+    """Store the reference's log-probabilities, and the fingerprint of the pairs."""
+    if jax.process_index() or (directory / FOLDER / FILE).is_file():
+        return
+    out = io.BytesIO()
+    np.savez(out, log_probabilities=log_probabilities, pairs=np.array(data.fingerprint))
+    (directory / FOLDER).mkdir(exist_ok=True)
+    write_file(directory / FOLDER / FILE, out.getvalue())
+
+
+def _read(directory: Path, data: PairData) -> np.ndarray:
+    """Read the precomputed log-probabilities of the reference."""
+    path = directory / FOLDER / FILE
+    try:
+        with np.load(path) as kept:
+            log_probabilities, pairs = kept["log_probabilities"], str(kept["pairs"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise MeshwrightError(
+            f"cannot read {path}, what the reference made of all pairs: {error}; put it back"
+        ) from None
+    if pairs != data.fingerprint:
+        raise MeshwrightError(
+            f"{path} is of other pairs than --data, --seq-len and the tokenizer give now; a run whose reference is"
+            f" precomputed goes on with its own alone"
+        )
+    return log_probabilities

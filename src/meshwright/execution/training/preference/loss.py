@@ -1,0 +1,163 @@
+"""Losses of pairs of a chosen and a rejected answer, by their log-probabilities under policy and reference.
+
+DPO (arXiv:2305.18290, equation 7), its conservative form, in which a label may be wrong (Mitchell 2023,
+ericmitchell.ai/cdpo.pdf), and IPO (arXiv:2310.12036, equation 17).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.passes.shard_ends import PAIR_MEANS
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.decoder import log_probabilities_and_load
+from meshwright.execution.runtime.experts.routing import Load
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.support.field_types import check_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preference:
+    """How pairs make a loss.
+
+    loss: `dpo`, or `ipo`, whose margin is held at 1 / (2 beta) and does not grow without end. beta: what holds the
+    policy near the reference, higher is nearer. label_smoothing: of `dpo`, the share of pairs whose answers are taken
+    to be the wrong way round.
+    """
+
+    loss: Literal["dpo", "ipo"] = "dpo"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.beta <= 0:
+            raise MeshwrightError(f"beta is {self.beta}; it is a number above 0, as 0.1")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise MeshwrightError(
+                f"label_smoothing is {self.label_smoothing}; it is a share from 0 to below 0.5, where pairs say nothing"
+            )
+        if self.loss == "ipo" and self.label_smoothing:
+            raise MeshwrightError(f"label_smoothing={self.label_smoothing} is for dpo; ipo has none, use 0")
+
+
+SETTINGS = ("beta", "label_smoothing", "preference_loss")
+"""The settings of a run that set its fields (`training.settings`)."""
+
+
+OF_TEXT = {
+    "fields": "pairs are records with prompt, chosen and rejected",
+    "rows": "each answer of a pair is a padded row",
+}
+"""The settings of a run that pairs do not read, and why not."""
+
+
+def check_preference_options(said: Collection[str], workload: Workload) -> None:
+    """Raise if pair options are given for a text workload, or text options for pairs.
+
+    said: the given settings of a run.
+    """
+    if workload.objective == "dpo" and (idle := [name for name in OF_TEXT if name in said]):
+        raise MeshwrightError(f"{idle[0]} is not for objective='dpo': {OF_TEXT[idle[0]]}; leave --{idle[0]} out")
+    if workload.objective != "dpo" and (idle := [name for name in SETTINGS if name in said]):
+        raise MeshwrightError(f"{idle[0]} is for objective='dpo' (--objective dpo); {workload.objective} has no pairs")
+
+
+DPO = Preference()
+"""DPO with beta 0.1."""
+
+
+class PairParts(NamedTuple):
+    """Measurements of a pair loss. means: over pairs, in the order of `MEANS`. load: of experts, if any."""
+
+    means: Array
+    load: Load | None = None
+
+    @property
+    def metrics(self) -> dict[str, Array]:
+        """The metrics of a step, by name."""
+        metrics = {name: self.means[number] for number, name in enumerate(MEANS)}
+        return metrics if self.load is None else metrics | self.load.metrics
+
+
+MEANS = (
+    "loss",
+    "reward_chosen",
+    "reward_rejected",
+    "reward_margin",
+    "reward_accuracy",
+    "log_probability_chosen",
+    "log_probability_rejected",
+)
+"""The means over a step's pairs.
+
+The reward of an answer is beta times how much likelier the policy makes it than the reference (equation 5 without its
+constant); the margin is the chosen one's less the rejected one's; the accuracy is the share of pairs in which it is
+above 0.
+"""
+
+assert len(MEANS) == PAIR_MEANS
+
+
+def pair_loss(
+    params: Any,
+    batch: Mapping[str, Array],
+    model: ModelConfig,
+    layout: ShardingContext,
+    *,
+    preference: Preference,
+    **how: Any,
+) -> tuple[Array, PairParts]:
+    """Return the mean loss of a batch of pairs with its measurements; MoE balancing loss is added.
+
+    batch: as for `models.decoder.log_probabilities_and_load`, and `reference` [b], the log-probability of each row
+    under the reference. how: further arguments of that function.
+    """
+    text = {name: array for name, array in batch.items() if name != "reference"}
+    policy, load = log_probabilities_and_load(params, text, model, layout, **how)
+    with jax.named_scope("loss"):
+        means = pair_means(policy, batch["reference"], preference, layout)
+        value = means[0]
+        if model.experts is not None and load is not None:
+            value += model.experts.balance_weight * load.balance_loss
+        return value, PairParts(means, load)
+
+
+def pair_means(policy: Array, reference: Array, preference: Preference, layout: ShardingContext) -> Array:
+    """The means [7] over pairs, `MEANS`, of log-probabilities [b] under the policy and under the reference.
+
+    Rows alternate: the chosen answer of a pair, then its rejected one. The first mean is the loss. The reference's gets
+    no gradient.
+    """
+    reference = jax.lax.stop_gradient(reference)
+    # One sum over devices for all of them.
+    return jnp.mean(jnp.stack(_of_pairs(_in_pairs(policy, layout), _in_pairs(reference, layout), preference)), axis=1)
+
+
+def _of_pairs(policy: Array, reference: Array, preference: Preference) -> list[Array]:
+    """What `MEANS` names of each pair [p]; policy, reference: log-probabilities [p, 2]."""
+    ratios = policy - reference
+    rewards = preference.beta * ratios
+    margins = rewards[:, 0] - rewards[:, 1]
+    if preference.loss == "ipo":
+        losses = (ratios[:, 0] - ratios[:, 1] - 1 / (2 * preference.beta)) ** 2
+    else:
+        wrong = preference.label_smoothing
+        losses = -(1 - wrong) * jax.nn.log_sigmoid(margins) - wrong * jax.nn.log_sigmoid(-margins)
+    is_right = (margins > 0).astype(losses.dtype)
+    return [losses, rewards[:, 0], rewards[:, 1], margins, is_right, policy[:, 0], policy[:, 1]]
+
+
+def _in_pairs(rows: Array, layout: ShardingContext) -> Array:
+    """An array of rows [b] as pairs [b / 2, 2], without communication: both rows of a pair are on one device."""
+    split = layout.spec("batch")[0]
+    return jax.lax.reshape(rows, (rows.shape[0] // 2, 2), out_sharding=P(split, None))

@@ -1,0 +1,94 @@
+"""The frozen reference of preference tuning: its forward pass, on a mesh of its own, and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.families.registry import workload_from_data
+from meshwright.description.step.parameter_tree import leaves, map_leaves, parameters
+from meshwright.description.step.reference import ReferencePass, check_reference, reference_pass
+from meshwright.description.step.rules import rules_of
+from meshwright.description.step.strategy import strategy_from_data
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.decoder import log_probabilities_and_load
+from meshwright.execution.models.pipelined import microbatches
+from meshwright.execution.runtime.arrays import DTYPES, abstract
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.compiler import compiler_options
+from meshwright.execution.training.step import abstract_batch
+from meshwright.mesh import MeshShape
+
+
+def reference_step(own: ReferencePass) -> Callable[..., Array]:
+    """Return the jitted forward pass of the reference: (params, batch) -> log-probability [b] of each row.
+
+    params: as from `abstract_reference`. batch: `tokens`, `targets` and `weights` [b, s], and `positions` if the mesh
+    reorders tokens. Call under `jax.set_mesh`.
+    """
+    layout, count = ShardingContext(own.mesh, rules_of(own.strategy)), own.strategy.num_microbatches
+
+    def part(params: Any, batch: Mapping[str, Array]) -> Array:
+        log_probabilities, _ = log_probabilities_and_load(
+            params, batch, own.workload.config, layout, dtype=DTYPES[own.workload.compute_dtype], remat="none",
+            strategy=own.strategy,
+        )  # fmt: skip
+        return log_probabilities
+
+    def run(params: Any, batch: Mapping[str, Array]) -> Array:
+        if count == 1:
+            return part(params, batch)
+        # Else XLA gathers the weights once for all parts, and has them whole as long.
+        each = lambda batch: part(*jax.lax.optimization_barrier((params, batch)))  # noqa: E731
+        batches = {name: microbatches(array, count, layout, together=2) for name, array in batch.items()}
+        return _in_rows(jax.lax.map(each, batches), layout)
+
+    return jax.jit(run, compiler_options=compiler_options())
+
+
+def _in_rows(parts: Array, layout: ShardingContext) -> Array:
+    """Join the results of microbatches [m, b / m] into batch order [b]."""
+    count, size = parts.shape
+    split = layout.spec("batch")[0]
+    pairs = jax.lax.reshape(parts, (count, size // 2, 2), out_sharding=P(None, split, None))
+    return jax.lax.reshape(jax.numpy.moveaxis(pairs, 0, 1), (count * size,), out_sharding=P(split))
+
+
+def abstract_reference(own: ReferencePass, mesh: Mesh) -> Any:
+    """Return the parameters of a reference as shapes, dtypes and shardings: sharded weights in the compute dtype.
+
+    Vectors, which are used in float32, have the policy's dtype, so that a reference equals a policy with its
+    parameters.
+    """
+    declared, read = parameters(own.workload.config), own.workload
+    vectors = {path for path, parameter in leaves(declared) if parameter.role == "vector"}
+    params = abstract(declared, mesh, ShardingContext(own.mesh, rules_of(own.strategy)), read.compute_dtype)
+    return map_leaves(
+        lambda path, leaf: leaf.update(dtype=DTYPES[read.param_dtype]) if path in vectors else leaf, params
+    )
+
+
+def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict[str, Any]) -> jax.stages.Lowered:
+    """Lower the forward pass of the reference for its mesh, whose devices need not be present.
+
+    `workload` and `strategy` are the policy's, in the format of `dataclasses.asdict`; the mesh is the reference's.
+    """
+    read, way = workload_from_data(workload), strategy_from_data(strategy)
+    shape = MeshShape(**mesh.shape)
+    check_reference(read, way.reference_mesh or shape, way, runs=True)
+    if (own := reference_pass(read, way.reference_mesh or shape, way)) is None:
+        raise MeshwrightError("this step runs no reference")
+    with jax.set_mesh(mesh):
+        return reference_step(own).lower(abstract_reference(own, mesh), text_batch(own, mesh))
+
+
+def text_batch(own: ReferencePass, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the batch of a reference as shapes and shardings."""
+    layout = ShardingContext(own.mesh, rules_of(own.strategy))
+    batch = abstract_batch(own.workload, layout, mesh, own.strategy)
+    return {name: batch[name] for name in ("tokens", "targets", "weights", "positions") if name in batch}

@@ -1,0 +1,131 @@
+"""Pretrained models: initial parameters, tokenizer, and copies of a Hugging Face directory's files."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshwright.description.families.load import load_model
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.model import Model
+from meshwright.errors import MeshwrightError
+from meshwright.execution.text.tokenizer import FILES, Tokenizer, read_tokenizer
+from meshwright.execution.training.run_directory.run import RunConfig
+from meshwright.support.files import write_file
+
+MODEL_FILES = ("config.json", "generation_config.json", *FILES)
+"""Files of a Hugging Face directory that are copied with its weights."""
+
+PRETRAINED = "pretrained"
+"""Folder of a run directory with the files of the pretrained directory."""
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.gguf")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
+"""Files of a pretrained directory besides config.json."""
+
+
+class Pretrained(NamedTuple):
+    """Directories of the initial parameters, None if drawn, and of the tokenizer."""
+
+    weights: Path | None = None
+    tokenizer: Path | None = None
+
+
+def find_pretrained(what: Any, weights: str | Path | None, *, from_scratch: bool) -> Pretrained:
+    """Find the pretrained model of a new run: `weights`, or `what` if it is the directory of a trained model.
+
+    from_scratch: draw new parameters and use only the tokenizer.
+
+    Raises:
+        MeshwrightError: no such directory, or it has a tokenizer but no weights and these are not to be drawn.
+    """
+    if weights is not None:
+        if from_scratch:
+            raise MeshwrightError(f"--from-scratch draws new parameters, and --weights {weights} are given: leave one")
+        if not (directory := Path(weights)).is_dir():
+            raise MeshwrightError(
+                f"there is no directory {str(weights)!r}; --weights takes one with config.json and safetensors"
+            )
+    elif (found := _directory(what)) is None:
+        return Pretrained()
+    else:
+        directory = found
+    directory = directory.absolute()
+    has_weights = any(path for pattern in WEIGHTS for path in directory.glob(pattern))
+    tokenizers = [name for name in TOKENIZERS if (directory / name).is_file()]
+    tokenizer = directory if tokenizers else None
+    if from_scratch:
+        return Pretrained(tokenizer=tokenizer)
+    if weights is None and not has_weights:
+        if tokenizers:
+            raise MeshwrightError(
+                f"{what} holds {tokenizers[0]} and no weights; --from-scratch (from_scratch=True) draws new parameters"
+            )
+        return Pretrained()
+    return Pretrained(directory, tokenizer)
+
+
+def check_same_model(model: Model, weights: Path) -> None:
+    """Raise where a directory's config.json describes another model, by the first field that differs but adapters."""
+    published = load_model(str(weights))
+    for field in fields(published):
+        theirs, ours = getattr(published, field.name), getattr(model, field.name, None)
+        if field.name not in ("name", "lora") and theirs != ours:
+            raise MeshwrightError(
+                f"{model.name} is not the model of {weights}: {field.name} is {ours}, and {theirs} in its config.json"
+            )
+
+
+def run_tokenizer(config: RunConfig, directory: Path | None = None) -> Tokenizer | None:
+    """The tokenizer that a run reads its text with, as its directory keeps it; None where text is bytes."""
+    if config.tokenizer is None:
+        return None
+    source = pretrained_directory(config, directory)
+    if (found := read_tokenizer(source, vocab=config.workload.config.vocab)) is None:
+        raise MeshwrightError(f"{source} has no tokenizer.json, which this run reads its text with; put it back")
+    return found
+
+
+def tokenizer_checksum(config: RunConfig, directory: Path | None = None) -> str:
+    """The checksum of the files of a run's tokenizer; of text read as bytes it is `bytes`."""
+    if config.tokenizer is None:
+        return "bytes"
+    source, found = pretrained_directory(config, directory), hashlib.sha256()
+    for name in FILES:
+        if (source / name).is_file():
+            found.update(name.encode() + b"\0" + (source / name).read_bytes())
+    return found.hexdigest()
+
+
+def pretrained_directory(config: RunConfig, directory: Path | None) -> Path:
+    """Where the files of the directory that a run began from are: in its own, once it has taken a step."""
+    if directory is not None and (directory / PRETRAINED).is_dir():
+        return directory / PRETRAINED
+    return Path(config.tokenizer or config.weights or "")
+
+
+def copy_pretrained_files(config: RunConfig, directory: Path) -> None:
+    """Copy the files that a run needs to be loaded and exported into its directory."""
+    source, target = pretrained_directory(config, directory), directory / PRETRAINED
+    if (config.weights or config.tokenizer) and source != target:
+        partial = directory / f".{PRETRAINED}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        for name in MODEL_FILES:
+            if (source / name).is_file():
+                write_file(partial / name, (source / name).read_bytes())
+        partial.rename(target)
+
+
+def _directory(what: Any) -> Path | None:
+    """The directory of a model that is given by its directory or its config.json."""
+    if not isinstance(what, (str, Path)) or str(what) in PRESETS:
+        return None
+    path = Path(what)
+    # Of the directory that a command is called in, config.json may be named alone.
+    directory = path if path.is_dir() else path.parent
+    is_config = path.is_dir() or path.name == "config.json"
+    return directory if is_config and (directory / "config.json").is_file() else None

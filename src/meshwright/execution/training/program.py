@@ -1,0 +1,94 @@
+"""The train step as a compiled program, with a note when changed inputs require recompilation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+from jax import Array
+
+from meshwright.execution.training.run_directory.checkpoint import Note
+from meshwright.execution.training.step import State
+from meshwright.units import show_seconds
+
+MOST_SAID = 3
+"""The changed arrays that a line names; the rest are counted."""
+
+
+class StepProgram:
+    """A jitted step (state, batch) -> (state, metrics), compiled ahead of its first call.
+
+    A compiled program takes arrays of one shape, dtype and sharding. Other ones are compiled for, and a line names
+    what changed, because a step that compiles anew takes minutes on a large model and is nearly always a mistake.
+
+    Args:
+        step: as `train_step` makes it. on_note: called with the line. prepare: makes of the state and the batch that it
+            is called with the batch that the step takes, by another program.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., tuple[State, dict[str, Array]]],
+        on_note: Note,
+        prepare: Callable[[Any, Mapping[str, Any]], Mapping[str, Array]] = lambda state, batch: batch,
+    ) -> None:
+        self._step: Any = step
+        self._prepare = prepare
+        self._on_note = on_note
+        self._signature: dict[str, str] = {}
+        self.compiled: jax.stages.Compiled | None = None
+        self.compilations = 0
+        self.compile_seconds = 0.0
+
+    def __call__(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
+        """Take a step. `compile_seconds` has the time that went into compiling for it, 0 nearly always."""
+        self.compile_seconds, batch = 0.0, self._prepare(state, batch)
+        if self.compiled is None:
+            self._compile(state, batch)
+        assert self.compiled is not None
+        try:
+            return self.compiled(state, batch)
+        except (TypeError, ValueError):
+            if not (changes := signature_changes(self._signature, _signature(state, batch))):
+                raise
+        self._compile(state, batch)
+        more = f" and {len(changes) - MOST_SAID} more" if len(changes) > MOST_SAID else ""
+        self._on_note(
+            f"the step was compiled again, in {show_seconds(self.compile_seconds)}:"
+            f" {'; '.join(changes[:MOST_SAID])}{more}"
+        )
+        return self.compiled(state, batch)
+
+    def _compile(self, state: State, batch: Mapping[str, Array]) -> None:
+        began = time.perf_counter()
+        self.compiled = self._step.lower(state, batch).compile()
+        self.compile_seconds = time.perf_counter() - began
+        self.compilations += 1
+        self._signature = _signature(state, batch)
+
+
+def _signature(state: State, batch: Mapping[str, Array]) -> dict[str, str]:
+    """The shape, dtype and sharding of every array that a step reads, by its path."""
+    leaves = jax.tree_util.tree_leaves_with_path({"state": state, "batch": dict(batch)})
+    return {jax.tree_util.keystr(path, simple=True, separator="."): _description(leaf) for path, leaf in leaves}
+
+
+def _description(leaf: Array) -> str:
+    """An array as `float32[4,8] laid ('x',)`."""
+    spec = getattr(leaf.sharding, "spec", ())
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" + (f" laid {tuple(spec)}" if any(spec) else "")
+
+
+def signature_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the differences of two signatures, array by array."""
+    return [
+        f"{path} is {after.get(path, 'gone')}, and was {before.get(path, 'not there')}"
+        for path in _union(before, after)
+        if before.get(path) != after.get(path)
+    ]
+
+
+def _union(*names: Iterable[str]) -> dict[str, None]:
+    return dict.fromkeys(name for each in names for name in each)

@@ -1,0 +1,66 @@
+"""Check that a run belongs to the model or plan that a command names: one command begins a run and resumes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.execution.training.pretrained import find_pretrained
+from meshwright.execution.training.run_directory.run import RunConfig
+from meshwright.planning.library import PlanLike, plan_to_run
+from meshwright.planning.options import STRATEGY_OPTIONS, read_model
+from meshwright.planning.plan import Plan, is_plan_file
+
+
+def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig, directory: Path) -> dict[str, Any]:
+    """Raise if a run was begun with another model or other weights than `what` and the options `said`.
+
+    Returns the options that remain to be compared with the run's, including those of a plan.
+    """
+    said = dict(said)
+    source = find_pretrained(what, said.pop("weights", None), from_scratch=said.pop("from_scratch", False))
+    adapter = said.pop("adapter", None)
+    begun_with = source._asdict() | {"adapter": adapter and Path(adapter).absolute()}
+    for name, path in begun_with.items():
+        now, then = path and str(path), getattr(before, name)
+        if now != then:
+            raise MeshwrightError(
+                f"{name} is {now or 'none'}; {directory} was begun with {then or 'none'}, and only a new run can have"
+                " another"
+            )
+    if said.get("remat") == "auto":  # What the planner chose then is the run's.
+        del said["remat"]
+    if isinstance(what, Plan) or (isinstance(what, (str, Path)) and is_plan_file(what)):
+        plan = plan_to_run(what, {})
+        model, said = plan.workload.model, _of_workload(plan.workload) | said
+        if plan.mesh == before.mesh:  # For another mesh the run's own choices may be the only ones.
+            strategy = {name: getattr(plan.strategy, name) for name in STRATEGY_OPTIONS}
+            said = {name: value for name, value in strategy.items() if value is not None} | said
+    elif isinstance(what, Workload):
+        model, said = what.model, _of_workload(what) | said
+    else:
+        # Adapters are among the options that are left.
+        model = replace(read_model(what, said.pop("num_layers", None)), lora=before.workload.config.lora)
+    ours = before.workload.model
+    if model != ours:
+        names = [name for name in vars(ours) if getattr(model, name, None) != getattr(ours, name)]
+        differ = "; ".join(
+            f"{name} is {getattr(ours, name)!r} there, {getattr(model, name, None)!r} here" for name in names
+        )
+        raise MeshwrightError(f"{directory} is a run of another model than {model.name}: {differ}; -o starts another")
+    return said
+
+
+def _of_workload(workload: Workload) -> dict[str, Any]:
+    """The options that a workload answers."""
+    return {
+        "batch": workload.batch,
+        "seq_len": workload.seq_len,
+        "dtype": workload.compute_dtype,
+        "param_dtype": workload.param_dtype,
+        "remat": workload.remat,
+    }

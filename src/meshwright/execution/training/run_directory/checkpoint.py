@@ -1,0 +1,276 @@
+"""Checkpoints written by Orbax: atomic, with checksums, and readable on any mesh.
+
+`checkpoints/STEP` has a folder for each part of the state (params, optimizer, …), the config of the run at that time,
+and the checksums of all these files. It is written as `STEP.partial` and renamed when everything in it is on disk, so a
+process can be killed at any moment. Partial checkpoints are deleted when the next one is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental.multihost_utils import process_allgather
+
+from meshwright.errors import MeshwrightError, TemporaryError
+from meshwright.execution.training.run_directory.checksums import find_damage, has_checksums, write_checksums
+from meshwright.execution.training.run_directory.saving import Saving
+from meshwright.execution.training.step import State
+from meshwright.support.files import write_error
+from meshwright.units import show_bytes
+
+Note = Callable[[str], None]
+"""Takes a line that a user should read."""
+
+PARTIAL = ".partial"
+"""Suffixes of directories that are not checkpoints yet, or no longer."""
+
+_POLL_SECONDS, _MOST_SECONDS = 0.05, 1200.0
+"""How the first process waits for the checksums of the others; Orbax waits as long for their shards."""
+
+
+class Checkpoints:
+    """The checkpoints of a run directory; nothing is written before the first is saved.
+
+    All processes of a run call the same methods in the same order.
+    """
+
+    def __init__(self, directory: Path, saving: Saving | None = None) -> None:
+        self._shown = directory / "checkpoints"
+        self._directory = self._shown.absolute()
+        self._saving = saving or Saving()
+        self._writer: ocp.AsyncCheckpointer | None = None
+        self._finishing: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._step, self._began, self._seconds = 0, 0.0, 0.0
+        # Orbax and asyncio log the traceback of a write that failed in the background; it is raised here, as one line.
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for pending writes."""
+        try:
+            self.wait()
+        finally:
+            if self._writer is not None:
+                with suppress(Exception):  # A failure to write, which `wait` has raised.
+                    self._writer.close()
+                self.clean()
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints that are there, damaged ones too."""
+        if not self._directory.is_dir():
+            return []
+        return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdigit())
+
+    @property
+    def latest(self) -> int | None:
+        """Steps taken at the last checkpoint; None if there is none."""
+        return max(self.steps, default=None)
+
+    def save(self, step: int, state: State, about: Mapping[str, Any]) -> None:
+        """Copy the state after `step` steps off the devices and begin to write it, with plain data by name.
+
+        Training can continue at once. It becomes a checkpoint after `commit`, when all files are written.
+        """
+        self.wait()
+        if jax.process_count() == 1:  # One of several processes that gave up here would leave the others waiting.
+            check_free(self._directory.parent, state, what=f"write checkpoint {step}")
+        _ignore_closed_loops()
+        arrays: dict[str, Any] = {name: ocp.args.StandardSave(part) for name, part in state.items()}
+        data: dict[str, Any] = {name: ocp.args.JsonSave(part) for name, part in about.items()}
+        self._step, self._began = step, time.perf_counter()
+        try:
+            if self._writer is None:
+                self._writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+            with suppress(Exception):  # Of one that was begun and never committed.
+                self._writer.wait_until_finished()
+            self.clean()
+            self._writer.save(self._path(step, PARTIAL), args=ocp.args.Composite(**arrays, **data))
+        except Exception as error:  # Orbax and TensorStore raise what they like, on a full disk too.
+            raise self._write_error(error) from None
+
+    def commit(self) -> None:
+        """Let what `save` began become a checkpoint: the metrics of its steps are written."""
+        self._finishing = threading.Thread(target=self._finish)
+        self._finishing.start()
+
+    def _finish(self) -> None:
+        """Wait until all processes have written their shards, add the checksums, and give the directory its name."""
+        partial, parts = self._path(self._step, PARTIAL), jax.process_count()
+        try:
+            assert self._writer is not None
+            self._writer.wait_until_finished()
+            self._writer.check_for_errors()
+            write_checksums(partial, part=jax.process_index(), parts=parts)
+            if jax.process_index() == 0:
+                until = time.monotonic() + _MOST_SECONDS
+                while not has_checksums(partial, parts=parts):
+                    if time.monotonic() > until:
+                        raise TimeoutError("other processes did not write their checksums")
+                    time.sleep(_POLL_SECONDS)
+                partial.rename(self._path(self._step))
+                _flush_directory(self._directory)
+                self._delete_old()
+            self._seconds = time.perf_counter() - self._began
+        except Exception as error:  # Of another thread: `check` and `wait` raise it in the training's own.
+            self._failure = error
+
+    def _delete_old(self) -> None:
+        """Delete the checkpoints that are not kept any more."""
+        for step in {*self.steps} - self._saving.kept(self.steps):
+            # Renamed first: what is deleted in part never looks like a checkpoint that was damaged.
+            shutil.rmtree(self._path(step).rename(self._path(step, PARTIAL)), ignore_errors=True)
+
+    def clean(self) -> None:
+        """Delete what processes that were killed while they saved, or deleted, have left."""
+        if jax.process_index() == 0:
+            for pattern in (f"*{PARTIAL}*", "*.orbax-checkpoint-tmp*"):
+                for path in self._directory.glob(pattern):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def check(self) -> float | None:
+        """Return the write time of a checkpoint completed since the last call; raise if writing failed."""
+        return None if self._finishing is None or self._finishing.is_alive() else self.wait()
+
+    def wait(self) -> float | None:
+        """Wait for pending writes, then return as `check` does."""
+        if self._finishing is None:
+            return None
+        self._finishing.join()
+        self._finishing = None
+        if (failure := self._failure) is not None:
+            self._failure = None
+            raise self._write_error(failure)
+        return self._seconds
+
+    def _write_error(self, error: Exception) -> MeshwrightError:
+        """Return the error for a checkpoint that could not be written; its files are deleted."""
+        with suppress(OSError):
+            self.clean()
+        if isinstance(error, MeshwrightError):
+            return error
+        what = f"cannot write checkpoint {self._step}"
+        number = error.errno if isinstance(error, OSError) else None
+        if code := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's, in a line of 600 characters.
+            number = int(code[1])
+        if number is not None:
+            path = self._shown / str(self._step)
+            return MeshwrightError(str(write_error(path, OSError(number, os.strerror(number)))))
+        return MeshwrightError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}")
+
+    def whole(self, on_note: Note, *, parts: tuple[str, ...] = ()) -> int | None:
+        """Return the last complete checkpoint over all processes; None if there is none.
+
+        Damaged checkpoints are skipped with a note. parts: parts of the state that must be complete; all by default.
+        """
+        damaged: list[str] = []
+        folders = (*parts, "config") if parts else ()
+        for step in reversed(self.steps):
+            share = {"part": jax.process_index(), "parts": jax.process_count()}
+            damage = find_damage(self._path(step), folders=folders, **share)
+            everywhere = (
+                process_allgather(np.array(bool(damage))) if jax.process_count() > 1 else np.array(bool(damage))
+            )
+            if not everywhere.any():
+                for line in damaged:
+                    on_note(f"{line}; checkpoint {step} is whole and is taken")
+                return step
+            damaged.append(f"checkpoint {self._shown / str(step)} is damaged: {damage or 'another process says so'}")
+        if damaged:
+            raise MeshwrightError(f"{damaged[0]}; no other is whole")
+        return None
+
+    def restore(self, step: int, abstract: State, *, source: Mapping[str, str] | None = None) -> State:
+        """Read the state after `step` steps, with the shapes, dtypes and shardings of `abstract`, and only its parts.
+
+        Other dtypes are cast while reading. source: the checkpoint part to read a part from, if its name differs.
+        """
+        found: State = {}
+        for name, wanted in abstract.items():
+            folder = self._path(step) / (source or {}).get(name, name)
+            try:
+                with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+                    found[name] = reader.restore(folder, args=ocp.args.StandardRestore(wanted))
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                raise MeshwrightError(
+                    f"cannot read {self._shown / str(step)}: {str(error).strip().splitlines()[0][:200]}"
+                ) from None
+        return found
+
+    def config(self, step: int) -> dict[str, Any]:
+        """The config that a run had when it wrote a checkpoint."""
+        return self.about(step, "config") or {}
+
+    def about(self, step: int, name: str) -> dict[str, Any] | None:
+        """Return plain data saved with a state; None if the checkpoint has none of this name."""
+        path = self._path(step) / name / "metadata"
+        return json.loads(path.read_bytes()) if path.is_file() else None
+
+    def set_aside(self, step: int, why: str) -> Path:
+        """Rename a checkpoint, so that it is none; its new path."""
+        path = self._path(step)
+        name = f"{step}.{why}"
+        while (to := path.with_name(name)).exists():
+            name += "+"
+        return path.rename(to)
+
+    def _path(self, step: int, ending: str = "") -> Path:
+        return self._directory / f"{step}{ending}"
+
+
+def check_free(directory: Path, state: State, *, what: str) -> None:
+    """Raise where the disk of a directory has not the bytes of a state (its shapes will do) free."""
+    needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    while not directory.exists():
+        directory = directory.parent
+    if (free := shutil.disk_usage(directory).free) < needed:
+        raise TemporaryError(
+            f"cannot {what}: the disk of {directory} has {show_bytes(free)} free, and a checkpoint takes"
+            f" {show_bytes(needed)}; free {show_bytes(needed - free)} or more"
+        )
+
+
+def _flush_directory(directory: Path) -> None:
+    """Have the names in a directory outlive a power failure, where its file system can."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _ignore_closed_loops() -> None:
+    """Keep TensorStore's threads from printing a traceback each where a write failed and its event loop is gone."""
+    before = sys.unraisablehook
+    if getattr(before, "ignores_closed_loops", False):
+        return
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    hook.ignores_closed_loops = True  # pyright: ignore[reportFunctionMemberAccess]
+    sys.unraisablehook = hook

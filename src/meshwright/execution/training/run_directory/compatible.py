@@ -1,0 +1,98 @@
+"""Compare a checkpoint with the run that resumes it: every difference is reported, and an error unless allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.training.run_directory.run import RunConfig, config_from_data
+from meshwright.support.field_types import not_a_choice
+
+ALLOWED = ("data", "dtype", "optimizer", "tokenizer")
+"""The kinds of differences that `--allow` takes. Another model is another run."""
+
+OF_KIND = {"param_dtype": "dtype", "moment_dtype": "dtype", "master_weights": "dtype", "optimizer": "optimizer"}
+"""The options that decide the arrays of a checkpoint and may be others where their kind is allowed."""
+
+_NOTED = ("workload.batch", "workload.seq_len", "seed", "optimizer.")
+"""Config fields that do not affect arrays, but change how the run continues."""
+
+
+class Difference(NamedTuple):
+    """A field that is `now` in a run, and `then` in its checkpoint."""
+
+    kind: str
+    name: str
+    now: Any
+    then: Any
+
+    def __str__(self) -> str:
+        if self.kind in ("data", "tokenizer"):
+            return f"{self.name} has the checksum {self.now}, and had {self.then} when the checkpoint was written"
+        return f"{self.name} is {self.now!r} in config.json, and {self.then!r} in the checkpoint"
+
+
+def read_allowed(text: str | Collection[str] | None) -> frozenset[str]:
+    """The kinds of differences that are allowed, from `optimizer,data` or their names."""
+    names = text.split(",") if isinstance(text, str) else (text or ())
+    for name in names:
+        if name not in ALLOWED:
+            raise MeshwrightError(not_a_choice("allow", name, ALLOWED))
+    return frozenset(names)
+
+
+def config_differences(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[Difference]:
+    """Each field that decides the arrays of a checkpoint, or their meaning, and is another in a config."""
+    before, found = _arrays_of(config_from_data(checkpoint).to_json()), []
+    for path, now in _arrays_of(config.to_json()).items():
+        if now != (then := before.get(path)):
+            found.append(Difference(OF_KIND.get(path.rpartition(".")[2], "model"), path, now, then))
+    return found
+
+
+def other_settings(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[str]:
+    """Return a line for each setting that differs from the run that wrote the checkpoint."""
+    before, after = (_flat(each.to_json(), "") for each in (config_from_data(checkpoint), config))
+    return [
+        f"{path} is {now!r}, and was {before.get(path)!r} when the checkpoint was written"
+        for path, now in after.items()
+        if path.startswith(_NOTED) and now != before.get(path)
+    ]
+
+
+def identity_differences(identity: Mapping[str, str], checkpoint: Mapping[str, str] | None) -> list[Difference]:
+    """Return the differences of tokenizer and data by checksum; a missing checksum is no difference."""
+    return [
+        Difference(name, f"the {name}", now[:12], then[:12])
+        for name, now in identity.items()
+        if (then := (checkpoint or {}).get(name)) is not None and then != now
+    ]
+
+
+def check_allowed(differences: Collection[Difference], allowed: Collection[str], where: str) -> list[str]:
+    """Return a line for each allowed difference; raise one error with all others."""
+    refused = [each for each in differences if each.kind not in allowed]
+    if refused:
+        kinds = sorted({each.kind for each in refused})
+        hint = "put it back, or start a new run"
+        if "model" not in kinds:
+            hint += f"; --allow {','.join(kinds)} goes on with it"
+        raise MeshwrightError(f"{where}: {'; '.join(map(str, refused))}; {hint}")
+    afresh = {"optimizer": "; its moments begin afresh"}
+    return [f"{each}: allowed{afresh.get(each.kind, '')}" for each in differences]
+
+
+def _arrays_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config fields that determine the arrays of a checkpoint and their meaning, by path."""
+    found = _flat(config["workload"]["model"], "workload.model.")
+    found |= {f"workload.{name}": config["workload"][name] for name in ("param_dtype", "frozen")}
+    return found | {f"strategy.{name}": config["strategy"][name] for name in OF_KIND if name in config["strategy"]}
+
+
+def _flat(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The leaves of nested mappings by their paths."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found

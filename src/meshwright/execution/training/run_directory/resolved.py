@@ -1,0 +1,87 @@
+"""`resolved.yaml` of a run directory: what `--config` takes to begin the same run again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meshwright.description.step.strategy import DEFAULT
+from meshwright.execution.training.run_directory.resume import option_value
+from meshwright.execution.training.run_directory.run import RunConfig
+from meshwright.execution.training.settings import SETTINGS, get_setting
+from meshwright.mesh import MeshShape
+from meshwright.planning.library import plan_to_run
+from meshwright.planning.options import STRATEGY_OPTIONS, WORKLOAD_OPTIONS
+from meshwright.planning.plan import is_plan_file
+from meshwright.support.files import write_file
+
+FILE = "resolved.yaml"
+
+_SAID = ("learning_rate", "warmup_steps", "seed")
+"""Settings that are always written: their defaults depend on others, or affect random draws."""
+
+_HEAD = "# What began this run, for `meshwright train --config`; what is not here has its default.\n"
+
+
+def resolved_yaml(config: RunConfig) -> str | None:
+    """The text of the file; None where no options mean the run: its model was an object, or its plan was changed."""
+    if config.source is None:
+        return None
+    if is_plan_file(config.source):
+        plan = plan_to_run(config.source, {})
+        now = (replace(config.workload, param_dtype=plan.workload.param_dtype), config.mesh, config.hardware)
+        if now != (plan.workload, plan.mesh, plan.hardware):
+            return None
+        options = {"param_dtype": config.workload.param_dtype}
+    else:
+        options = {name: option_value(name, config) for name in WORKLOAD_OPTIONS if name not in _OTHERWISE}
+        options = {"on": config.hardware, "mesh": str(config.mesh)} | options
+        options |= {"hardware": config.hardware_file, "memory_headroom": config.memory_headroom}
+    said = {"model": config.source, **options, **dict(_of_run(config))}
+    plain = {name: _plain(value) for name, value in said.items() if value is not None and value != ()}
+    return _HEAD + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+_OTHERWISE = ("on", "batch_tokens", "hardware", "memory_headroom")
+"""Workload options written elsewhere, or equivalent to another one."""
+
+
+def _of_run(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """The options of a run's strategy and its settings, those alone that are not their defaults."""
+    for name in STRATEGY_OPTIONS:
+        value = getattr(config.strategy, name)
+        # What is chosen for a chip or a batch is said in any case.
+        if value != getattr(DEFAULT, name) or name in ("attention", "num_microbatches"):
+            yield name, value
+    yield "steps", config.steps
+    if config.tokenizer is not None and config.weights is None:
+        yield "from_scratch", True
+    default = RunConfig(
+        workload=config.workload,
+        mesh=config.mesh,
+        hardware=config.hardware,
+        optimizer=type(config.optimizer)(),
+        steps=config.steps,
+    )
+    for name in SETTINGS:
+        value = get_setting(config, name)
+        is_end = name == "decay_steps" and value == config.steps
+        if name in _SAID or (value != get_setting(default, name) and not is_end):
+            yield name, value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for YAML, as a user would type it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, MeshShape) else value
+
+
+def write_resolved(directory: Path, config: RunConfig) -> None:
+    """Write the file into a run directory."""
+    if (text := resolved_yaml(config)) is not None:
+        write_file(directory / FILE, text)

@@ -1,0 +1,238 @@
+"""Where a run starts and what an ended one leaves: its last whole checkpoint, the state there, its files."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import Mesh
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.preference.inputs import FOLDER
+from meshwright.execution.training.pretrained import PRETRAINED, copy_pretrained_files
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note
+from meshwright.execution.training.run_directory.compatible import (
+    check_allowed,
+    config_differences,
+    identity_differences,
+    other_settings,
+)
+from meshwright.execution.training.run_directory.frozen import abstract_parts, saved_parts, with_frozen
+from meshwright.execution.training.run_directory.resolved import write_resolved
+from meshwright.execution.training.run_directory.run import (
+    Row,
+    RunConfig,
+    begin_run,
+    config_from_data,
+    read_config,
+    read_metrics,
+    repair_lines,
+)
+from meshwright.execution.training.slots import in_order, to_order, to_stage_layout
+from meshwright.execution.training.step import State, abstract_state, initial_state
+from meshwright.execution.training.update.bad_steps import keep_bad_steps
+from meshwright.execution.training.update.transformation import transformation
+from meshwright.execution.training.watch.goodput import note_restart
+
+
+def is_first_process() -> bool:
+    """Whether this process writes and prints for all of a run's."""
+    return jax.process_index() == 0
+
+
+def last_step(
+    config: RunConfig, directory: Path, checkpoints: Checkpoints, on_note: Note, *, allow: Collection[str] = ()
+) -> int:
+    """Return the steps of the last complete checkpoint, 0 if there is none. Raises an error if its config differs.
+
+    allow: kinds of differences to accept (`compatible.ALLOWED`).
+    """
+    steps: list[int] = []
+    if is_first_process():
+        repair_lines(directory, on_note)
+        steps = [row["step"] for row in read_metrics(directory)]
+    rows = max(steps, default=-1) + 1
+    if (start := checkpoints.whole(on_note)) is None:
+        if rows:
+            on_note(f"{directory} has no checkpoint: its {rows} steps are taken again, from the first")
+        return 0
+    try:
+        differences = config_differences(config, before := checkpoints.config(start))
+        kept = other_settings(read_config(directory), before)
+    except MeshwrightError as error:
+        raise MeshwrightError(
+            f"checkpoint {start} of {directory} was written by another version of meshwright: {error}"
+        ) from None
+    where = f"{directory} cannot go on from checkpoint {start}"
+    for line in [*check_allowed(differences, allow, where), *kept]:
+        on_note(line)
+    if is_first_process() and (lost := start - sum(step < start for step in steps)):
+        on_note(f"{directory / 'metrics.jsonl'} has lost {lost} of the {start} steps that were taken")
+    if start > config.steps:
+        on_note(f"{directory} has taken {start} steps, more than the {config.steps} it is to have: none is taken")
+    elif start == config.steps:
+        on_note(f"{directory} is finished: it has taken {start} steps; --steps {2 * start} would go on")
+    elif rows > start:
+        on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
+    return start
+
+
+def check_identity(
+    identity: Mapping[str, str],
+    directory: Path,
+    checkpoints: Checkpoints,
+    start: int,
+    on_note: Note,
+    *,
+    allow: Collection[str],
+) -> None:
+    """Raise if data or tokenizer differ from those of the checkpoint, unless allowed."""
+    if start:
+        differences = identity_differences(identity, checkpoints.about(start, "identity"))
+        for line in check_allowed(differences, allow, f"{directory} cannot go on from checkpoint {start}"):
+            on_note(line)
+
+
+def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note) -> None:
+    """Write the files of a run after its first step, and set damaged checkpoints of later steps aside.
+
+    first: the row of that step.
+    """
+    if not is_first_process():
+        return
+    copy_pretrained_files(config, directory)
+    note_restart(directory, read_metrics(directory), start, first)
+    begin_run(directory, config, start)
+    write_resolved(directory, config)
+    keep_bad_steps(directory, start)
+    checkpoints.clean()
+    for step in checkpoints.steps:
+        if step > start:
+            on_note(f"checkpoint {step} is kept as {checkpoints.set_aside(step, 'damaged').name}")
+
+
+def end_failed_start(directory: Path, start: int) -> None:
+    """Delete the files of a new run that failed before its first step."""
+    if not is_first_process() or start or Checkpoints(directory).steps or len(read_metrics(directory)) > 1:
+        return
+    for name in ("config.json", "metrics.jsonl", "resolved.yaml"):
+        (directory / name).unlink(missing_ok=True)
+    for folder in (PRETRAINED, FOLDER):
+        shutil.rmtree(directory / folder, ignore_errors=True)
+
+
+def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
+    """Return what a stopped run has left on disk, and how to continue."""
+    steps = Checkpoints(directory).steps
+    if not steps:
+        return "no checkpoint was written" + (
+            "" if config.saving.every else " (--save-every N, or a time as 30m, writes some on the way)"
+        )
+    return (
+        f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])};"
+        f" `meshwright train {shlex.quote(str(directory))} {how}` goes on from it"
+    )
+
+
+def first_state(
+    config: RunConfig,
+    layout: ShardingContext,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    start: int,
+    on_bytes: Callable[[int], None],
+) -> State:
+    """The state after `start` steps."""
+    if start == 0:
+        weights = Path(config.weights) if config.weights else None
+        return initial_state(
+            config.workload, layout, config.optimizer, mesh, config.strategy,
+            seed=config.seed, weights=weights, adapter=Path(config.adapter) if config.adapter else None,
+            on_bytes=on_bytes,
+        )  # fmt: skip
+    wanted = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
+    saved = _saved_layout(config, layout)
+    kept = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
+    state = _restored(config, kept, saved, mesh, checkpoints, start)
+    state = with_frozen(config, state, layout, mesh, config.strategy, on_bytes)
+    return state if saved == layout else _in_stages(state, wanted, config, layout)
+
+
+def _in_stages(state: State, wanted: State, config: RunConfig, layout: ShardingContext) -> State:
+    """A state with its layers in the slots of a layout, which uses up the one it is made of.
+
+    One array after another: all at once the devices would hold the state twice, which training never does.
+    """
+
+    def move(path: tuple[Any, ...], array: Array, to: jax.ShapeDtypeStruct) -> Array:
+        name = "layers" if any(getattr(key, "key", None) == "layers" for key in path) else "other"
+        to_stages = jax.jit(
+            lambda tree: to_stage_layout(tree, {name: to}, config.workload.config, layout, config.strategy)
+        )
+        moved = jax.block_until_ready(to_stages({name: array})[name])
+        array.delete()
+        return moved
+
+    return jax.tree.map_with_path(move, state, wanted)
+
+
+def _restored(
+    config: RunConfig, kept: State, layout: ShardingContext, mesh: Mesh, checkpoints: Checkpoints, start: int
+) -> State:
+    """Read the parts of a state from a checkpoint, as `kept`, also for other dtypes or another optimizer.
+
+    Float32 copies and their narrower parameters are read from each other. Moments of another optimizer are not read:
+    the new optimizer starts with its own, at the current point of the learning-rate schedule.
+    """
+    before = config_from_data(checkpoints.config(start))
+    wanted, source = abstract_parts(config, kept, mesh), {}
+    had_master = before.strategy.master_weights and before.workload.param_dtype != "f32"
+    if had_master and "master" not in wanted:
+        source["params"] = "master"
+    elif "master" in wanted and not had_master:
+        source["master"] = "params"
+    if before.strategy.optimizer == config.strategy.optimizer:
+        return checkpoints.restore(start, wanted, source=source)
+    found = checkpoints.restore(
+        start, {name: part for name, part in wanted.items() if name != "optimizer"}, source=source
+    )
+
+    def begin(stored: Any) -> Any:
+        moments = transformation(config.optimizer, config.workload, layout, config.strategy).init(stored)
+        placed = jax.tree.map(
+            lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), moments, wanted["optimizer"]
+        )
+        return jax.tree.map(
+            lambda node: node._replace(count=jnp.full_like(node.count, start)) if _is_schedule(node) else node,
+            placed,
+            is_leaf=_is_schedule,
+        )
+
+    return found | {"optimizer": jax.jit(begin)(found.get("master", found["params"]))}
+
+
+def _is_schedule(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByScheduleState)
+
+
+def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh) -> Callable[[State], State]:
+    """Return a function that converts a training state to checkpoint layout: layers in model order, for any mesh."""
+    if (saved := _saved_layout(config, layout)) == layout:
+        return partial(saved_parts, config)
+    wanted = abstract_state(config.workload, saved, config.optimizer, mesh, config.strategy)
+    order = jax.jit(lambda state: to_order(state, wanted, config.workload.config, layout, config.strategy))
+    return lambda state: saved_parts(config, order(state))
+
+
+def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
+    """Return the sharding of a state while it is written and read."""
+    return in_order(layout, config.workload.config, config.strategy)

@@ -1,0 +1,273 @@
+"""A run directory: `config.json` (what runs), `metrics.jsonl` (a line a step), `checkpoints/`, a lock while it runs.
+
+docs/run_directory.md describes each file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Set
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.description.families.registry import workload_from_data
+from meshwright.description.hardware.system import System, parse_system
+from meshwright.description.step.strategy import DEFAULT, Strategy, strategy_from_data
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.execution.training.data.config import DataConfig
+from meshwright.execution.training.preference.loss import Preference
+from meshwright.execution.training.run_directory.saving import Saving
+from meshwright.execution.training.update.optimizer import Optimizer, optimizer_from_data
+from meshwright.execution.training.watching import EvaluationConfig, WatchConfig
+from meshwright.mesh import MeshShape
+from meshwright.planning.options import read_mesh
+from meshwright.planning.plan import Plan, make_plan
+from meshwright.support.field_types import check_fields, from_data
+from meshwright.support.files import append_line, write_file
+
+Row = dict[str, Any]
+"""Measurements of one step, a line of `metrics.jsonl`."""
+
+
+class RunStoppedError(MeshwrightError):
+    """A run that had begun cannot continue; the message has the reason and what is left of it."""
+
+
+class NotFiniteError(MeshwrightError):
+    """Loss, gradients or parameters are NaN or infinite, or gradients are too large."""
+
+
+MAX_SEED = 2**32 - 1
+"""The largest seed that NumPy and Grain take."""
+
+
+def check_seed(seed: int) -> None:
+    """Raise if a number is not a seed."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
+        raise MeshwrightError(f"seed is {seed!r}; it is a whole number from 0 to {MAX_SEED}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All that a run depends on."""
+
+    workload: Workload
+    mesh: MeshShape
+    hardware: str
+    optimizer: Optimizer
+    steps: int
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    saving: Saving = field(default_factory=Saving)
+    evaluating: EvaluationConfig = field(default_factory=EvaluationConfig)
+    watching: WatchConfig = field(default_factory=WatchConfig)
+    preference: Preference = field(default_factory=Preference)
+    """How pairs make a loss, where the workload's objective is `dpo`."""
+    strategy: Strategy = DEFAULT
+    hardware_file: str | None = None
+    """The TOML file of a chip that is not one of the project's."""
+    memory_headroom: float | None = None
+    """The share of memory that the plan kept for the error of its prediction."""
+    adapter: str | None = None
+    """PEFT directory of the initial adapters; None if they are drawn or there are none."""
+    weights: str | None = None
+    """Hugging Face directory of the initial weights; None if they are drawn."""
+    source: str | None = None
+    """Name of the model of a new run: preset, file or directory; None if it was given as an object."""
+    tokenizer: str | None = None
+    """Hugging Face directory of the tokenizer; None for bytes."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_seed(self.seed)
+        if self.steps < 1:
+            raise MeshwrightError(f"steps is {self.steps}; it is a whole number from 1")
+
+    @property
+    def system(self) -> System:
+        """The system that `hardware` names."""
+        system = parse_system(self.hardware, hardware_file=self.hardware_file)
+        return replace(system, memory_headroom=self.memory_headroom)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of its step."""
+        return make_plan(self.workload, self.mesh, self.system, self.strategy)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step draws at random: dropout, of the layers or of what adapters read."""
+        return self.strategy.dropout > 0 or self.workload.lora_dropout > 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the config as plain data, as in `config.json`."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+def begin_run(directory: Path, config: RunConfig, start: int) -> None:
+    """Write the config of a run that starts at step `start`, and drop the metrics of later steps."""
+    rows = [row for row in read_metrics(directory) if row["step"] < start]
+    write_file(directory / "config.json", json.dumps(asdict(config), indent=2) + "\n")
+    write_file(directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_config(directory: Path) -> RunConfig:
+    """The config of a run; a directory that holds none is an error."""
+    path = directory / "config.json"
+    if not path.is_file():
+        if copy := find_config_copy(directory):
+            raise MeshwrightError(f"{path} is missing; {copy}")
+        raise MeshwrightError(
+            f"no run in {str(directory)!r}: it has no config.json; `meshwright train MODEL … -o {directory} --resume`"
+            " begins one"
+        )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and "workload" in data and "seed" not in data:
+            raise ValueError("seed is missing, which decides the order of the data")
+        config = config_from_data(data)
+        read_mesh(config.mesh, config.system.num_devices)
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        line = f"{path} is not the config of a run: {str(error).splitlines()[0]}"
+        copy = find_config_copy(directory)
+        raise MeshwrightError(f"{line}; {copy}" if copy else line) from None
+    return config
+
+
+def find_config_copy(directory: Path) -> str:
+    """Return how to restore a run's config.json from its last checkpoint; empty if there is none."""
+    copies = [path for path in directory.glob("checkpoints/*/config/metadata") if path.parts[-3].isdigit()]
+    if not copies:
+        return ""
+    last = max(copies, key=lambda path: int(path.parts[-3]))
+    command = shlex.join(["cp", str(last), str(directory / "config.json")])
+    return f"checkpoint {last.parts[-3]} has a copy of it: `{command}`"
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether the `config.json` of a directory is a run's and not a model's."""
+    try:
+        return "workload" in json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def config_from_data(data: Any) -> RunConfig:
+    """Read the output of `RunConfig.to_json`, also of earlier versions."""
+    if isinstance(data, dict):
+        data = dict(data)
+        if isinstance(data.get("data"), list):
+            data["data"] = {"sources": data["data"]}
+        if isinstance(of_data := data.get("data"), dict) and not isinstance(fields := of_data.get("fields"), list):
+            data["data"] = of_data | {"fields": [fields] if fields else []}
+        if "save_every" in data:
+            data["saving"] = {"every": data.pop("save_every")}
+    return from_data(RunConfig, data, readers=_READERS)
+
+
+_READERS = {Workload: workload_from_data, Strategy: strategy_from_data, Optimizer: optimizer_from_data}
+
+
+def append_metrics(directory: Path, row: Row) -> None:
+    """Append a step to `metrics.jsonl`; NaN and infinity become null."""
+    plain = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
+    append_line(directory / "metrics.jsonl", json.dumps(plain))
+
+
+def read_metrics(directory: Path) -> list[Row]:
+    """Read the rows of `metrics.jsonl`, one per step; an incomplete last line of a killed process is skipped.
+
+    A later line of the same step adds later measurements (evaluation, checkpoint time) or replaces the row.
+    """
+    path = directory / "metrics.jsonl"
+    rows: dict[int, Row] = {}
+    for place, line in read_json_lines(path, {"step"}):
+        row = rows.get(line["step"], {}) | line
+        if not _is_row(row):
+            raise MeshwrightError(f"{place}: {_no_line(json.dumps(line).encode())}")
+        rows[line["step"]] = row
+    return list(rows.values())
+
+
+def read_json_lines(path: Path, fields: Set[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a file that a run appends to, with their line numbers; nothing if there is no file.
+
+    An incomplete last line of a killed process is skipped. Raises an error if another line is not an object with
+    `fields`.
+    """
+    if not path.is_file():
+        return []
+    found = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    for number, line in enumerate(lines[:-1], start=1):
+        if (data := _read_line(line, fields)) is None:
+            raise MeshwrightError(f"{path}, line {number}: {_no_line(line)}")
+        found.append((f"{path}, line {number}", data))
+    return found
+
+
+def repair_lines(directory: Path, on_note: Callable[[str], None]) -> None:
+    """Remove damaged lines from the files that a run appends to, each with a note; the original file is kept.
+
+    These files contain measurements only, so the run can continue. Later lines of a damaged step are removed too.
+    """
+    for name in ("metrics.jsonl", "restarts.jsonl", "bad_steps.jsonl"):
+        path = directory / name
+        if not path.is_file():
+            continue
+        *lines, rest = path.read_bytes().split(b"\n")
+        found = [(line, data) for line in lines if (data := _read_line(line, _FIELDS[name])) is not None]
+        if name == "metrics.jsonl":
+            rows: dict[int, Row] = {}
+            for _, data in found:
+                rows[data["step"]] = rows.get(data["step"], {}) | data
+            found = [(line, data) for line, data in found if _is_row(rows[data["step"]])]
+        if len(found) < len(lines):
+            kept = path.with_name(f"{name}.damaged")
+            path.replace(kept)
+            write_file(path, b"\n".join([*(line for line, _ in found), rest]))
+            on_note(f"{path}: {len(lines) - len(found)} damaged lines are left out; the file as it was is {kept}")
+
+
+_FIELDS = {"metrics.jsonl": {"step"}, "restarts.jsonl": {"lost_seconds", "down_seconds"}, "bad_steps.jsonl": {"step"}}
+
+
+def _read_line(line: bytes, fields: Set[str]) -> dict[str, Any] | None:
+    """Return the object on a line; None if it is not one with these fields."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(data, dict) or not data.keys() >= fields:
+        return None
+    if "step" in fields and not (type(data["step"]) is int and data["step"] >= 0):
+        return None
+    return data
+
+
+def _no_line(line: bytes) -> str:
+    return f"this is no line of metrics, {line[:40].decode(errors='replace')!r}"
+
+
+_MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
+"""Fields of every row."""
+
+
+def _is_row(row: Row) -> bool:
+    """Whether a row has all that is measured, as numbers: of its fields only mesh and hardware are text."""
+    if not row.keys() >= _MEASURED:
+        return False
+    if any(isinstance(value, str) is not (name in ("mesh", "hardware")) for name, value in row.items()):
+        return False
+    return isinstance(row["step_seconds"], int | float) and row["step_seconds"] > 0

@@ -1,0 +1,130 @@
+"""Checkpointing in the training loop: when to save, how long steps wait, and what happens if saving fails.
+
+A failed checkpoint, such as on a full disk, does not end the run: it is reported, counted (`failed_saves`), and tried
+again at the next one. Only the last one must succeed. With several processes each must write its part of every
+checkpoint: a process that cannot ends the run with its name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.training.interrupt import Interruption
+from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note
+from meshwright.execution.training.run_directory.run import NotFiniteError, RunConfig
+from meshwright.execution.training.step import State
+from meshwright.execution.training.watch.log import RunLog
+
+
+class Saver:
+    """The checkpoints of a training run.
+
+    Args:
+        in_order: converts a state to checkpoint layout.
+        about: plain data saved with each checkpoint.
+        log: the log of the first process; None in the others.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: Path,
+        checkpoints: Checkpoints,
+        in_order: Callable[[State], State],
+        about: Mapping[str, Any],
+        log: RunLog | None,
+        on_note: Note,
+    ) -> None:
+        self._saving = config.saving
+        self._directory = directory
+        self._checkpoints = checkpoints
+        self._in_order = in_order
+        self._about = about
+        self._log = log
+        self._on_note = on_note
+        self._failed = 0
+        self._saved_at = time.monotonic()  # No clock that is set while a run trains.
+        self._step: int | None = None
+        self.is_due = False
+
+    def decide(self, taken: int, interruption: Interruption, *, waits: bool) -> None:
+        """Decide, equally on all processes, whether a checkpoint is due after `taken` steps: sets `is_due`."""
+        minutes = (time.monotonic() - self._saved_at) / 60
+        is_late = interruption.agree(0 < self._saving.minutes <= minutes, waits=waits)
+        self.is_due = is_late or self._saving.is_due(taken)
+
+    def check(self) -> None:
+        """Log the checkpoint that is there since the last call, or note that it could not be written."""
+        try:
+            self._log_written(self._checkpoints.check())
+        except MeshwrightError as error:
+            self._note_failure(error)
+
+    def save(self, taken: int, state: State, *, is_last: bool) -> float:
+        """Save the state after `taken` steps, and return the seconds that training waited for the copy.
+
+        Raises:
+            NotFiniteError: a parameter is NaN or infinite.
+            MeshwrightError: the final state of a run cannot be written.
+        """
+        began = self._saved_at = time.monotonic()
+        try:
+            self._log_written(self._checkpoints.wait())
+        except MeshwrightError as error:
+            self._note_failure(error)
+        saved = self._in_order(state)
+        if not all(bool(is_finite) for is_finite in _are_finite(saved)):
+            raise NotFiniteError(f"parameters are no numbers (nan or inf) after step {taken}; training stops")
+        try:
+            self._checkpoints.save(taken, saved, self._about)
+            self._step = taken - 1
+            if not is_last:
+                self._log_later({"save_seconds": time.monotonic() - began})
+            if self._log is not None:
+                self._log.flush()
+            self._checkpoints.commit()
+        except MeshwrightError as error:
+            if is_last:
+                raise
+            self._note_failure(error)
+        if is_last:
+            self._log_written(self._checkpoints.wait())
+            self._log_later({"save_seconds": time.monotonic() - began})
+        return time.monotonic() - began
+
+    def _log_later(self, fields: dict[str, Any], *, step: int | None = None) -> None:
+        """Log measurements that arrive after the row of a step; by default the last one."""
+        if self._log is not None:
+            self._log.add_later(fields, step=step)
+
+    def _log_written(self, seconds: float | None) -> None:
+        """Log the write time of a checkpoint with its step."""
+        if seconds is not None:
+            self._log_later({"save_background_seconds": seconds}, step=self._step)
+
+    def _note_failure(self, error: MeshwrightError) -> None:
+        """Report a failed checkpoint; the run continues.
+
+        Raises the error if it cannot: the directory is gone, or there are several processes. The others would wait for
+        this process's part of the checkpoint until Orbax gives up after 20 minutes.
+        """
+        if not self._directory.is_dir() or jax.process_count() > 1:
+            raise error
+        self._failed += 1
+        self._on_note(f"{error}; training goes on and tries again at its next checkpoint ({self._failed} not written)")
+        self._log_later({"failed_saves": self._failed})
+
+
+@jax.jit
+def _are_finite(state: State) -> list[Array]:
+    """Whether all numbers of each array are finite."""
+    leaves = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return [jnp.isfinite(leaf).all() for leaf in leaves]

@@ -1,0 +1,49 @@
+"""Measurements of a run as a record, to compare with the plan's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import jax
+
+from meshwright.execution.runtime.program_memory import program_memory
+from meshwright.execution.training.run_directory.run import Row, RunConfig
+from meshwright.execution.training.watch.profile import Profile
+from meshwright.planning.cost.flops import model_flops
+from meshwright.record import Record
+
+
+def seconds_at_peak(config: RunConfig) -> float:
+    """The seconds a step would take at the hardware's peak, nothing recomputed: MFU is this over the time taken."""
+    return model_flops(config.workload) / (config.system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
+
+
+def measured(config: RunConfig, rows: Sequence[Row], profile: tuple[Profile | None, str] = (None, "")) -> Record:
+    """The record of a run: the median of its steps since it last began or went on, the one that compiled left out.
+
+    profile: what `find_profile` found, whose collectives the record has.
+    """
+    here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
+    here = [row for row in here if row.get("began_at") == here[-1].get("began_at")]
+    times = [row["step_seconds"] for row in here[1:] or here]
+    step = statistics.median(times) if times else None
+    peaks = [row["memory_peak_bytes"] for row in here if row["memory_peak_bytes"] is not None]
+    found, note = profile
+    return Record(
+        origin="measured",
+        mesh=config.mesh.degrees,
+        hardware=config.hardware,
+        step_seconds=step,
+        mfu=seconds_at_peak(config) / step if step else None,
+        memory_bytes={"peak": max(peaks)} if peaks else {},
+        tokens_per_second=config.workload.tokens / step if step else None,
+        collectives=found.measured.collectives if found else (),
+        notes=(note,) if note else (),
+    )
+
+
+def compiled_record(config: RunConfig, compiled: jax.stages.Compiled) -> Record:
+    """Return the record of a compiled step: memory per device; collectives are read only when profiling."""
+    memory = program_memory(compiled, on_tpu=config.system.chip.kind == "tpu")
+    return Record(origin="compiled", mesh=config.mesh.degrees, hardware=config.hardware, memory_bytes=memory)

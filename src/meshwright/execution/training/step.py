@@ -1,0 +1,259 @@
+"""The train step: loss and gradients, the update, and the state it carries from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from meshwright.description.families.registry import workload_from_data
+from meshwright.description.step.legality import check_mesh, check_runnable
+from meshwright.description.step.parameter_tree import Parameter, Tree, is_adapter, leaves, map_leaves, parameters
+from meshwright.description.step.rules import rules_of, stream_rules
+from meshwright.description.step.sequence import is_zigzag
+from meshwright.description.step.stages import staged_parameters
+from meshwright.description.step.strategy import DEFAULT, Strategy, strategy_from_data
+from meshwright.description.step.strategy_checks import check_strategy
+from meshwright.description.step.workload import Dtype, Workload
+from meshwright.execution.runtime.arrays import DTYPES, abstract, initialise, widest
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.compiler import compiler_options
+from meshwright.execution.training.gradients import loss_and_gradients
+from meshwright.execution.training.preference.loss import DPO, Preference
+from meshwright.execution.training.slots import in_order, to_stage_layout
+from meshwright.execution.training.trainable import drop_paths, merge_trees
+from meshwright.execution.training.update.optimizer import Optimizer
+from meshwright.execution.training.update.skipping import NORM_LIMIT, is_bad, unless
+from meshwright.execution.training.update.transformation import transformation
+from meshwright.execution.weights.load import load_weights, read_tensors
+from meshwright.execution.weights.peft import read_adapter
+from meshwright.mesh import MeshShape
+
+State = dict[str, Any]
+"""Trees of arrays: `params`, `optimizer` and, with narrower parameters, their float32 copies `master`."""
+
+
+def train_step(
+    workload: Workload,
+    layout: ShardingContext,
+    optimizer: Optimizer,
+    strategy: Strategy = DEFAULT,
+    preference: Preference = DPO,
+) -> Callable[..., tuple[State, dict[str, Array]]]:
+    """Return the jitted step (state, batch) -> (state, metrics). It donates the state.
+
+    If the batch has a limit for the gradient norm (`NORM_LIMIT`), a step beyond it is skipped. preference: the loss of
+    pairs for the objective `dpo`. Call under `jax.set_mesh`: compiler options depend on the devices.
+    """
+
+    def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
+        batch = dict(batch)
+        limit = batch.pop(NORM_LIMIT, None)
+        (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
+        with jax.named_scope("update"):
+            # Optax adds up squares of several dtypes, in the widest.
+            with jax.numpy_dtype_promotion("standard"):
+                norm = optax.tree.norm(gradients)
+            if optimizer.clip_norm:
+                scale = jnp.minimum(1.0, optimizer.clip_norm / norm)
+                gradients = jax.tree.map(lambda g: g.astype(widest(g.dtype, scale.dtype)) * scale, gradients)
+            metrics = parts.metrics | {"grad_norm": norm}
+            updated = _updated(state, gradients, workload, transformation(optimizer, workload, layout, strategy))
+            if limit is not None:
+                bad = is_bad(metrics["loss"], norm, limit)
+                updated, metrics["skipped"] = unless(bad, state, updated), bad.astype(jnp.int32)
+            return updated, metrics
+
+    return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
+
+
+def _updated(state: State, gradients: Any, workload: Workload, rule: optax.GradientTransformation) -> State:
+    """The state after one update; of parameters with float32 copies these are updated, and then narrowed.
+
+    Frozen parameters have no gradients and stay as they are.
+    """
+    params, moments = state["params"], state["optimizer"]
+    trained = drop_paths(params, workload.frozen_paths)
+    stored = state.get("master", trained)
+    wide = jax.tree.map(lambda g, to: g.astype(to.dtype), gradients, stored)
+    updates, moments = rule.update(wide, moments, stored)
+    stored = optax.apply_updates(stored, updates)
+    if "master" not in state:
+        return {"params": merge_trees(params, stored), "optimizer": moments}
+    narrow = jax.tree.map(lambda array, to: array.astype(to.dtype), stored, trained)
+    return {"params": merge_trees(params, narrow), "optimizer": moments, "master": stored}
+
+
+def initial_state(
+    workload: Workload,
+    layout: ShardingContext,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    strategy: Strategy = DEFAULT,
+    *,
+    seed: int,
+    weights: Path | None = None,
+    adapter: Path | None = None,
+    on_bytes: Callable[[int], None] = lambda n: None,
+) -> State:
+    """Draw parameters into their shards, with the initial optimizer state, as in `abstract_state`.
+
+    Random draws do not depend on the mesh. weights: a Hugging Face directory to read parameters from instead; adapter:
+    a PEFT directory for the adapters. on_bytes is called with the bytes of each part read. Call under `jax.set_mesh`.
+    """
+    model, frozen = workload.config, workload.frozen_paths
+    first = first_parameters(
+        workload, layout, mesh, strategy, seed=seed, weights=weights, adapter=adapter, on_bytes=on_bytes
+    )
+    wanted = abstract_state(workload, layout, optimizer, mesh, strategy)
+
+    def begin(drawn: Any) -> State:
+        drawn = to_stage_layout(drawn, wanted["params"], model, layout, strategy)
+        trained = drop_paths(drawn, frozen)
+        state = {"params": drawn, "optimizer": transformation(optimizer, workload, layout, strategy).init(trained)}
+        state |= {"master": trained} if "master" in wanted else {}
+        return jax.tree.map(lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), state, wanted)
+
+    return jax.jit(begin)(first)
+
+
+def first_parameters(
+    workload: Workload,
+    layout: ShardingContext,
+    mesh: Mesh,
+    strategy: Strategy,
+    *,
+    seed: int,
+    weights: Path | None,
+    adapter: Path | None = None,
+    paths: Collection[str] | None = None,
+    on_bytes: Callable[[int], None] = lambda n: None,
+) -> Any:
+    """Read the initial parameters from `weights`, or draw them; layers are in model order.
+
+    Adapters are drawn, or read from the PEFT files in `adapter`. paths: parameters wanted; all by default. Call under
+    `jax.set_mesh`.
+    """
+    model, ordered = workload.config, in_order(layout, workload.config, strategy)
+    dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype
+    declared = parameters(model)
+    if paths is not None:
+        declared = drop_paths(declared, [path for path, _ in leaves(declared) if path not in paths])
+    wanted: Any = _abstract_parameters(declared, mesh, ordered, workload, dtype)
+    read: Any = {}
+    if weights is not None:
+        published = drop_paths(wanted, [path for path, _ in leaves(wanted) if is_adapter(path)])
+        read = load_weights(read_tensors(weights), replace(model, lora=None), published, on_bytes)
+    if not (rest := drop_paths(declared, [path for path, _ in leaves(read)])):
+        return read
+    drawn = initialise(rest, jax.random.key(seed), mesh, ordered, dtype)
+    stored = dict(leaves(wanted))
+    first = merge_trees(map_leaves(lambda path, array: array.astype(stored[path].dtype), drawn), read)
+    if adapter is None:
+        return first
+    own: Any = read_adapter(adapter, model)
+    return merge_trees(first, map_leaves(lambda path, array: jax.device_put(array, stored[path].sharding), own))
+
+
+def abstract_state(
+    workload: Workload, layout: ShardingContext, optimizer: Optimizer, mesh: Mesh, strategy: Strategy = DEFAULT
+) -> State:
+    """The state as shapes, dtypes and shardings, for lowering and restoring. To be called under `jax.set_mesh`.
+
+    Layers are stacked over the slots of a pipeline where the layout splits them over its stages.
+    """
+    params = abstract_params(workload, layout, mesh, strategy)
+    state, trained = {"params": params}, drop_paths(_stored(workload, layout, strategy), workload.frozen_paths)
+    if strategy.master_weights and workload.param_dtype != "f32":
+        state["master"] = abstract(trained, mesh, layout, "f32")
+    stored = state.get("master", drop_paths(params, workload.frozen_paths))
+
+    def moments(stored: Any) -> Any:
+        """Return the optimizer state after a first step; its initial zeros may be sharded differently."""
+        rule = transformation(optimizer, workload, layout, strategy)
+        return rule.update(stored, rule.init(stored), stored)[1]
+
+    # eval_shape knows specs but not devices.
+    kept = jax.tree.map(lambda leaf: _on_mesh(leaf, mesh), jax.eval_shape(moments, stored))
+    return state | {"optimizer": kept}
+
+
+def abstract_params(
+    workload: Workload, layout: ShardingContext, mesh: Mesh | AbstractMesh, strategy: Strategy = DEFAULT
+) -> Tree[jax.ShapeDtypeStruct]:
+    """The parameters as shapes, dtypes and shardings, in the slots of a pipeline where the layout has stages."""
+    declared = _stored(workload, layout, strategy)
+    return _abstract_parameters(declared, mesh, layout, workload, workload.param_dtype)
+
+
+def _abstract_parameters(
+    declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, workload: Workload, dtype: Dtype
+) -> Tree[jax.ShapeDtypeStruct]:
+    """Return parameters as shapes and shardings: trained ones in `dtype`, frozen ones as stored."""
+    by_path = dict(leaves(declared))
+
+    def stored(path: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        own = workload.stored_dtype(path, by_path[path]) if path in workload.frozen_paths else dtype
+        return leaf.update(dtype=DTYPES[own])
+
+    return map_leaves(stored, abstract(declared, mesh, layout, dtype))
+
+
+def _stored(workload: Workload, layout: ShardingContext, strategy: Strategy) -> Tree[Parameter]:
+    """The declarations of the parameters as a layout stores them."""
+    stages = layout.mesh.degree(layout.axes("layers"))
+    return staged_parameters(workload.model, stages=stages, virtual_stages=strategy.virtual_stages)
+
+
+def _on_mesh(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """The same shape, dtype and spec on the devices of `mesh`."""
+    spec = leaf.sharding.spec if leaf.sharding else PartitionSpec()
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+
+def abstract_batch(
+    workload: Workload, layout: ShardingContext, mesh: Mesh | AbstractMesh, strategy: Strategy = DEFAULT
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """A batch as shapes and shardings."""
+    sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
+    shape = (workload.sequences, workload.seq_len)
+    dtypes = {"tokens": jnp.int32, "targets": jnp.int32}
+    if workload.packed or is_zigzag(layout.mesh, strategy):
+        dtypes["positions"] = jnp.int32
+    if workload.packed:
+        dtypes |= {"segments": jnp.int32, "weights": jnp.float32}
+    batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in dtypes.items()}
+    whole = NamedSharding(mesh, PartitionSpec())
+    if workload.objective == "dpo":
+        batch["weights"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        rows = NamedSharding(mesh, layout.spec("batch"))
+        batch["reference"] = jax.ShapeDtypeStruct(shape[:1], jnp.float32, sharding=rows)
+    if strategy.dropout or workload.lora_dropout:
+        batch["draws"] = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=whole)
+    if strategy.on_bad_step == "skip":
+        batch[NORM_LIMIT] = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
+    return batch
+
+
+def lower_train_step(
+    mesh: Mesh, *, workload: dict[str, Any], strategy: dict[str, Any] | None = None
+) -> jax.stages.Lowered:
+    """Lower the train step for a mesh whose devices need not be present.
+
+    `workload` and `strategy` are in the format of `dataclasses.asdict`; the default strategy is used if there is none.
+    """
+    read, way, optimizer = workload_from_data(workload), strategy_from_data(strategy or {}), Optimizer()
+    layout = ShardingContext(MeshShape(**mesh.shape), rules_of(way))
+    check_runnable(read.model, layout.mesh, way)
+    check_mesh(read, layout.mesh, stream_rules(way.tp_stream))
+    check_strategy(read, layout.mesh, way)
+    with jax.set_mesh(mesh):
+        state = abstract_state(read, layout, optimizer, mesh, way)
+        return train_step(read, layout, optimizer, way).lower(state, abstract_batch(read, layout, mesh, way))

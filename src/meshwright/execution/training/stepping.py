@@ -1,0 +1,108 @@
+"""Take steps, each with a row of measurements; devices never wait for the host to read one.
+
+A row has `step_seconds`, from when the devices could begin the step until they finished it, without compile time, which
+is listed separately. `input_seconds` is the time that the devices waited for the next batch: at most the time to
+produce it, and 0 if it was ready before the devices were done.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+from jax import Array
+
+from meshwright.execution.training.program import StepProgram
+from meshwright.execution.training.run_directory.run import Row
+from meshwright.execution.training.step import State
+
+
+class BatchSource(Protocol):
+    """The batch of any step."""
+
+    def __getitem__(self, step: int) -> Mapping[str, Array]: ...
+
+
+@dataclass
+class _Pending:
+    """A step that the devices work on."""
+
+    step: int
+    metrics: dict[str, Array]
+    began: float
+    compile_seconds: float
+    input_seconds: float = 0.0
+
+
+def take_steps(
+    program: StepProgram,
+    batches: BatchSource,
+    state: State,
+    steps: range,
+    *,
+    needs_state: Callable[[int], bool],
+    runs_ahead: bool,
+) -> Iterator[tuple[Row, State | None]]:
+    """Yield the metrics of each step with the state after it, or None if the next step has consumed it.
+
+    Args:
+        needs_state: whether the state after a step is needed; it always is after the last.
+        runs_ahead: dispatch each step before reading the metrics of the previous one, so that devices are never idle.
+            False for simulated devices, which share cores, and collectives of overlapping steps would time out.
+    """
+    pending: _Pending | None = None
+    ready = -float("inf")
+    batch = batches[steps.start]
+    for step in steps:
+        began = time.perf_counter()
+        with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
+            state, metrics = program(state, batch)
+        compile_seconds = program.compile_seconds
+        new = _Pending(step, metrics, began + compile_seconds, compile_seconds)
+        if step + 1 < steps.stop:
+            requested_at = time.perf_counter()
+            batch = batches[step + 1]  # Read while the devices work.
+            # Devices that are done by now had nothing to do for some of that time.
+            new.input_seconds = time.perf_counter() - requested_at if _is_ready(metrics) else 0.0
+        if pending is not None:
+            row, ready = _row(pending, ready)
+            yield row, None
+        pending = new
+        if not runs_ahead or step + 1 == steps.stop or needs_state(step):
+            row, ready = _row(pending, ready)
+            pending = None
+            yield row, state
+
+
+def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
+    """Wait for a step; return its metrics and the time at which the devices finished it.
+
+    ready: the time at which they finished the step before.
+    """
+    metrics: dict[str, Any] = {name: value.item() for name, value in jax.device_get(pending.metrics).items()}
+    now = time.perf_counter()
+    row: Row = {"step": pending.step} | metrics
+    row["step_seconds"] = now - max(pending.began, ready)
+    row["input_seconds"] = min(pending.input_seconds, row["step_seconds"])
+    if pending.compile_seconds:
+        row["compile_seconds"] = pending.compile_seconds
+    return row | _memory() | {"time": time.time()}, now
+
+
+def _is_ready(metrics: Mapping[str, Any]) -> bool:
+    """Whether the devices are done with all of some arrays."""
+    return all(value.is_ready() for value in metrics.values())
+
+
+def _memory() -> Row:
+    """The most bytes in use so far: on a device where its runtime counts them, and of this process on the host.
+
+    Simulated devices are not counted by any runtime; their memory is the host's.
+    """
+    stats = jax.local_devices()[0].memory_stats() or {}
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB.
+    return {"memory_peak_bytes": stats.get("peak_bytes_in_use"), "host_peak_bytes": host}

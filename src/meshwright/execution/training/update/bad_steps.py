@@ -1,0 +1,114 @@
+"""Bad steps: NaN or infinite loss or gradients, or gradients far larger than before. They stop a run, or are skipped.
+
+A skipped step leaves parameters and moments unchanged inside the compiled step, which receives a limit for its gradient
+norm. The limit follows from the norms of earlier steps in `metrics.jsonl`, so a resumed run skips the same steps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwright.execution.training.run_directory.run import Row, read_json_lines
+from meshwright.execution.training.stepping import BatchSource
+from meshwright.execution.training.update.skipping import NORM_LIMIT
+from meshwright.support.files import append_line, write_file
+
+WINDOW = 64
+"""The steps before one over whose norms the median is taken."""
+
+FEWEST = 16
+"""The norms that a median is taken of at least; with fewer nothing is a spike."""
+
+DELAY = 3
+"""Steps between a step and the last norm considered: devices have the batch before the previous step is read."""
+
+FILE = "bad_steps.jsonl"
+
+
+class NormLimits:
+    """Limits of the gradient norm of each step, from the norms of earlier steps. rows: of steps already taken."""
+
+    def __init__(self, factor: float | None, rows: Iterable[Row]) -> None:
+        self._factor = factor
+        self._norms: deque[tuple[int, float]] = deque(maxlen=WINDOW + DELAY)
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        """The metrics of a step; one that was left out does not count."""
+        norm = row.get("grad_norm")
+        if norm is not None and math.isfinite(norm) and not row.get("skipped"):
+            self._norms.append((row["step"], norm))
+
+    def limit(self, step: int) -> float:
+        """That of a step: infinite where nothing is a spike."""
+        norms = [norm for at, norm in self._norms if at <= step - DELAY][-WINDOW:]
+        if self._factor is None or len(norms) < FEWEST:
+            return math.inf
+        return self._factor * statistics.median(norms)
+
+
+class LimitedBatches:
+    """Batches with the gradient norm above which a step counts as bad, for each step."""
+
+    def __init__(self, batches: BatchSource, limits: NormLimits, mesh: Mesh) -> None:
+        self._batches, self._limits = batches, limits
+        self._whole = NamedSharding(mesh, PartitionSpec())
+
+    def __getitem__(self, step: int) -> dict[str, Array]:
+        limit = np.float32(self._limits.limit(step))
+        array = jax.make_array_from_callback((), self._whole, lambda _: np.asarray(limit))
+        return {**self._batches[step], NORM_LIMIT: array}
+
+
+class BadSteps:
+    """The bad steps of a run, and the number skipped in a row.
+
+    factor: multiple of the running median from which a norm is a spike. rows: of steps already taken.
+    """
+
+    def __init__(self, factor: float | None, rows: Sequence[Row]) -> None:
+        self.limits = NormLimits(factor, rows)
+        self.in_a_row = 0
+        for row in rows:
+            self._count(row)
+
+    def reason(self, row: Row) -> str:
+        """Return what is wrong with a step by its metrics; empty for a good one. Call for each step in order."""
+        self._count(row)
+        limit = self.limits.limit(row["step"])
+        self.limits.add(row)
+        for name, key in (("the loss", "loss"), ("the norm of the gradients", "grad_norm")):
+            if not math.isfinite(row[key]):
+                return f"{name} is {row[key]}"
+        if np.float32(row["grad_norm"]) > np.float32(limit):
+            return f"the norm of the gradients is {row['grad_norm']:.3g}, and the most it may be is {limit:.3g}"
+        return ""
+
+    def _count(self, row: Row) -> None:
+        self.in_a_row = self.in_a_row + 1 if row.get("skipped") else 0
+
+
+def log_bad_step(directory: Path, row: Row, reason: str, batch: Mapping[str, Any]) -> None:
+    """Add a line to `bad_steps.jsonl`. batch: the seed, and the numbers of the rows that the step read."""
+    finite = {name: row[name] for name in ("loss", "grad_norm") if math.isfinite(row[name])}
+    append_line(directory / FILE, json.dumps({"step": row["step"], "why": reason, **finite, **batch}))
+
+
+def keep_bad_steps(directory: Path, start: int) -> None:
+    """Drop the entries of `bad_steps.jsonl` from step `start` on."""
+    path = directory / FILE
+    if path.is_file():
+        rows = [row for _, row in read_json_lines(path, {"step"}) if row["step"] < start]
+        write_file(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,203 @@
+"""Optimizer settings of a run: learning rates, schedule, decay, clipping; the strategy names the optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optax
+
+from meshwright.description.step.model import Model
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.patterns import check_patterns, matches
+from meshwright.description.step.strategy import RateSchedule, Strategy
+from meshwright.errors import MeshwrightError
+from meshwright.support.field_types import check_fields, from_data
+from meshwright.units import parse_number
+
+NO_DECAY = ("*norm*", "*bias*", "sinks", "embedding", "positions")
+"""Parameters without weight decay by default: norms, biases, embedding tables."""
+
+LONGEST_WARMUP = 2000
+"""Maximum default warm-up, as in the recipes of GPT-3 and Llama."""
+
+USED: Mapping[str, frozenset[str]] = {
+    "weight_decay": frozenset({"adamw", "adamw-8bit", "lion", "muon"}),
+    "no_decay": frozenset({"adamw", "adamw-8bit", "lion", "muon"}),
+    "b1": frozenset({"adamw", "adamw-8bit", "lion", "muon"}),
+    "b2": frozenset({"adamw", "adamw-8bit", "lion", "muon"}),
+    "eps": frozenset({"adamw", "adamw-8bit", "muon"}),
+    "momentum": frozenset({"muon"}),
+    "decay_share": frozenset({"wsd"}),
+    "final_rate": frozenset({"cosine", "linear", "wsd"}),
+    "max_bad_steps": frozenset({"skip"}),
+}
+"""The optimizers, schedules or ways with bad steps that read a setting; one that is not here all do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The learning rate of each step and parameter, and how far gradients and weights are held back.
+
+    learning_rate: the highest, at the end of the warm-up. schedule: what it does then: falls as a cosine or a line to
+    `final_rate` of it at `decay_steps`; stays and falls in the last `decay_share` of the steps after the warm-up (wsd,
+    arXiv:2404.06395); or stays (constant). first_rate: the share of it at the first step; None for 1 / warmup_steps,
+    0 in runs begun before that could be said.
+
+    weight_decay: what each step takes of a weight, times the learning rate; not of what `no_decay` names. b1, b2, eps:
+    AdamW's (arXiv:1711.05101) and Lion's (arXiv:2302.06675). momentum: Muon's. clip_norm: the most that the norm of all
+    gradients may be, 0 for any. rates: `PATTERN=FACTOR` each, by which the learning rate of the parameters that a
+    pattern names is multiplied; of two that name one the later counts.
+
+    spike_factor: a step is bad, beside those whose loss or gradients are no numbers, where the norm of its gradients is
+    this often their running median; None for none. max_bad_steps: where bad steps are left out
+    (`Strategy.on_bad_step`), as many one after the other end the run.
+    """
+
+    learning_rate: float = 3e-3
+    schedule: RateSchedule = "cosine"
+    warmup_steps: int = 20
+    decay_steps: int = 200
+    decay_share: float = 0.2
+    final_rate: float = 0.1
+    first_rate: float | None = None
+    weight_decay: float = 0.1
+    no_decay: tuple[str, ...] = NO_DECAY
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    momentum: float = 0.95
+    clip_norm: float = 1.0
+    rates: tuple[str, ...] = ()
+    spike_factor: float | None = None
+    max_bad_steps: int = 10
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.learning_rate <= 0:
+            raise MeshwrightError(f"learning_rate is {self.learning_rate}; it is a number above 0, as 0.003")
+        for name in ("warmup_steps", "weight_decay", "clip_norm"):
+            if getattr(self, name) < 0:
+                raise MeshwrightError(f"{name} is {getattr(self, name)}; it is a number from 0")
+        for name in ("b1", "b2", "momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise MeshwrightError(f"{name} is {getattr(self, name)}; it is a number from 0 to below 1")
+        for name in ("final_rate", "first_rate", "decay_share"):
+            if not 0 <= (getattr(self, name) or 0) <= 1:
+                raise MeshwrightError(f"{name} is {getattr(self, name)}; it is a share from 0 to 1")
+        for name in ("decay_steps", "eps"):
+            if getattr(self, name) <= 0:
+                raise MeshwrightError(f"{name} is {getattr(self, name)}; it is a number above 0")
+        if self.spike_factor is not None and self.spike_factor <= 1:
+            raise MeshwrightError(f"spike_factor is {self.spike_factor}; it is a number above 1, as 10")
+        if self.max_bad_steps < 1:
+            raise MeshwrightError(f"max_bad_steps is {self.max_bad_steps}; it is a whole number from 1")
+        self.factors  # noqa: B018  Read, so that a mistake in them is told here.
+
+    @property
+    def factors(self) -> tuple[tuple[str, float], ...]:
+        """The patterns of `rates` with their factors."""
+        return tuple(map(_factor, self.rates))
+
+    def factor(self, path: str) -> float:
+        """Factor on the learning rate of a parameter."""
+        return next((factor for pattern, factor in reversed(self.factors) if matches(pattern, path)), 1.0)
+
+    def decays(self, path: str) -> bool:
+        """Whether weight decay takes from a parameter."""
+        return not any(matches(pattern, path) for pattern in self.no_decay)
+
+    def optax_schedule(self) -> optax.Schedule:
+        """The learning rate at each step."""
+        warmup = optax.linear_schedule(self._first, self.learning_rate, self.warmup_steps)
+        last, ends = self.learning_rate * self.final_rate, self.end - self.warmup_steps
+        if self.schedule == "cosine":
+            parts, at = [optax.cosine_decay_schedule(self.learning_rate, ends, self.final_rate)], []
+        elif self.schedule == "constant":
+            parts, at = [optax.constant_schedule(self.learning_rate)], []
+        elif self.schedule == "linear":
+            parts, at = [optax.linear_schedule(self.learning_rate, last, ends)], []
+        else:
+            falls = optax.linear_schedule(self.learning_rate, last, self.end - self._falls_from)
+            parts, at = [optax.constant_schedule(self.learning_rate), falls], [self._falls_from]
+        return optax.join_schedules([warmup, *parts], [self.warmup_steps, *at])
+
+    @property
+    def end(self) -> int:
+        """The step at which the schedule reaches its last rate."""
+        return max(self.decay_steps, self.warmup_steps + 1)
+
+    @property
+    def _first(self) -> float:
+        """The learning rate at the first step of a warm-up."""
+        share = 1 / max(1, self.warmup_steps) if self.first_rate is None else self.first_rate
+        return self.learning_rate * share
+
+    @property
+    def _falls_from(self) -> int:
+        """The step from which on the rate of wsd falls."""
+        return self.end - max(1, round(self.decay_share * (self.end - self.warmup_steps)))
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate at a step, as `optax_schedule` does, without JAX."""
+        if step < self.warmup_steps:
+            return self._first + (self.learning_rate - self._first) * step / self.warmup_steps
+        since = self._falls_from if self.schedule == "wsd" else self.warmup_steps
+        share = min(1.0, max(0.0, (step - since) / (self.end - since)))
+        if self.schedule == "constant":
+            share = 0.0
+        kept = 0.5 * (1 + math.cos(math.pi * share)) if self.schedule == "cosine" else 1 - share
+        return self.learning_rate * (self.final_rate + (1 - self.final_rate) * kept)
+
+
+def check_optimizer_options(optimizer: Optimizer, said: Collection[str], strategy: Strategy, model: Model) -> None:
+    """Raise if an optimizer option has no effect, or names no parameter of a model.
+
+    said: the given settings (`training.settings`).
+    """
+    ways = {"optimizer": strategy.optimizer, "lr_schedule": optimizer.schedule, "on_bad_step": strategy.on_bad_step}
+    for setting in said:
+        if setting in USED and not USED[setting] & {*ways.values()}:
+            option = "optimizer" if USED[setting] & USED["b1"] else "lr_schedule"
+            option = "on_bad_step" if "skip" in USED[setting] else option
+            raise MeshwrightError(
+                f"{setting} changes nothing with {option} {ways[option]}; it is for {option}"
+                f" {' or '.join(sorted(USED[setting]))}: leave it out"
+            )
+    paths = [path for path, _ in leaves(parameters(model))]
+    if "no_decay" in said:
+        check_patterns("no_decay", optimizer.no_decay, paths)
+    if "rate" in said:
+        check_patterns("rate", [pattern for pattern, _ in optimizer.factors], paths)
+
+
+def default_warmup(steps: int) -> int:
+    """Return the default warm-up: a tenth of the steps, at most `LONGEST_WARMUP`."""
+    return min(LONGEST_WARMUP, -(-steps // 10))
+
+
+def optimizer_from_data(data: Any, path: str = "") -> Optimizer:
+    """Read the optimizer of a `config.json`.
+
+    A config without schedule is of an early version and keeps its behaviour: one schedule, which starts at rate 0, and
+    weight decay of all but norms and expert-choice biases.
+    """
+    if isinstance(data, Mapping) and "schedule" not in data:
+        data = {"first_rate": 0.0, "no_decay": ["*norm*", "choice_bias"], **data}
+    return from_data(Optimizer, data, path)
+
+
+def _factor(text: str) -> tuple[str, float]:
+    """A pattern and its factor."""
+    pattern, equals, number = text.rpartition("=")
+    try:
+        factor = parse_number(number) if equals and pattern else -1.0
+    except MeshwrightError:
+        factor = -1.0
+    if factor == 0:
+        raise MeshwrightError(f"rate {text!r} would learn nothing; --freeze {pattern} freezes it")
+    if factor < 0:
+        raise MeshwrightError(f"rate is {text!r}; it is a pattern of parameters and a factor above 0, as embedding=0.1")
+    return pattern, factor

@@ -1,0 +1,129 @@
+"""The rows of a run on their way: to `metrics.jsonl`, TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.training.run_directory.checkpoint import Note
+from meshwright.execution.training.run_directory.run import Row, RunConfig, append_metrics
+from meshwright.execution.training.watch.tensorboard import TensorBoardEvents
+from meshwright.execution.training.watch.weights_and_biases import WandbRun
+from meshwright.record import Record, record_from_json
+from meshwright.support.files import write_file
+
+_SPEED = ("tokens_per_second", "mfu", "memory_peak_bytes", "host_peak_bytes")
+_NOT_SHOWN = ("step", "time", "began_at")
+
+
+COMPILED = "compiled.json"
+"""The record of the compiled step, of the last process that trained."""
+
+
+def read_compiled(directory: Path) -> Record | None:
+    """The record of a run's compiled step; None where an older version made the run."""
+    path = directory / COMPILED
+    try:
+        return record_from_json(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    except OSError as error:
+        raise MeshwrightError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise MeshwrightError(f"{path} is not the record of a compiled step: {str(error).splitlines()[0]}") from None
+
+
+class _Writer(Protocol):
+    def write(self, step: int, time: float, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RunLog:
+    """Where the first process of a run writes its rows; begun with its first row. Used as a context."""
+
+    def __init__(self, directory: Path, config: RunConfig, on_note: Note) -> None:
+        self._directory = directory
+        self._config = config
+        self._on_note = on_note
+        self._writers: list[_Writer] = []
+        self._last: Row = {}
+        self._unwritten: list[Row] = []
+        self._has_gaps = False
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self._writers:
+            writer.close()
+
+    def begin(self, start: int, compiled: Record) -> None:
+        """Open the other metric outputs. start: steps taken before. compiled: record of the compiled step."""
+        write_file(self._directory / COMPILED, json.dumps(compiled.to_json(), indent=2) + "\n")
+        self._writers.append(TensorBoardEvents(self._directory, start))
+        if (project := self._config.watching.wandb) is not None:
+            try:
+                self._writers.append(WandbRun(self._directory, project, self._config.to_json()))
+            except MeshwrightError as error:  # A run is not lost because a server is not there.
+                self._on_note(str(error))
+
+    def add(self, row: Row) -> None:
+        """Write the row of a step."""
+        self._last = row
+        self._append(row)
+        self._write(row["step"], row)
+
+    def add_later(self, fields: Row, *, step: int | None = None) -> None:
+        """Append measurements that arrive after the row of a step, by default of the last one."""
+        of = self._last["step"] if step is None else step
+        self._append({"step": of} | fields)
+        self._write(of, fields)
+
+    def flush(self) -> None:
+        """Write lines that `metrics.jsonl` did not accept earlier; raise if it still does not."""
+        while self._unwritten:
+            append_metrics(self._directory, self._unwritten[0])
+            del self._unwritten[0]
+
+    def _append(self, fields: Row) -> None:
+        """Add a line to `metrics.jsonl`; on a disk that is full it is kept, because that may pass."""
+        is_first = not self._unwritten
+        self._unwritten.append(fields)
+        try:
+            self.flush()
+        except MeshwrightError as error:
+            if not self._directory.is_dir():
+                raise
+            if is_first:
+                self._on_note(f"{error}; training goes on, and its metrics are kept until they can be written")
+
+    def _write(self, step: int, fields: Row) -> None:
+        values = scalars(fields)
+        for writer in self._writers:
+            try:
+                writer.write(step + 1, self._last["time"], values)
+            except MeshwrightError as error:
+                if not self._has_gaps:
+                    self._on_note(f"{error}: curves have a gap; training goes on")
+                self._has_gaps = True
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """The numbers of a row by the tags of their curves: `train/loss`, `speed/mfu`, `eval/loss`, `eval/TASK/acc`."""
+    found = {
+        _tag(name): float(value)
+        for name, value in row.items()
+        if name not in _NOT_SHOWN and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    for task, figures in row.get("eval_tasks", {}).items():
+        # The number of questions is no curve, and a single one has no standard error.
+        found |= {f"eval/{task}/{name}": v for name, v in figures.items() if name != "questions" and v is not None}
+    return found
+
+
+def _tag(name: str) -> str:
+    if name.startswith("eval_"):
+        return f"eval/{name.removeprefix('eval_')}"
+    return f"speed/{name}" if name in _SPEED or name.endswith("_seconds") else f"train/{name}"

@@ -1,0 +1,77 @@
+"""Compare a run with its plan, and name the reason if it is slower."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from meshwright.execution.training.run_directory.run import Row
+from meshwright.units import show_percent, show_seconds
+
+TOLERANCE = 0.15
+"""Relative shortfall from which a run is reported."""
+
+WARM_UP, WINDOW = 5, 20
+"""The steps of a process that are not judged, and those after them that are: their mean decides."""
+
+_REASONS = {
+    "input_seconds": "waiting for input",
+    "save_seconds": "waiting for checkpoints",
+    "compile_seconds": "compiling the step again",
+}
+"""Reasons for waiting, by the field of a row that measures them."""
+
+
+class Shortfall:
+    """Compares the mean of warm steps with the plan; call with each row in order.
+
+    Evaluation time is not a shortfall. Simulated devices are compared only by their waiting time: the plan assumes a
+    machine whose cores they do not share.
+
+    Args:
+        planned_seconds: per step.
+        is_simulated: whether devices are simulated.
+    """
+
+    def __init__(self, planned_seconds: float, *, is_simulated: bool) -> None:
+        self._planned = planned_seconds
+        self._is_simulated = is_simulated
+        self._rows: list[Row] = []
+        self._taken = 0
+        self._is_said = False
+
+    def add(self, row: Row) -> str | None:
+        """Take the row of a step; the line, once, where the steps so far fall short."""
+        self._taken += 1
+        if self._is_said or self._taken <= WARM_UP:
+            return None
+        self._rows.append(row)
+        if len(self._rows) < WINDOW:
+            return None
+        line = shortfall(self._rows, self._planned, is_simulated=self._is_simulated)
+        self._rows.clear()
+        self._is_said = line is not None
+        return line
+
+    def add_later(self, fields: Row) -> None:
+        """Add measurements that arrived after the last row."""
+        if self._rows:
+            self._rows[-1] = self._rows[-1] | fields
+
+
+def shortfall(rows: Sequence[Row], planned: float, *, is_simulated: bool) -> str | None:
+    """Return how much slower steps are than planned and the main reason; None if they are not."""
+    waits = {reason: sum(row.get(name, 0.0) for row in rows) / len(rows) for name, reason in _REASONS.items()}
+    own = statistics.fmean(row["step_seconds"] - row.get("input_seconds", 0.0) for row in rows)
+    taken = own + sum(waits.values())
+    if is_simulated:
+        planned = own
+    if planned >= (1 - TOLERANCE) * taken:
+        return None
+    parts = waits | {"the devices take longer for a step than planned": own - planned}
+    reason, seconds = max(parts.items(), key=lambda item: item[1])
+    against = "what its steps alone would give" if is_simulated else "its plan"
+    return (
+        f"the run is {show_percent(1 - planned / taken)} short of {against}: {show_seconds(taken)} a step instead of"
+        f" {show_seconds(planned)}; {show_seconds(seconds)} of it: {reason}"
+    )

@@ -1,0 +1,58 @@
+"""Metrics as TensorBoard's events, in `tensorboard/` of the run directory.
+
+Events are appended as lines of metrics are: TensorBoard's own writer of files has a thread that ends, with a traceback,
+when the disk is full for a moment.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+# Protocol buffers make their classes as they are imported, where no type checker sees them.
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from meshwright.support.files import append_bytes
+
+FOLDER = "tensorboard"
+
+
+class TensorBoardEvents:
+    """Writes scalars. Steps are counted as screens count them: an event of step n is of the n-th step, from 1.
+
+    Events of steps after `start` that an earlier process wrote are purged by readers: these steps are taken again.
+    """
+
+    def __init__(self, directory: Path, start: int) -> None:
+        (directory / FOLDER).mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{start}"
+        self._records = RecordWriter(_AppendedFile(directory / FOLDER / name))
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._add(Event(wall_time=time.time(), step=start + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Add the values of a step by tag; NaN and infinity are left out."""
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if math.isfinite(value)]
+        self._add(Event(step=step, wall_time=time, summary=Summary(value=scalars)))
+
+    def _add(self, event: Event) -> None:
+        self._records.write(event.SerializeToString())
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+
+class _AppendedFile:
+    """A file to which each record is added whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, record: bytes) -> None:
+        append_bytes(self._path, record)

@@ -1,0 +1,45 @@
+"""Metrics to Weights & Biases, whose library is optional."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.support.files import write_file
+
+ID_FILE = "wandb_id"
+"""File with the Weights & Biases id of the run, so that a resumed run continues it."""
+
+
+def load_wandb() -> Any:
+    """Import the library; raise a one-line error if it is not installed."""
+    try:
+        return importlib.import_module("wandb")
+    except ImportError:
+        raise MeshwrightError("--wandb needs the library of Weights & Biases: pip install wandb") from None
+
+
+class WandbRun:
+    """A run at Weights & Biases, with the steps counted from 1 as screens do."""
+
+    def __init__(self, directory: Path, project: str, config: Mapping[str, Any]) -> None:
+        wandb, file = load_wandb(), directory / ID_FILE
+        own = {"id": file.read_text(encoding="utf-8").strip(), "resume": "allow"} if file.is_file() else {}
+        try:
+            self._run = wandb.init(project=project, dir=str(directory), name=directory.name, config=dict(config), **own)
+        except Exception as error:  # It raises errors of its own for a wrong key, no network, an unknown project.
+            raise MeshwrightError(
+                f"Weights & Biases cannot be reached: {str(error).splitlines()[0][:200]}; the run goes on without it"
+            ) from None
+        write_file(file, f"{self._run.id}\n")
+
+    def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Log the values of a step."""
+        self._run.log({**values, "_timestamp": time}, step=step)
+
+    def close(self) -> None:
+        """Send pending data."""
+        self._run.finish()

@@ -1,0 +1,58 @@
+"""Settings of evaluation and of metric outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.errors import MeshwrightError
+from meshwright.support.field_types import check_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """Metric outputs besides `metrics.jsonl` and TensorBoard events, which are always written.
+
+    wandb: Weights & Biases project, which requires its library; None for none. profile: first and last step of a trace,
+    counted from 1, as `10:15`; None for none.
+    """
+
+    wandb: str | None = None
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.wandb is not None and not self.wandb.strip():
+            raise MeshwrightError("wandb is empty; it is the name of a project of Weights & Biases")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """When and on what a run is evaluated.
+
+    every: steps between evaluations, which always include the last step; 0 for none. batches: maximum number of
+    batches, each of the run's shape; None for all. data: files to evaluate on, as `DataConfig.sources`; the held-out
+    share of the data by default. tasks: files of multiple-choice questions, as for `models.inference.tasks.read_task`.
+    """
+
+    every: int = 0
+    batches: int | None = None
+    data: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.every < 0:
+            raise MeshwrightError(f"eval_every is {self.every}; it is a whole number of steps, or 0 for no evaluation")
+        if self.batches is not None and self.batches < 1:
+            raise MeshwrightError(f"eval_batches is {self.batches}; it is a whole number from 1")
+        given = {
+            "eval_batches": self.batches is not None,
+            "eval_data": bool(self.data),
+            "eval_tasks": bool(self.tasks),
+        }
+        if not self.every and (idle := [name for name, is_given in given.items() if is_given]):
+            raise MeshwrightError(f"{idle[0]} changes nothing without eval_every; say how often to evaluate")
+
+    def is_due(self, taken: int) -> bool:
+        """Whether a periodic evaluation is due after `taken` steps; the one at the end is separate."""
+        return self.every > 0 and taken % self.every == 0

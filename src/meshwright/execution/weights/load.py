@@ -1,0 +1,114 @@
+"""Parameters from the tensors of a Hugging Face directory, each device reading the slices that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import Array
+
+from meshwright.description.families.wrappers import text_names
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import Tree, map_leaves
+from meshwright.errors import MeshwrightError
+from meshwright.execution.weights.aliases import with_known_names
+from meshwright.execution.weights.directory import DTYPES, SCALED_DTYPES, Tensor, read_files
+from meshwright.execution.weights.fp8 import SUFFIX, with_fp8
+from meshwright.execution.weights.mxfp4 import with_mxfp4
+from meshwright.execution.weights.places import Place, places, published_family
+from meshwright.execution.weights.slices import Bounds, read_slice
+
+NUM_READERS = 8
+"""Threads that read: copying out of a memory map waits for the disk."""
+
+
+def read_tensors(directory: Path, on_note: Callable[[str], None] = lambda note: None) -> dict[str, Tensor]:
+    """Every tensor of a directory by name; a quantised weight is one tensor with its scales.
+
+    Of a model of text and images the text's, by the names they have in a model of text alone.
+
+    Args:
+        on_note: called with a sentence about weights that are left out.
+
+    Raises:
+        MeshwrightError: as `read_files`, `with_mxfp4` and `with_fp8`.
+    """
+    found = with_fp8(with_mxfp4(read_files(directory)), directory)
+    own = text_names(found)
+    if own.left_out:
+        on_note(
+            f"{directory} is a model of text and images: the text's weights are read, {', '.join(own.left_out)} not"
+        )
+    return {ours: replace(found[theirs], name=ours) for ours, theirs in own.names.items()}
+
+
+def load_weights(
+    tensors: Mapping[str, Tensor],
+    model: ModelConfig,
+    wanted: Tree[jax.ShapeDtypeStruct],
+    on_bytes: Callable[[int], None] = lambda n: None,
+) -> Tree[Array]:
+    """Return a model's parameters from the tensors of its directory (`read_tensors`).
+
+    Args:
+        wanted: shape, dtype and sharding of each parameter.
+        on_bytes: called with the bytes of each slice read.
+
+    Raises:
+        MeshwrightError: a tensor that is missing, extra, of another shape, or not finite.
+    """
+    where = places(model)
+    known = frozenset(name for place in where.values() for _, name in place.names())
+    tensors = with_known_names(tensors, known, published_family(model))
+    check_tensors(tensors, where, model)
+    with ThreadPoolExecutor(NUM_READERS) as readers:
+
+        def read(path: str, leaf: Any) -> Array:
+            indices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+            holders: dict[Bounds, list[Any]] = {}
+            for device, index in indices.items():
+                holders.setdefault(_bounds(index, leaf.shape), []).append(device)
+            arrays: list[Array] = []
+            # One slice at a time: a device elsewhere takes it before the next but one is read.
+            for bounds, devices in holders.items():
+                part = read_slice(where[path], tensors, bounds, leaf.dtype, readers)
+                jax.block_until_ready(arrays)
+                arrays += [jax.device_put(part, device) for device in devices]
+                on_bytes(part.nbytes)
+            return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
+
+        return map_leaves(read, wanted)
+
+
+def check_tensors(tensors: Mapping[str, Tensor], where: dict[str, Place], model: ModelConfig) -> None:
+    """Raise where a directory has not just the tensors of a model, each of its shape."""
+    known: set[str] = set()
+    for path, place in where.items():
+        for _, name in place.names():
+            known.add(name)
+            if name not in tensors:
+                raise MeshwrightError(f"the weights of {model.name} have no {name} {list(place.tensor_shape)} ({path})")
+            found = tensors[name]
+            if not found.is_readable:
+                raise MeshwrightError(
+                    f"{name} in {found.file} has dtype {found.dtype}; weights are read in {', '.join(DTYPES)}, and in"
+                    f" {', '.join(SCALED_DTYPES)} with a {name}{SUFFIX} beside them"
+                )
+            if found.shape != place.tensor_shape:
+                raise MeshwrightError(
+                    f"{name} in {found.file} has shape {list(found.shape)}; config.json makes it"
+                    f" {list(place.tensor_shape)}"
+                )
+    if extra := sorted(tensors.keys() - known):
+        found = tensors[extra[0]]
+        raise MeshwrightError(
+            f"{found.file} holds {found.name} {list(found.shape)}, which a model of its config.json does not have"
+        )
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))

@@ -1,0 +1,159 @@
+"""Where each parameter is in published tensors: one map, used to load and to save.
+
+A declared parameter is stacked over layers and experts. Published tensors mostly hold one layer and one expert each,
+some of them several parameters (`qkv_proj`). A `Place` returns the view of a tensor that is one parameter, with the
+parameter's dims. Views of a memory map are read slice by slice; views of an empty array are filled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.description.families.family import Published, PublishedFamily
+from meshwright.description.families.registry import PUBLISHED
+from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import Linear, Lookup
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import Parameter, leaves, parameters
+from meshwright.errors import MeshwrightError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter is: in one tensor for each layer and expert that it is stacked over.
+
+    Args:
+        parameter: the declaration, of shape [layers, experts, *inputs, *outputs] without dims it does not have.
+        published: the tensor's name with {layer} and {expert}, and how the tensor holds the parameter.
+        num_inputs: dims summed by its matmul; 0 for a vector.
+        first_layer: number of the stack's first layer.
+        before, width: outputs of other parameters before it in a tensor, and outputs in all; of one head each if
+            parameters alternate by head.
+    """
+
+    parameter: Parameter
+    published: Published
+    num_inputs: int
+    first_layer: int
+    before: int
+    width: int
+
+    @property
+    def stacked(self) -> tuple[int, ...]:
+        """The sizes of the dims that are in tensors of their own: layers, then experts."""
+        return self.parameter.shape[: self.parameter.is_stacked + ("{expert}" in self.published.name)]
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """The number of experts that a tensor has, its first dim; none where each has a tensor of its own."""
+        is_together = "expert" in self.parameter.axes and "{expert}" not in self.published.name
+        return self.parameter.shape[len(self.stacked) :][:is_together]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The sizes of the dims that its product sums."""
+        return self.parameter.shape[len(self.stacked) + len(self.experts) :][: self.num_inputs]
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The sizes of the other dims."""
+        return self.parameter.shape[len(self.stacked) + len(self.experts) + self.num_inputs :]
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """The shape of each tensor."""
+        columns = self.outputs[0] * self.width if self.published.by_head else self.width
+        if not self.inputs:
+            return *self.experts, columns
+        rows = math.prod(self.inputs)
+        return *self.experts, *((columns, rows) if self.published.is_transposed else (rows, columns))
+
+    def name(self, *numbers: int) -> str:
+        """The tensor of a layer and expert, numbered as in the parameter."""
+        layer = numbers[0] + self.first_layer if numbers else 0
+        return self.published.name.format(layer=layer, expert=numbers[-1] if numbers else 0)
+
+    def names(self) -> Iterator[tuple[tuple[int, ...], str]]:
+        """The numbers of each layer and expert, and their tensor."""
+        for numbers in np.ndindex(*self.stacked):
+            yield numbers, self.name(*numbers)
+
+    def view(self, tensor: np.ndarray) -> np.ndarray:
+        """The parameter [*experts, *inputs, *outputs] of one tensor, of `tensor_shape`, in its memory."""
+        outputs_last = np.swapaxes(tensor, -1, -2) if self.published.is_transposed and self.inputs else tensor
+        columns = math.prod(self.outputs)
+        if self.published.by_head:
+            outputs_last = outputs_last.reshape(*outputs_last.shape[:-1], self.outputs[0], self.width, copy=False)
+            columns //= self.outputs[0]
+        if self.published.is_interleaved:
+            index, count = self.published.part
+            part = outputs_last[..., index::count]
+        else:
+            part = outputs_last[..., self.before : self.before + columns]
+        return part.reshape(*self.experts, *self.inputs, *self.outputs, copy=False)
+
+
+def places(model: ModelConfig) -> dict[str, Place]:
+    """Where each parameter of a model is, by its path.
+
+    Raises:
+        MeshwrightError: the model is of no published family.
+    """
+    names = published_family(model).names
+    num_inputs = _num_inputs(model)
+    first_layer, start = {}, 0
+    for stack in program(model).stacks:
+        first_layer[stack.name] = start
+        start += stack.num_layers
+    found: dict[str, Place] = {}
+    for path, parameter in leaves(parameters(model)):
+        stack, _, name = path.rpartition(".")
+        published = names[f"layers.{name}" if stack else name]
+        found[path] = Place(parameter, published, num_inputs.get(name, 0), first_layer.get(stack, 0), 0, 0)
+    return {path: _within_tensor(path, place, found) for path, place in found.items()}
+
+
+def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place:
+    """A place with what else its tensors hold."""
+    stack = path.rpartition(".")[0]
+
+    def columns(other: Place) -> int:
+        size = math.prod(other.outputs)
+        return size // place.outputs[0] if place.published.by_head else size
+
+    together = [
+        other
+        for name, other in found.items()
+        if name.rpartition(".")[0] == stack and other.published.name == place.published.name
+    ]
+    before = sum(columns(other) for other in together if other.published.part < place.published.part)
+    return Place(
+        place.parameter, place.published, place.num_inputs, place.first_layer, before, sum(map(columns, together))
+    )
+
+
+def published_family(model: ModelConfig) -> PublishedFamily:
+    """Return the published family of a model.
+
+    Raises:
+        MeshwrightError: the model is of no published family.
+    """
+    for known in PUBLISHED:
+        if known.family == model.family:
+            return known
+    raise MeshwrightError(
+        f"model {model.name} is of the family {model.family.name!r}, whose published names are not known;"
+        f" those known are {', '.join(known.family.name for known in PUBLISHED)}"
+    )
+
+
+def _num_inputs(model: ModelConfig) -> dict[str, int]:
+    """The dims that the product with a parameter sums, by the parameter's name; vectors have none."""
+    ops = program(model)
+    every = (*ops.embedding, *(op for stack in ops.stacks for op in stack.ops), *ops.logits)
+    found = {op.name: len(op.inputs) for op in every if isinstance(op, Linear) and not op.is_tied}
+    return found | {op.name: 1 for op in every if isinstance(op, Lookup)}

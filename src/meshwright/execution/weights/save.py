@@ -1,0 +1,87 @@
+"""Parameters as a Hugging Face directory: safetensors in files of a bounded size, and their index."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import CHOICE_BIAS, Tree, leaves
+from meshwright.execution.weights.directory import DTYPES, INDEX, SINGLE, write_file
+from meshwright.execution.weights.places import Place, places
+
+MAX_FILE_BYTES = 5_000_000_000
+"""A file holds tensors up to this size, as `save_pretrained` of transformers does by default."""
+
+
+def save_weights(
+    directory: Path,
+    model: ModelConfig,
+    params: Tree[Array],
+    dtype: str,
+    *,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    on_bytes: Callable[[int], None] = lambda n: None,
+) -> None:
+    """Write the parameters of a model as tensors with published names into a directory that is there.
+
+    One tensor at a time is put together in memory. `dtype` is a key of `DTYPES`; biases that choose experts are float32
+    in any, as transformers keeps them. on_bytes: called with the bytes of each tensor that was written.
+    """
+    arrays = dict(leaves(params))
+    parts: dict[str, list[tuple[str, Place, tuple[int, ...]]]] = {}
+    for path, place in places(model).items():
+        for numbers, name in place.names():
+            parts.setdefault(name, []).append((path, place, numbers))
+
+    def tensor(name: str) -> np.ndarray:
+        found = np.empty(shapes[name], DTYPES[dtypes[name]])
+        for path, place, numbers in parts[name]:
+            _copy(arrays[path], numbers, place.view(found))
+        on_bytes(found.nbytes)
+        return found
+
+    shapes = {name: held[0][1].tensor_shape for name, held in parts.items()}
+    dtypes = {name: "F32" if held[0][0].endswith(CHOICE_BIAS) else dtype for name, held in parts.items()}
+    sizes = {name: math.prod(shape) * np.dtype(DTYPES[dtypes[name]]).itemsize for name, shape in shapes.items()}
+    files = _files(sizes, max_file_bytes)
+    names = [SINGLE] if len(files) == 1 else [
+        f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)
+    ]  # fmt: skip
+    for file, held in zip(names, files, strict=True):
+        write_file(directory / file, ((name, shapes[name], dtypes[name]) for name in held), tensor)
+    if len(files) > 1:
+        weight_map = {name: file for file, held in zip(names, files, strict=True) for name in held}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _files(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """The tensors of each file, in order. sizes: in bytes."""
+    files: list[list[str]] = [[]]
+    size = 0
+    for name, nbytes in sizes.items():
+        if files[-1] and size + nbytes > most:
+            files.append([])
+            size = 0
+        files[-1].append(name)
+        size += nbytes
+    return files
+
+
+def _copy(array: Array, numbers: tuple[int, ...], target: np.ndarray) -> None:
+    """Copy one layer and expert of a sharded array into `target`, shard by shard."""
+    for shard in array.addressable_shards:
+        if shard.replica_id:
+            continue
+        bounds = [part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True)]
+        local = [number - start for number, (start, _) in zip(numbers, bounds, strict=False)]
+        if all(0 <= at < stop - start for at, (start, stop) in zip(local, bounds, strict=False)):
+            within: Any = tuple(slice(start, stop) for start, stop in bounds[len(numbers) :])
+            target[within] = np.asarray(shard.data[tuple(local)] if local else shard.data)

@@ -1,0 +1,146 @@
+"""Copy a device's slice of a parameter out of the tensors that contain it.
+
+A slice is allocated once, so that XLA:CPU can use it without a copy. It is filled in blocks that stay in a core's cache
+while they are transposed, cast and checked for values that are not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, wait
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.weights.directory import Tensor
+from meshwright.execution.weights.mxfp4 import Mxfp4Tensor
+from meshwright.execution.weights.places import Place
+
+Bounds = tuple[tuple[int, int], ...]
+"""Start and stop along each dim of a parameter."""
+
+BLOCK = (256, 512)
+"""Rows and columns of a block in the file that is transposed at once: 256 KB of 16 bits."""
+
+TASK_BYTES = 16_000_000
+"""Bytes that a thread copies before it takes the next part."""
+
+ALIGNMENT = 64
+"""Bytes that the start of an array is a multiple of, so that XLA:CPU uses it in place."""
+
+_EXPONENT: Mapping[Any, tuple[Any, int]] = {
+    np.dtype(ml_dtypes.bfloat16): (np.uint16, 0x7F80),
+    np.dtype(np.float16): (np.uint16, 0x7C00),
+    np.dtype(np.float32): (np.uint32, 0x7F800000),
+    np.dtype(np.float64): (np.uint64, 0x7FF0000000000000),
+}
+"""Integers of the same size, and the bits of the exponent: all are set in values that are not finite."""
+
+
+def read_slice(
+    place: Place, tensors: Mapping[str, Tensor], bounds: Bounds, dtype: Any, readers: Executor
+) -> np.ndarray:
+    """Read the part of a parameter within bounds, in several threads.
+
+    Raises:
+        MeshwrightError: values that are not finite, or overflow `dtype`.
+    """
+    result = _aligned([stop - start for start, stop in bounds], np.dtype(dtype))
+    depth = len(place.stacked)
+    within = tuple(slice(start, stop) for start, stop in bounds[depth:])
+    tasks = []
+    for numbers in np.ndindex(*(stop - start for start, stop in bounds[:depth])):
+        tensor = tensors[place.name(*(number + start for number, (start, _) in zip(numbers, bounds, strict=False)))]
+        target = result[numbers]
+        tasks += [readers.submit(_copy, place, tensor, within, part, target) for part in _parts(target)]
+    wait(tasks)
+    for task in tasks:
+        task.result()
+    return result
+
+
+def _aligned(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray:
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def _parts(target: np.ndarray) -> Iterator[slice]:
+    """The parts of an array along its first dim that one thread copies each."""
+    rows = max(1, TASK_BYTES // max(1, target[:1].nbytes))
+    for start in range(0, len(target), rows):
+        yield slice(start, start + rows)
+
+
+def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
+    """Copy a part of a tensor into the same part of `target`, block by block in the order of the file."""
+    if isinstance(tensor, Mxfp4Tensor):
+        _copy_mxfp4(place, tensor, within, part, target)
+        return
+    source, target = place.view(tensor.open())[within][part], target[part]
+    order = sorted(range(source.ndim), key=lambda dim: -source.strides[dim])
+    source, bits = source.transpose(order), target.transpose(order)
+    if tensor.scale is not None:
+        scales = tensor.scale.tensor.open().astype(np.float32)
+        # Of each value of the slice, the row and the column of its scale, as views that take no memory.
+        numbers = np.ogrid[tuple(slice(size) for size in tensor.shape)]
+        places = tuple(
+            place.view(np.broadcast_to(each // step, tensor.shape))[within][part].transpose(order)
+            for each, step in zip(numbers, tensor.scale.block, strict=True)
+        )
+    exponent = _EXPONENT[target.dtype]
+    bits = bits.view(exponent[0])
+    # One block a row, where the file's last dims are those of the block.
+    sizes = [1] * (source.ndim - 2) + [*BLOCK][-source.ndim :]
+    steps = [range(0, size, step) for size, step in zip(source.shape, sizes, strict=True)]
+    for corner in np.ndindex(*map(len, steps)):
+        at = tuple(
+            slice(start := steps[dim][number], start + size)
+            for dim, (number, size) in enumerate(zip(corner, sizes, strict=True))
+        )
+        values = source[at]
+        if tensor.scale is not None:
+            values = values.astype(np.float32) * scales[places[0][at], places[1][at]]
+        block = _cast(values, target.dtype).view(exponent[0])
+        if (block & exponent[1]).max() == exponent[1]:
+            raise _not_finite(tensor, values, target.dtype)
+        bits[at] = block
+
+
+def _copy_mxfp4(place: Place, tensor: Mxfp4Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
+    """Copy a part of the experts' weight of a tensor, one expert after the other."""
+    # Of each dim of the slice the expert, row or column of the tensor, as views that take no memory.
+    numbers = np.ogrid[tuple(slice(size) for size in tensor.shape)]
+    views = [place.view(np.broadcast_to(each, tensor.shape))[within][part] for each in numbers]
+    experts, inputs, outputs = (
+        view[tuple(slice(None) if dim == own else 0 for dim in range(3))] for own, view in enumerate(views)
+    )
+    columns = slice(int(outputs[0]), int(outputs[-1]) + 1, int(outputs[1] - outputs[0]) if len(outputs) > 1 else 1)
+    rows = slice(int(inputs[0]), int(inputs[-1]) + 1)
+    for number, expert in enumerate(experts.tolist()):
+        values = tensor.values(slice(expert, expert + 1), rows, columns)[0]
+        target[part][number] = block = _cast(values, target.dtype)
+        if not np.isfinite(block.astype(np.float32)).all():
+            raise _not_finite(tensor, values, target.dtype)
+
+
+def _cast(block: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """A copy of a block, in order."""
+    if block.dtype == ml_dtypes.bfloat16 and dtype == np.float32:
+        # Its upper half; the library's own cast holds the interpreter's lock.
+        return (block.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore"):
+        return block.astype(dtype, order="C")
+
+
+def _not_finite(tensor: Tensor, block: np.ndarray, dtype: np.dtype[Any]) -> MeshwrightError:
+    """Return the error for a tensor with values that are not finite."""
+    values = block.astype(np.float64)
+    if np.isfinite(values).all():
+        return MeshwrightError(f"{tensor.name} in {tensor.file} has values that are too large for {dtype.name}")
+    kind = "NaN" if np.isnan(values).any() else "infinite values"
+    return MeshwrightError(f"{tensor.name} in {tensor.file} has {kind}; these weights compute nothing")

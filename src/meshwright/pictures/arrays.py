@@ -1,0 +1,204 @@
+"""A sharded array as a grid of shards, each with the devices that hold it; and all its shardings side by side."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.legality import Sizes, is_legal
+from meshwright.errors import MeshwrightError
+from meshwright.pictures.colours import fill
+from meshwright.pictures.holdings import Block, Holdings, Span, holdings_of
+from meshwright.pictures.panels import ELLIPSIS, MAX_PANELS, Cell, Panel, Sketch, limit_panels
+from meshwright.units import show_bytes
+
+_WIDE = 9  # characters of a cell where there is room
+_MAX_RANK = 2
+_MAX_AXES = 3
+_MAX_SCALED = 4  # devices up to which all grids of a gallery are drawn in one size
+
+
+def array_sketch(holdings: Holdings) -> Sketch:
+    """An array of any rank as grids of shards.
+
+    The last two sharded dims are rows and columns; there is a grid for each index of the sharded dims before them.
+    Further dims that are not sharded are mentioned in a note.
+    """
+    panels, notes = list(_panels(holdings)), tuple(_notes(holdings))
+    mesh = f"   mesh {mesh_text(holdings.degrees)}" if holdings.degrees else ""
+    title = f"{holdings.label}   {list(holdings.shape)}{mesh}"
+    if len(panels) > 1:
+        return Sketch(title=title, panels=limit_panels(panels), notes=notes, is_gallery=True)
+    width = _WIDE if len(panels[0].cells[0]) <= MAX_PANELS else 0
+    return Sketch(title=title, panels=(replace(panels[0], notes=notes, cell_width=width),))
+
+
+def fills_of(holdings: Holdings) -> Mapping[Block, str]:
+    """The colour of each shard, wherever it is drawn."""
+    return {block: fill(number) for number, block in enumerate(holdings.shards)}
+
+
+def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
+    """The dims that are rows and columns of a grid; None where the rank is too low."""
+    cuts = holdings.cuts
+    split = [dim for dim, spans in enumerate(cuts) if len(spans) > 1]
+    whole = [dim for dim in range(len(cuts)) if dim not in split]
+    chosen: list[int | None] = [None, None, *sorted((whole + split)[-2:])]
+    return chosen[-2], chosen[-1]
+
+
+def device_text(devices: Sequence[int]) -> str:
+    """Device numbers in short: `0`, `0,2`, `0-3`, `0,4,…,28`."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and runs[-1][-1] == device - 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    parts = [
+        text for run in runs for text in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(device) for device in run])
+    ]
+    return ",".join(parts if len(parts) <= 4 else [*parts[:2], ELLIPSIS, parts[-1]])
+
+
+def mesh_text(degrees: Mapping[str, int]) -> str:
+    """A mesh as users type it: `fsdp=2, tp=2`."""
+    return ", ".join(f"{axis}={degree}" for axis, degree in degrees.items())
+
+
+def _panels(holdings: Holdings) -> Iterator[Panel]:
+    """A grid for every part of the sharded dims that are neither rows nor columns."""
+    row_dim, column_dim = drawn_dims(holdings)
+    fills = fills_of(holdings)
+    leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
+    for spans in itertools.product(*(holdings.cuts[dim] for dim in leading)):
+        fixed = dict(zip(leading, spans, strict=True))
+        yield Panel(
+            cells=tuple(
+                tuple(
+                    _cell(holdings, fills, {**fixed, row_dim: row, column_dim: column})
+                    for column in _spans(holdings, column_dim)
+                )
+                for row in _spans(holdings, row_dim)
+            ),
+            rows=_labels(holdings, row_dim),
+            columns=_labels(holdings, column_dim),
+            caption=", ".join(_caption(holdings, dim, fixed[dim]) for dim in leading if len(holdings.cuts[dim]) > 1),
+        )
+
+
+def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
+    """Return the spans of a drawn dim; one placeholder if there is no such dim."""
+    return ((0, 0),) if dim is None else holdings.cuts[dim]
+
+
+def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | None, Span]) -> Cell:
+    """The cell of a block: the devices that hold it."""
+    block = tuple(spans[dim] for dim in range(len(holdings.shape)))
+    devices = holdings.shards.get(block, ())
+    noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
+    text = device_text(devices)
+    return Cell(text, fills.get(block), f"{noun} {text} {verb} {holdings.block_text(block)}")
+
+
+def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
+    """The parts of a dim by mesh coordinates, `X=0,Y=1`, or by spans; a whole dim has no label."""
+    if dim is None or len(holdings.cuts[dim]) == 1:
+        return ("",)
+    if not holdings.axes[dim]:
+        return tuple(f"{start}:{stop}" for start, stop in holdings.cuts[dim])
+    at = {holder.block[dim]: holder.coordinates for holder in holdings.holders}
+    return tuple(",".join(f"{axis}={at[span][axis]}" for axis in holdings.axes[dim]) for span in holdings.cuts[dim])
+
+
+def _caption(holdings: Holdings, dim: int, span: Span) -> str:
+    """A part of a dim that is not drawn: `L 0:2 (pp=0)`."""
+    label = _labels(holdings, dim)[holdings.cuts[dim].index(span)]
+    where = f" ({label})" if holdings.axes[dim] else ""
+    return f"{holdings.dims[dim]} {span[0]}:{span[1]}{where}"
+
+
+def _notes(holdings: Holdings) -> Iterator[str]:
+    """Return notes: the first device's part, the number of shards, and what the grid omits."""
+    first = holdings.holders[0]
+    yield f"device {first.device} holds {holdings.block_text(first.block)}"
+    shards, copies = len(holdings.shards), holdings.copies
+    counts = f"{shards} {'shard' if shards == 1 else 'shards'}, {copies} {'copy' if copies == 1 else 'copies'}"
+    yield f"{counts}{' of each' if shards > 1 else ''}, {show_bytes(holdings.bytes_per_device)} a device"
+    if holdings.copied_axes:
+        yield f"copied over {', '.join(holdings.copied_axes)}"
+    if holdings.unreduced:
+        yield f"each device has its part of a sum over {', '.join(holdings.unreduced)}"
+    folded = [dim for dim, spans in enumerate(holdings.cuts) if dim not in drawn_dims(holdings) and len(spans) == 1]
+    if folded:
+        dims = ", ".join(f"{holdings.dims[dim]} ({holdings.shape[dim]})" for dim in folded)
+        yield f"not drawn, whole on every device: {dims}"
+
+
+def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...]:
+    """Every legal sharding of an array over the axes of a mesh, those over fewer axes first.
+
+    Each axis with more than one device shards one dim or none. Several axes on one dim are listed in every order, which
+    puts different shards on the devices. Two dims and two axes have 11, if all degrees divide.
+    """
+    order = list(sizes.degrees)
+    legal = [candidate for candidate in _candidates(array, sizes) if is_legal(candidate, sizes)]
+    return tuple(
+        sorted(legal, key=lambda found: (len(found.split_axes), [order.index(axis) for axis in found.split_axes]))
+    )
+
+
+def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
+    """Every legal sharding of an array, side by side.
+
+    Raises beyond two dims or three axes with more than one device.
+    """
+    live_axes = sum(degree > 1 for degree in sizes.degrees.values())
+    if not 1 <= len(array.dims) <= _MAX_RANK or live_axes > _MAX_AXES:
+        raise MeshwrightError(
+            f"all shardings are drawn of arrays of 1 or 2 dims on meshes of up to {_MAX_AXES} axes;"
+            f" {array} has {len(array.dims)} dims, the mesh {live_axes} axes"
+        )
+    shardings = every_sharding(array, sizes)
+    panels = [_thumbnail(holdings_of(sharding, sizes)) for sharding in shardings]
+    left_out = sum(1 for _ in _candidates(array, sizes)) - len(shardings)
+    dims = ", ".join(f"{dim}={sizes.dims[dim]}" for dim in array.dims)
+    notes = ["under each: shards × copies of each, bytes a device"]
+    notes += [f"{left_out} more are left out: their degrees do not divide {dims}"] if left_out else []
+    title = f"{len(shardings)} shardings of {array.label}   {dims}   mesh {mesh_text(sizes.degrees)}"
+    num_devices = math.prod(sizes.degrees.values())
+    scaled = _to_one_size(panels, num_devices) if num_devices <= _MAX_SCALED else tuple(panels)
+    return Sketch(title=title, panels=scaled, notes=tuple(notes), is_gallery=True)
+
+
+def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
+    """Every assignment of axes to dims, legal or not."""
+    axes = [axis for axis, degree in sizes.degrees.items() if degree > 1]
+    for places in itertools.product((None, *array.dims), repeat=len(axes)):
+        split = [[axis for axis, place in zip(axes, places, strict=True) if place == dim] for dim in array.dims]
+        for orders in itertools.product(*map(itertools.permutations, split)):
+            yield replace(array, axes=orders, unreduced=())
+
+
+def _to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
+    """Stretch the panels to one size, so that they show one array cut in different ways.
+
+    Row and column counts divide the number of devices. A rule takes a line, or a character.
+    """
+    widest = max(len(panel.cells[0]) * (panel.column_width + 1) for panel in panels)
+    width = num_devices * math.ceil(widest / num_devices)
+    height = 2 * max(len(panel.cells) for panel in panels)
+    return tuple(
+        replace(panel, cell_width=width // len(panel.cells[0]) - 1, cell_height=height // len(panel.cells) - 1)
+        for panel in panels
+    )
+
+
+def _thumbnail(holdings: Holdings) -> Panel:
+    """A small grid without labels."""
+    panel = next(_panels(holdings))
+    note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
+    return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))

@@ -1,0 +1,118 @@
+"""A collective run on real devices with small numbers, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.pictures.colours import fill
+from meshwright.pictures.panels import Cell, Panel, Sketch
+from meshwright.record import KINDS, Kind
+
+Values = tuple[int, ...]
+
+DIGITS: Values = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 1, 2)
+"""The array of MinText's tutorial 1 (github.com/sshkhr/MinText): four numbers on each of four devices."""
+
+JAX_NAMES: dict[Kind, str] = {
+    "all-gather": "all_gather",
+    "reduce-scatter": "psum_scatter",
+    "all-reduce": "psum",
+    "all-to-all": "all_to_all",
+    "collective-permute": "ppermute",
+}
+"""Each collective's name in `jax.lax`."""
+
+
+@dataclass(frozen=True)
+class CollectiveRun:
+    """The numbers on each device before and after a collective."""
+
+    kind: Kind
+    before: tuple[Values, ...]
+    after: tuple[Values, ...]
+
+
+def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> CollectiveRun:
+    """Run a collective under `shard_map` on `degree` devices; return their values before and after.
+
+    Values are split evenly over devices; a permute sends each device's part to the next. Raises an error if they do not
+    divide, or devices are too few.
+    """
+    import jax
+    import numpy as np
+    from jax.sharding import PartitionSpec as P
+
+    before = split_values(kind, values, degree)
+    devices = jax.devices()[:degree]
+    if len(devices) < degree:
+        raise MeshwrightError(
+            f"{degree} devices are wanted, {len(devices)} are there; simulated ones come with"
+            f" XLA_FLAGS=--xla_force_host_platform_device_count={degree}, set before JAX starts"
+        )
+    mesh = jax.make_mesh((degree,), ("X",), devices=devices)
+    body = jax.shard_map(lambda part: _body(kind, part, degree), mesh=mesh, in_specs=P("X"), out_specs=P("X"))
+    placed = jax.device_put(np.asarray(values, np.int32), jax.NamedSharding(mesh, P("X")))
+    result = jax.jit(body)(placed)
+    parts = {shard.device: tuple(np.asarray(shard.data).tolist()) for shard in result.addressable_shards}
+    return CollectiveRun(kind, before, tuple(parts[device] for device in mesh.devices))
+
+
+def split_values(
+    kind: Kind, values: Sequence[int], degree: int, *, cut_again: tuple[Kind, ...] = ("reduce-scatter", "all-to-all")
+) -> tuple[Values, ...]:
+    """The initial values of each of `degree` devices; the kinds in `cut_again` split each device's part once more.
+
+    Raises where the values do not divide.
+    """
+    if kind not in KINDS:
+        raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
+    if degree < 1:
+        raise MeshwrightError(f"a collective runs over 1 device or more, not {degree}")
+    unit = degree * degree if kind in cut_again else degree
+    if not values or len(values) % unit:
+        raise MeshwrightError(
+            f"{len(values)} values cannot be cut evenly by {kind} over {degree} devices; give a multiple of {unit}"
+        )
+    size = len(values) // degree
+    return tuple(tuple(values[start : start + size]) for start in range(0, len(values), size))
+
+
+def collective_sketch(exchange: CollectiveRun) -> Sketch:
+    """A collective before and after: a row for every device, numbers in the colour of the device that had them."""
+    degree, kind = len(exchange.before), exchange.kind
+    num_parts = degree if kind in ("all-gather", "all-to-all") else 1
+    rows = []
+    for device, (before, after) in enumerate(zip(exchange.before, exchange.after, strict=True)):
+        size = len(after) // num_parts
+        row = [Cell(values_text(before), fill(device)), Cell("→")]
+        for part in range(num_parts):
+            source = (device - 1) % degree if kind == "collective-permute" else part
+            text = values_text(after[part * size : (part + 1) * size])
+            row.append(Cell(text, None if kind in ("all-reduce", "reduce-scatter") else fill(source)))
+        rows.append(tuple(row))
+    panel = Panel(
+        cells=tuple(rows),
+        rows=tuple(f"device {device}" for device in range(degree)),
+        columns=("before", " ", "after", *[""] * (num_parts - 1)),
+        frame="table",
+    )
+    return Sketch(title=f"{kind} over {degree} devices   jax.lax.{JAX_NAMES[kind]}", panels=(panel,))
+
+
+def values_text(values: Values) -> str:
+    """Numbers separated by spaces."""
+    return " ".join(map(str, values))
+
+
+def _body(kind: Kind, part: Any, degree: int) -> Any:
+    from jax import lax
+
+    options: dict[Kind, dict[str, Any]] = {
+        "all-reduce": {},
+        "all-to-all": {"split_axis": 0, "concat_axis": 0, "tiled": True},
+        "collective-permute": {"perm": [(device, (device + 1) % degree) for device in range(degree)]},
+    }
+    return getattr(lax, JAX_NAMES[kind])(part, "X", **options.get(kind, {"tiled": True}))

@@ -1,0 +1,152 @@
+"""Parts of an array on each device: mesh coordinates and the slice of every dim. No JAX."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.legality import Sizes, check
+from meshwright.errors import MeshwrightError
+
+Span = tuple[int, int]
+"""The first index of a dim that a device holds, and the one after the last."""
+
+Block = tuple[Span, ...]
+"""A span of every dim: one shard."""
+
+MAX_DEVICES = 65_536
+"""Larger meshes are typing mistakes and would only fill the memory."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A device: its number, its mesh coordinates, and the block it holds."""
+
+    device: int
+    coordinates: Mapping[str, int]
+    block: Block
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holdings:
+    """What devices hold of one array."""
+
+    label: str  # The array as written.
+    name: str  # Name of its blocks, as in `A[0:4, 0:8]`.
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    # Mesh axes that shard each dim, outermost first; empty, like the degrees, for a sharding without a mesh.
+    axes: tuple[tuple[str, ...], ...]
+    degrees: Mapping[str, int]
+    unreduced: tuple[str, ...]  # Axes over which each device holds a partial sum.
+    element_bytes: float  # Can be 0.5 (int4).
+    holders: tuple[Holder, ...]
+
+    @cached_property
+    def shards(self) -> Mapping[Block, tuple[int, ...]]:
+        """The devices that hold each block, ascending; blocks in index order."""
+        devices: dict[Block, list[int]] = {}
+        for holder in self.holders:
+            devices.setdefault(holder.block, []).append(holder.device)
+        return {block: tuple(sorted(devices[block])) for block in sorted(devices)}
+
+    @cached_property
+    def cuts(self) -> tuple[tuple[Span, ...], ...]:
+        """The spans of each dim."""
+        return tuple(tuple(sorted({block[dim] for block in self.shards})) for dim in range(len(self.shape)))
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of the first block."""
+        return tuple(stop - start for start, stop in next(iter(self.shards)))
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes on a device."""
+        return math.ceil(math.prod(self.local_shape) * self.element_bytes)
+
+    @property
+    def copies(self) -> int:
+        """How many devices hold the same values: the same block and, if unreduced, the same partial sum."""
+        parts = math.prod(self.degrees[axis] for axis in self.unreduced)
+        return len(self.holders) // len(self.shards) // parts
+
+    @property
+    def copied_axes(self) -> tuple[str, ...]:
+        """The mesh axes with more than one device along which all hold the same."""
+        used = {axis for axes in self.axes for axis in axes} | set(self.unreduced)
+        return tuple(axis for axis, degree in self.degrees.items() if degree > 1 and axis not in used)
+
+    def block_text(self, block: Block) -> str:
+        """A block as code: `A[0:4, 0:8]`, or `A` for an array without dims."""
+        spans = ", ".join(f"{start}:{stop}" for start, stop in block)
+        return f"{self.name}[{spans}]" if block else self.name
+
+    def to_json(self) -> dict[str, Any]:
+        """The holdings as plain data."""
+        return {
+            "array": self.label,
+            "shape": list(self.shape),
+            "local_shape": list(self.local_shape),
+            "mesh": dict(self.degrees),
+            "num_shards": len(self.shards),
+            "copies": self.copies,
+            "unreduced": list(self.unreduced),
+            "bytes_per_device": self.bytes_per_device,
+            "devices": [
+                {
+                    "device": holder.device,
+                    "coordinates": dict(holder.coordinates),
+                    "holds": [list(span) for span in holder.block],
+                }
+                for holder in self.holders
+            ],
+        }
+
+
+def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
+    """Return what each device holds of an array in the notation; devices are numbered along the last mesh axis first.
+
+    Raises an error if the sharding is not legal, or the mesh is too large to draw.
+    """
+    check(array, sizes)
+    num_devices = math.prod(sizes.degrees.values())
+    if num_devices > MAX_DEVICES:
+        raise MeshwrightError(f"a mesh of {num_devices:,} devices is too large to draw; the most is {MAX_DEVICES:,}")
+    shape = tuple(sizes.dims[dim] for dim in array.dims)
+    return Holdings(
+        label=str(array),
+        name=array.label,
+        dims=array.dims,
+        shape=shape,
+        axes=array.axes,
+        degrees=sizes.degrees,
+        unreduced=array.unreduced,
+        element_bytes=sizes.element_bytes,
+        holders=tuple(device_blocks(shape, array.axes, sizes.degrees)),
+    )
+
+
+def device_blocks(
+    shape: tuple[int, ...], axes: tuple[tuple[str, ...], ...], degrees: Mapping[str, int]
+) -> Iterator[Holder]:
+    """Every device of a mesh, the last axis fastest, with its block of an evenly sharded array."""
+    positions = itertools.product(*(range(degree) for degree in degrees.values()))
+    for device, position in enumerate(positions):
+        coordinates = dict(zip(degrees, position, strict=True))
+        blocks = (_span(size, split, coordinates, degrees) for size, split in zip(shape, axes, strict=True))
+        yield Holder(device, coordinates, tuple(blocks))
+
+
+def _span(size: int, axes: tuple[str, ...], coordinates: Mapping[str, int], degrees: Mapping[str, int]) -> Span:
+    """The part of a dim at some mesh coordinates: the first axis splits it, the next splits the parts."""
+    start, length = 0, size
+    for axis in axes:
+        length //= degrees[axis]
+        start += coordinates[axis] * length
+    return start, start + length

@@ -1,0 +1,96 @@
+"""The chart of a server's loads: latency against throughput, with the plan's prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshwright.pictures.charts import ON_WHITE, check_chart_file, plain, save_figure
+from meshwright.pictures.colours import INK, RULE
+from meshwright.pictures.curves import RUN_COLOURS
+from meshwright.units import show_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+STYLES = {"p50": "o-", "p90": "s--", "p99": "^:"}
+"""Marks and lines of percentiles."""
+
+
+class LoadPoint(NamedTuple):
+    """A load by its label: output tokens a second, and percentiles of latencies in seconds by measure."""
+
+    label: str
+    tokens_per_second: float
+    latencies: dict[str, dict[str, float]]
+
+
+def write_load_chart(
+    points: Sequence[LoadPoint], predicted: Sequence[tuple[float, float]], path: Path, *, title: str
+) -> None:
+    """Write time to the first token and time a token over output tokens a second; the file's suffix sets the format.
+
+    Args:
+        predicted: a plan's frontier: seconds of a step, and tokens a second. Empty without a plan.
+    """
+    check_chart_file(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5))
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize="x-large")
+    first, each = figure.subplots(1, 2)
+    _draw(first, points, "ttft", "time to the first token")
+    if any("ttft" in point.latencies for point in points):
+        first.set_xscale("log")
+        _mark(first.xaxis, _show_rate)
+    first.yaxis.set_major_formatter(_show_seconds)
+    first.set_ylim(bottom=0)
+    if predicted:
+        seconds, rates = zip(*predicted, strict=True)
+        each.plot(rates, seconds, "D-", color=RULE, label="predicted, a step")
+    _draw(each, points, "tpot", "time a token")
+    if predicted or any("tpot" in point.latencies for point in points):
+        # A frontier's batches span powers of ten.
+        each.loglog()
+        _mark(each.xaxis, _show_rate)
+        _mark(each.yaxis, _show_seconds)
+    save_figure(figure, path)
+
+
+def _mark(axis: Axis, show: Callable[[float, float], str]) -> None:
+    """Numbers at 1, 2 and 5 of each power of ten of a logarithmic axis."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(show)
+
+
+def _show_rate(rate: float, _: float) -> str:
+    return f"{rate:,.0f}"
+
+
+def _show_seconds(seconds: float, _: float) -> str:
+    return show_seconds(seconds)
+
+
+def _draw(axes: Axes, points: Sequence[LoadPoint], measure: str, name: str) -> None:
+    """A measure's percentiles over throughput, in the order of the loads, each load named once."""
+    with_it = [point for point in points if measure in point.latencies]
+    rates = [point.tokens_per_second for point in with_it]
+    for (percentile, style), colour in zip(STYLES.items(), RUN_COLOURS, strict=False):
+        seconds = [point.latencies[measure][percentile] for point in with_it]
+        axes.plot(rates, seconds, style, color=colour, label=percentile)
+    for point, rate in zip(with_it, rates, strict=True):
+        place = (rate, point.latencies[measure]["p99"])
+        axes.annotate(point.label, place, (0, 8), textcoords="offset points", ha="center", color=INK, bbox=ON_WHITE)
+    axes.set_title(name, fontsize="medium", loc="left")
+    axes.set_xlabel("output tokens a second")
+    axes.margins(0.15)
+    axes.legend(frameon=False)
+    plain(axes)

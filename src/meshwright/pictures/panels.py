@@ -1,0 +1,231 @@
+"""Cells in rows and columns: grids of shards, chips with their links, tables; and how they fit a width as a scene."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from meshwright.pictures.scene import Box, Label, Line, Scene, flow, moved, paragraph, stack, together
+
+Item = TypeVar("Item")
+
+Frame = Literal["ruled", "table", "linked"]
+"""How cells are arranged: a grid with rules, columns as wide as needed, or chips joined by links."""
+
+ELLIPSIS = "…"
+"""Label and text in place of omitted parts."""
+
+MAX_PANELS = 8
+"""Most panels drawn of one array or torus."""
+
+_GALLERY = 130  # characters: a wider row of tiles is hard to take in
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its text, fill, tooltip, and whether it is marked."""
+
+    text: str
+    fill: str | None = None
+    hint: str = ""
+    is_marked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Rows of cells of equal length, with labels of rows and columns, or none."""
+
+    cells: tuple[tuple[Cell, ...], ...]
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    caption: str = ""
+    notes: tuple[str, ...] = ()  # Text beside it.
+    frame: Frame = "ruled"
+    # In a linked panel: whether links join the last row to the first, and the last column to the first.
+    wraps: tuple[bool, bool] = (False, False)
+    cell_width: int = 0  # Least size of a cell, in characters and lines.
+    cell_height: int = 1
+
+    @property
+    def column_width(self) -> int:
+        """Characters of its widest cell, with a space on either side, or column label."""
+        texts = [len(cell.text) + 2 for row in self.cells for cell in row]
+        return max(self.cell_width, *texts, *(len(label) for label in self.columns))
+
+    @property
+    def pitch(self) -> int:
+        """Characters from one column to the next, where all are equally wide."""
+        return self.column_width + (2 if self.frame == "linked" else 1)
+
+    @property
+    def label_width(self) -> int:
+        """Characters of the longest row label and the blank after it."""
+        longest = max((len(label) for label in self.rows), default=0)
+        return longest + bool(longest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sketch:
+    """A title, panels one below the other (side by side in a gallery), and notes."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...] = ()
+    is_gallery: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of drawings: characters across, rows and columns of a grid and of a tile, lines of a wide table."""
+
+    width: int
+    grid: tuple[int, int]
+    tile: int
+    lines: int
+
+
+def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
+    """At most `MAX_PANELS` panels: the first few and the last, whose caption tells how many are left out."""
+    if len(panels) <= MAX_PANELS:
+        return tuple(panels)
+    kept, last = panels[: MAX_PANELS // 2], panels[-1]
+    return (*kept, replace(last, caption=f"{_left_out(len(panels) - len(kept) - 1)} {last.caption}"))
+
+
+def scene_of(sketch: Sketch, limits: Limits) -> Scene:
+    """A sketch within limits, where leaving out the middle of its grids makes that possible."""
+    drawn = [_panel(panel, limits, is_tile=sketch.is_gallery) for panel in sketch.panels]
+    body = [flow(drawn, min(limits.width, _GALLERY))] if sketch.is_gallery else drawn
+    notes = [stack(paragraph(note, limits.width) for note in sketch.notes)] if sketch.notes else []
+    return stack([paragraph(sketch.title, limits.width, is_bold=True), *body, *notes], gap=1)
+
+
+def _panel(panel: Panel, limits: Limits, *, is_tile: bool) -> Scene:
+    """Draw a panel: caption above; notes beside it, or below in a tile and where space is short."""
+    if panel.frame == "table":
+        drawn = _table(panel, limits)
+    elif is_tile and panel.cell_width:  # All tiles are of one size already.
+        drawn = _grid(panel)
+    else:
+        drawn = _grid(_elide_grid(panel, *((limits.tile, limits.tile) if is_tile else limits.grid), limits.width))
+    above = [paragraph(panel.caption, limits.width)] if panel.caption or is_tile else []
+    notes = stack(paragraph(note, limits.width) for note in panel.notes)
+    if is_tile or drawn.width + 4 + notes.width > limits.width:
+        return stack((*above, drawn, notes))
+    # Beside the first row of cells.
+    return stack((*above, together((drawn, moved(notes, drawn.width + 4, 1 + any(panel.columns))))))
+
+
+def _grid(panel: Panel) -> Scene:
+    """Cells of equal size: with rules around them, or as chips with a line for every link."""
+    is_ruled = panel.frame == "ruled"
+    num_rows, num_columns, pitch, height = len(panel.cells), len(panel.cells[0]), panel.pitch, panel.cell_height + 1
+    # A rule takes a character or a line, and runs in its middle; chips have room for the links that leave them.
+    rule, edge, room = (1, "ruled", 0) if is_ruled else (0, "outlined", 2)
+    wide, high = (pitch, height) if is_ruled else (panel.column_width, 1)
+    left, top = panel.label_width + room, any(panel.columns) + (panel.wraps[0] and not is_ruled)
+    items: list[Box | Line | Label] = [
+        Box(left + rule + column * pitch, 0, panel.column_width, 1, label)
+        for column, label in enumerate(panel.columns)
+        if label
+    ]
+    items += [
+        Label(0, top + rule + row * height + (panel.cell_height - 1) // 2, label)
+        for row, label in enumerate(panel.rows)
+        if label
+    ]
+    items += [] if is_ruled else _links(left, top, panel, num_rows, num_columns)
+    for row, cells in enumerate(panel.cells):
+        for column, cell in enumerate(cells):
+            x, y = left + column * pitch + rule / 2, top + row * height + rule / 2
+            items.append(Box(x, y, wide, high, cell.text, cell.fill, cell.hint, edge))
+    bottom = top + num_rows * height + (1 if is_ruled else panel.wraps[0] - 1)
+    return Scene(left + num_columns * pitch + rule, bottom, tuple(items))
+
+
+def _links(left: float, top: float, panel: Panel, num_rows: int, num_columns: int) -> list[Line]:
+    """Draw a line through each row and column of chips, dashed at both ends of a closed ring."""
+    down, across = panel.wraps
+    wide, high = (num_columns - 1) * panel.pitch, 2 * (num_rows - 1)
+    middle, end, bottom = panel.column_width / 2, left + wide + panel.column_width, top + high + 1
+    lines: list[Line] = []
+    for row in range(num_rows):
+        y = top + 2 * row + 0.5
+        lines.append(Line(left + middle, y, wide, 0))
+        lines += [Line(left - 2, y, 2, 0, is_dashed=True), Line(end, y, 2, 0, is_dashed=True)] * across
+    for column in range(num_columns):
+        x = left + column * panel.pitch + middle
+        lines.append(Line(x, top + 0.5, 0, high))
+        lines += [Line(x, top - 1, 0, 1, is_dashed=True), Line(x, bottom, 0, 1, is_dashed=True)] * down
+    return lines
+
+
+def _table(panel: Panel, limits: Limits) -> Scene:
+    """Draw columns at their own widths. Those that do not fit continue below; the middle of a long table is omitted."""
+    columns = list(zip(*panel.cells, strict=True))
+    labels = panel.columns or ("",) * len(columns)
+    # A label with none beside it may go on over the next column.
+    heads = [len(label) if after else 0 for label, after in zip(labels, (*labels[1:], "end"), strict=True)]
+    widths = [
+        max(panel.cell_width, head, *(len(cell.text) for cell in column)) + 2
+        for head, column in zip(heads, columns, strict=True)
+    ]
+    parts, room = [[0]], limits.width - panel.label_width - widths[0]
+    for number in range(1, len(columns)):
+        room -= widths[number]
+        # The blank at the right of the last cell may be cut.
+        if room < -1:
+            parts.append([])
+            room = limits.width - panel.label_width - widths[number]
+        parts[-1].append(number)
+    drawn = [_columns(panel, labels, widths, part) for part in parts]
+    most = max(3, limits.lines // (len(panel.cells) + 2))
+    if len(drawn) > most:
+        kept, cut = most - 1, parts[most - 1 : -1]
+        left_out = paragraph(_left_out(sum(map(len, cut))), limits.width)
+        drawn = [*drawn[:kept], left_out, drawn[-1]]
+    return stack(drawn, gap=1)
+
+
+def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: Sequence[int]) -> Scene:
+    """Draw some columns of a table, with the labels of its rows."""
+    left, top = panel.label_width, any(panel.columns)
+    items: list[Box | Line | Label] = [Label(0, top + row, label) for row, label in enumerate(panel.rows)]
+    x = left
+    for number in shown:
+        if labels[number]:
+            items.append(Label(x + 1, 0, labels[number]))
+        for row, cells in enumerate(panel.cells):
+            cell = cells[number]
+            edge = "marked" if cell.is_marked else "none"
+            items.append(Box(x, top + row, widths[number], 1, cell.text, cell.fill, cell.hint, edge, is_left=True))
+        x += widths[number]
+    # Neighbours must not paint over the edge of a marked cell.
+    items.sort(key=lambda item: isinstance(item, Box) and item.edge == "marked")
+    return Scene(x, top + len(panel.cells), tuple(items))
+
+
+def _elide_grid(panel: Panel, max_rows: int, max_columns: int, width: int) -> Panel:
+    """Return the panel with at most so many rows and columns, within a width; `…` replaces those in the middle."""
+    ends = 1 if panel.frame == "ruled" else 2 + 2 * panel.wraps[1]
+    max_columns = min(max_columns, max(3, (width - panel.label_width - ends) // panel.pitch))
+    cells = [_elide(row, max_columns, Cell(ELLIPSIS)) for row in panel.cells]
+    gap_row = (Cell(ELLIPSIS),) * len(cells[0])
+    return replace(
+        panel,
+        cells=_elide(cells, max_rows, gap_row),
+        rows=_elide(panel.rows, max_rows, ELLIPSIS),
+        columns=_elide(panel.columns, max_columns, ELLIPSIS),
+    )
+
+
+def _elide(items: Sequence[Item], most: int, gap: Item) -> tuple[Item, ...]:
+    if len(items) <= most:
+        return tuple(items)
+    last = max(1, (most - 1) // 3)
+    return (*items[: most - 1 - last], gap, *items[-last:])
+
+
+def _left_out(count: int) -> str:
+    return f"{ELLIPSIS} {count} left out {ELLIPSIS}"

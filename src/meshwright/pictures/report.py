@@ -1,0 +1,373 @@
+"""The page of runs: their curves, predicted | compiled | measured, memory, devices, goodput, data."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.training.run_directory.run import Row, RunConfig, read_config, read_json_lines, read_metrics
+from meshwright.execution.training.run_record import measured
+from meshwright.execution.training.watch.goodput import ACCOUNTS, goodput, read_restarts
+from meshwright.execution.training.watch.log import read_compiled
+from meshwright.execution.training.watch.profile import Profile, find_profile
+from meshwright.pictures.curves import RUN_COLOURS, curves
+from meshwright.pictures.document import Section, html_table, legend, render
+from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
+from meshwright.pictures.sections import Piece, draw_bars, memory_section
+from meshwright.planning.plan import Plan
+from meshwright.proof.verification.profiles import compare_profile
+from meshwright.record import Record
+from meshwright.support.files import check_output, write_file
+from meshwright.units import show_bytes, show_estimate, show_percent, show_rate, show_seconds
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, read from its directory."""
+
+    name: str
+    directory: Path
+    config: RunConfig
+    rows: Sequence[Row]
+    restarts: Sequence[Mapping[str, Any]]
+    plan: Plan
+    compiled: Record | None
+    measured: Record
+    profile: Profile | None
+    bad_steps: Sequence[Mapping[str, Any]]
+
+    @property
+    def goodput(self) -> dict[str, float]:
+        """The seconds in each account of `ACCOUNTS`."""
+        return goodput(self.rows, self.restarts)
+
+
+def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = None) -> str:
+    """Return one self-contained HTML page about runs, with the curves of all in the same charts.
+
+    Args:
+        runs: a run directory or several.
+        output: also write the page to this file.
+
+    Raises:
+        MeshwrightError: a directory that is no run, or has no step yet; a file that cannot be written.
+    """
+    several = [runs] if isinstance(runs, (str, Path)) else list(runs)
+    if not several:
+        raise MeshwrightError("there is no run to report; give the directory of one")
+    if output is not None:
+        if (suffix := Path(output).suffix.lower()) not in ("", ".html", ".htm"):
+            raise MeshwrightError(f"a report is an HTML page, as report.html, and not a {suffix} file: {output}")
+        check_output(Path(output))
+    found = read_runs([Path(run) for run in several])
+    page = report_page(found)
+    if output is not None:
+        write_file(Path(output), page)
+    return page
+
+
+def read_runs(directories: Sequence[Path]) -> list[Run]:
+    """The runs of some directories, named by what tells them apart."""
+    names = {path.name for path in directories}
+    return [_read_run(path, path.name if len(names) == len(directories) else str(path)) for path in directories]
+
+
+def _read_run(directory: Path, name: str) -> Run:
+    config, rows = read_config(directory), read_metrics(directory)
+    if not rows:
+        raise MeshwrightError(f"{directory} has no step in its metrics.jsonl yet")
+    profile = find_profile(directory, config)
+    return Run(
+        name=name or str(directory),
+        directory=directory,
+        config=config,
+        rows=rows,
+        restarts=read_restarts(directory),
+        plan=config.plan,
+        compiled=read_compiled(directory),
+        measured=measured(config, rows, profile),
+        profile=profile[0],
+        bad_steps=[data for _, data in read_json_lines(directory / "bad_steps.jsonl", {"step", "why"})],
+    )
+
+
+def report_page(runs: Sequence[Run]) -> str:
+    """The page."""
+    colours = {run.name: RUN_COLOURS[index % len(RUN_COLOURS)] for index, run in enumerate(runs)}
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    lines = [_headline(run) for run in runs]
+    sections = [
+        _overview(runs),
+        Section("Curves", legend(colours) * (len(runs) > 1) + _curves(runs, colours)),
+        _goodput(runs),
+        *(section for run in runs for section in _of_run(run, is_alone=len(runs) == 1)),
+    ]
+    return render(title, lines, sections)
+
+
+def _headline(run: Run) -> str:
+    config = run.config
+    return (
+        f"{run.name}: {config.workload.model.name}, {config.workload.batch} × {config.workload.seq_len} tokens a step,"
+        f" {config.workload.compute_dtype}, {config.mesh} on {config.hardware}"
+    )
+
+
+def _overview(runs: Sequence[Run]) -> Section:
+    """A line for each run: how far it is, and how well."""
+    columns = ("run", "steps", "loss", "held-out loss", "tokens/s", "MFU", "step", "planned", "goodput")
+    cells = []
+    for run in runs:
+        seconds = run.goodput
+        total = sum(seconds.values())
+        evaluated = [row["eval_loss"] for row in run.rows if row.get("eval_loss") is not None]
+        cells.append(
+            (
+                run.name,
+                f"{run.rows[-1]['step'] + 1:,} of {run.config.steps:,}",
+                _number(run.rows[-1].get("loss")),
+                _number(evaluated[-1] if evaluated else None),
+                _or_dash(run.measured.tokens_per_second, lambda rate: show_rate(rate, "tok/s")),
+                _or_dash(run.measured.shown_mfu, show_percent),
+                _or_dash(run.measured.step_seconds, show_seconds),
+                _or_dash(run.plan.predicted.step_seconds, show_seconds),
+                show_percent(seconds["steps"] / total) if total else "–",
+            )
+        )
+    return Section("Runs", html_table(columns, cells))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _or_dash(value: float | None, show: Callable[[float], str]) -> str:
+    return "–" if value is None else show(value)
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+_CURVES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("Loss, nats a token", "loss", _plain),
+    ("Held-out loss, nats a token", "eval_loss", _plain),
+    ("Learning rate", "learning_rate", _plain),
+    ("Norm of the gradients", "grad_norm", _plain),
+    ("Tokens a second", "tokens_per_second", lambda value: f"{value:,.0f}"),
+    ("MFU", "mfu", show_percent),
+    ("Waiting for input, of a step", "input_share", show_percent),
+    ("Busiest expert over the mean", "experts_max_over_mean", _plain),
+)
+"""Title, field of a row, and how a value is shown."""
+
+
+def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
+    """A chart for each quantity that any run has."""
+    tasks = dict.fromkeys(name for run in runs for row in run.rows for name in row.get("eval_tasks", {}))
+    accuracies = [(f"Accuracy of {name}", ("eval_tasks", name, "acc"), show_percent) for name in tasks]
+    charts = []
+    for title, path, show in (*((title, (field,), show) for title, field, show in _CURVES), *accuracies):
+        series = {run.name: (colours[run.name], _points(run.rows, path)) for run in runs}
+        if not any(value for _, points in series.values() for _, value in points):
+            continue
+        if drawn := curves(series, show, title=f"{title} over steps"):
+            charts.append(f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{drawn}</figure>')
+    return f'<div class="charts">{"".join(charts)}</div>'
+
+
+def _points(rows: Sequence[Row], path: tuple[str, ...]) -> list[tuple[float, float]]:
+    """The values of a field by step, from 1, or of a field within fields.
+
+    Speeds leave out the first step of a process, which warms up.
+    """
+    field = path[0]
+    is_speed = field in ("tokens_per_second", "mfu", "input_share")
+    found = []
+    for row in rows:
+        if is_speed and "startup_seconds" in row:
+            continue
+        value: Any = reduce(lambda found, name: found.get(name, {}), path, row)
+        if field == "input_share" and "input_seconds" in row:
+            value = row["input_seconds"] / row["step_seconds"]
+        if isinstance(value, int | float) and math.isfinite(value):
+            found.append((row["step"] + 1.0, float(value)))
+    return found
+
+
+def _goodput(runs: Sequence[Run]) -> Section:
+    """Where the time of each run went: a bar, and a table with what each account is."""
+    found = {run.name: run.goodput for run in runs}
+    timed = {name: seconds for name, seconds in found.items() if sum(seconds.values())}
+    if not timed:
+        return Section("Where the time went", "")
+    drawn = draw_bars(
+        {
+            f"{name}  {show_seconds(sum(seconds.values()))}": [
+                Piece(share, account, f"{account}: {show_seconds(share)}")
+                for account, share in seconds.items()
+                if share
+            ]
+            for name, seconds in timed.items()
+        },
+        None,
+    )
+    cells = [
+        (account, *(_share(seconds, account) for seconds in timed.values()), what)
+        for account, what in ACCOUNTS.items()
+        if any(seconds[account] for seconds in timed.values())
+    ]
+    columns = ("", *(timed if len(timed) > 1 else ["seconds"]), "what it is")
+    restarts = [
+        f"{run.name} was gone on with {len(run.restarts)} time{'s' * (len(run.restarts) > 1)};"
+        f" {sum(restart['lost_steps'] for restart in run.restarts):,} steps were taken again."
+        for run in runs
+        if run.restarts
+    ]
+    said = "".join(f"<p>{escape(line)}</p>" for line in restarts)
+    return Section("Where the time went", drawn + said + html_table(columns, cells, text=(0, len(columns) - 1)))
+
+
+def _share(seconds: Mapping[str, float], account: str) -> str:
+    share = seconds[account]
+    return f"{show_seconds(share)}  {show_percent(share / sum(seconds.values()))}" if share else "–"
+
+
+def _of_run(run: Run, *, is_alone: bool) -> list[Section]:
+    """Return the sections of one run."""
+    of = "" if is_alone else f"{run.name}: "
+    usable = run.plan.system.usable_bytes if run.plan.system.chip.kind != "cpu" else None
+    records = {"predicted": run.plan.predicted}
+    if run.compiled is not None:
+        records["compiled"] = run.compiled
+    if run.measured.memory_bytes:
+        records["measured"] = run.measured
+    memory = memory_section(records, usable)
+    return [
+        Section(f"{of}Predicted, compiled, measured", _quantities(run)),
+        Section(f"{of}Mesh", _mesh(run)),
+        Section(f"{of}Memory of a device", memory.body),
+        Section(f"{of}Devices", _devices(run)),
+        Section(f"{of}Tasks", _tasks(run.rows)),
+        Section(f"{of}Data", _data(run.rows)),
+        Section(f"{of}Bad steps", _bad_steps(run)),
+    ]
+
+
+def _quantities(run: Run) -> str:
+    """The step, its rates and its collectives, three times."""
+    planned, found = run.plan.predicted, run.measured
+    rows = [
+        ("step", _or_dash(planned.step_seconds, show_seconds), "–", _or_dash(found.step_seconds, show_seconds)),
+        (
+            "tokens a second",
+            _or_dash(planned.tokens_per_second, lambda rate: show_rate(rate, "tok/s")),
+            "–",
+            _or_dash(found.tokens_per_second, lambda rate: show_rate(rate, "tok/s")),
+        ),
+        ("MFU", _or_dash(planned.shown_mfu, show_percent), "–", _or_dash(found.shown_mfu, show_percent)),
+        (
+            "memory peak",
+            _or_dash(planned.memory_bytes.get("peak"), show_bytes),
+            _or_dash(run.compiled.memory_bytes.get("peak") if run.compiled else None, show_bytes),
+            _or_dash(found.memory_bytes.get("peak"), show_bytes),
+        ),
+    ]
+    body = html_table(("", "predicted", "compiled", "measured"), rows)
+    if run.profile is None:
+        where = escape(f"meshwright verify {run.directory}")
+        body += "".join(f"<p>{escape(note)}</p>" for note in found.notes)
+        return body + f'<p class="quiet">`{where}` compiles the step; --profile 10:15 measures its collectives.</p>'
+    first, last = run.profile.steps
+    said = f"Collectives of steps {first} to {last}: bytes a device and step, then what a step spends in them."
+    table = html_table(PROFILE_COLUMNS, profile_rows(compare_profile(planned, run.profile)), text=(0, 1, 2))
+    return f"{body}<p>{said}</p>{table}"
+
+
+_AXES = {
+    "dp": "copies of the model, each with its share of the batch",
+    "fsdp": "shards of parameters and optimizer; the batch too",
+    "tp": "heads and the mlp of each layer",
+    "sp": "positions of a sequence",
+    "ep": "experts",
+    "pp": "stages of layers",
+}
+
+
+def _mesh(run: Run) -> str:
+    degrees = [(axis, str(degree), _AXES[axis]) for axis, degree in run.config.mesh.degrees.items() if degree > 1]
+    if not degrees:
+        return f"<p>one device of {escape(run.config.hardware)}</p>"
+    return html_table(("axis", "degree", "splits"), degrees, text=(0, 2))
+
+
+def _devices(run: Run) -> str:
+    """Return each device's times in the profiled steps, and the imbalance."""
+    if run.profile is None or not run.profile.devices:
+        return ""
+    drawn = {}
+    for name, use in sorted(run.profile.devices.items(), key=lambda item: int(item[0])):
+        idle = max(0.0, use["step_seconds"] - use["busy_seconds"])
+        work = max(0.0, use["busy_seconds"] - use["collective_seconds"])
+        parts = {"ops": work, "collectives": use["busy_seconds"] - work, "idle": idle}
+        drawn[f"device {name}"] = [
+            Piece(seconds, part, f"{part}: {show_seconds(seconds)}") for part, seconds in parts.items() if seconds
+        ]
+    busy = [use["busy_seconds"] for use in run.profile.devices.values()]
+    mean = sum(busy) / len(busy)
+    first, last = run.profile.steps
+    said = (
+        f"A step of {first} to {last}. The busiest device works {show_percent(max(busy) / mean - 1)} longer than the"
+        " mean. In a collective a device waits for the slowest too."
+    )
+    return draw_bars(drawn, None) + f"<p>{escape(said)}</p>"
+
+
+def _tasks(rows: Sequence[Row]) -> str:
+    """Return each task's answers at its last evaluation."""
+    last = {name: (row["step"] + 1, figures) for row in rows for name, figures in row.get("eval_tasks", {}).items()}
+    cells = [
+        (
+            name,
+            f"{figures['questions']:,}",
+            show_estimate(figures["acc"], figures["acc_stderr"]),
+            show_estimate(figures["acc_norm"], figures["acc_norm_stderr"]),
+            f"{step:,}",
+        )
+        for name, (step, figures) in last.items()
+    ]
+    return html_table(("task", "questions", "acc", "acc_norm", "after step"), cells)
+
+
+def _data(rows: Sequence[Row]) -> str:
+    """Return tokens and documents by source, and omitted ones."""
+    tokens: Counter[str] = Counter()
+    documents: Counter[str] = Counter()
+    for row in rows:
+        for name, size in row.get("sources", {}).items():
+            tokens[name] += size["tokens"]
+            documents[name] += size.get("documents", 0)
+    total = sum(tokens.values())
+    cells = [
+        (name, f"{count:,}", show_percent(count / total), f"{documents[name]:,}" if documents[name] else "–")
+        for name, count in tokens.most_common()
+    ]
+    body = html_table(("source", "tokens", "share", "documents"), cells)
+    bad = next((row["bad_data"] for row in reversed(rows) if row.get("bad_data")), {})
+    left_out = [(name, kind, f"{count:,}") for name, kinds in bad.items() for kind, count in kinds.items()]
+    return body + html_table(("source", "cut or left out", "records"), left_out, text=(0, 1))
+
+
+def _bad_steps(run: Run) -> str:
+    skipped = {row["step"] for row in run.rows if row.get("skipped")}
+    cells = [
+        (str(bad["step"] + 1), str(bad["why"]), "left out" if bad["step"] in skipped else "") for bad in run.bad_steps
+    ]
+    return html_table(("step", "why", ""), cells, text=(1, 2))

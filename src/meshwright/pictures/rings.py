@@ -1,0 +1,176 @@
+"""Ring collectives hop by hop: what each device holds after each message. Pure Python.
+
+In every hop device i sends to device i + 1, the last to the first, all at once. An all-gather passes on the part
+received last. A reduce-scatter passes on a running sum, to which each device adds its part. An all-reduce is a
+reduce-scatter followed by an all-gather. An all-to-all passes on everything that has not arrived. Algorithms and cost:
+jax-ml.github.io/scaling-book/sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshwright.errors import MeshwrightError
+from meshwright.pictures.collectives import DIGITS, Values, split_values, values_text
+from meshwright.pictures.colours import fill
+from meshwright.pictures.panels import Cell, Panel, Sketch
+from meshwright.record import Kind
+
+Slots = tuple[tuple[Values | None, ...], ...]
+"""The slots of each device: the numbers in each, or None for an empty slot."""
+
+RING_KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What devices hold after a hop."""
+
+    phase: Kind  # Collective of the last hop.
+    slots: Slots  # By device. A slot is a part of the array; in an all-to-all, the sending device.
+    to_pass_on: tuple[tuple[Values, ...], ...]  # What a device holds only to pass it on.
+    arrived: tuple[int | None, ...]  # Slot of each device that the last hop filled or added to.
+    sent: int  # Numbers that each device sent in the last hop.
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring collective; the first frame is the initial state."""
+
+    kind: Kind
+    frames: tuple[Frame, ...]
+
+    @property
+    def result(self) -> tuple[Values, ...]:
+        """The numbers on each device at the end."""
+        return tuple(tuple(n for part in slots if part is not None for n in part) for slots in self.frames[-1].slots)
+
+    @property
+    def sent(self) -> int:
+        """The numbers that each device sends in all hops."""
+        return sum(frame.sent for frame in self.frames)
+
+
+def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> Ring:
+    """Run a collective on a ring of `degree` devices, values split evenly over them.
+
+    A permute has no ring algorithm.
+    """
+    if kind not in RING_KINDS:
+        raise MeshwrightError(f"{kind} has no ring algorithm; those with one are {', '.join(RING_KINDS)}")
+    parts = split_values(kind, values, degree, cut_again=("reduce-scatter", "all-reduce", "all-to-all"))
+    if kind == "all-gather":
+        start = tuple(tuple(part if slot == i else None for slot in range(degree)) for i, part in enumerate(parts))
+        return Ring(kind, (_first_frame(kind, start), *_gather(start)))
+    size = len(parts[0]) // degree
+    blocks = tuple(tuple(part[slot * size : (slot + 1) * size] for slot in range(degree)) for part in parts)
+    if kind == "all-to-all":
+        return Ring(kind, tuple(_exchange(blocks)))
+    frames = (_first_frame("reduce-scatter", blocks), *_scatter(blocks))
+    return Ring(kind, frames + tuple(_gather(frames[-1].slots)) if kind == "all-reduce" else frames)
+
+
+def ring_sketch(ring: Ring) -> Sketch:
+    """Return a ring collective as a table of devices and slots after each hop; new values are marked."""
+    degree = len(ring.frames[0].slots)
+    around = " → ".join(map(str, [*range(degree), 0])) if degree <= 8 else f"0 → 1 → … → {degree - 1} → 0"
+    panels = tuple(_panel(ring, hop) for hop in range(len(ring.frames)))
+    notes = [f"each device sends {_numbers(ring.sent)} in {len(ring.frames) - 1} hops, all in one direction"]
+    if ring.kind != "all-to-all":
+        notes.append("links carry both directions: two such rings can run at once, each with half of the numbers")
+    title = f"ring {ring.kind} over {degree} devices   {around}"
+    return Sketch(title=title, panels=panels, notes=tuple(notes) if ring.sent else ())
+
+
+def _first_frame(kind: Kind, held: Slots) -> Frame:
+    return Frame(kind, held, ((),) * len(held), (None,) * len(held), 0)
+
+
+def _gather(held: Slots) -> Iterator[Frame]:
+    """The frames of an all-gather; device i starts with slot i."""
+    degree = len(held)
+    for hop in range(1, degree):
+        sent = [(device - hop + 1) % degree for device in range(degree)]
+        arrived = tuple(sent[device - 1] for device in range(degree))
+        held = tuple(
+            _replace_slot(slots, arrived[device], held[device - 1][arrived[device]])
+            for device, slots in enumerate(held)
+        )
+        yield Frame("all-gather", held, ((),) * degree, arrived, _length(held[0]))
+
+
+def _scatter(held: Slots) -> Iterator[Frame]:
+    """The frames of a reduce-scatter: the sum of slot i starts at device i + 1 and is complete at device i."""
+    degree = len(held)
+    for hop in range(1, degree):
+        sent = [(device - hop) % degree for device in range(degree)]
+        arrived = tuple(sent[device - 1] for device in range(degree))
+        before, held = held, tuple(_replace_slot(slots, sent[device], None) for device, slots in enumerate(held))
+        held = tuple(
+            _replace_slot(slots, slot, _sum(before[device - 1][slot], slots[slot]))
+            for device, (slots, slot) in enumerate(zip(held, arrived, strict=True))
+        )
+        yield Frame("reduce-scatter", held, ((),) * degree, arrived, _length(held[0]))
+
+
+def _exchange(blocks: tuple[tuple[Values, ...], ...]) -> Iterator[Frame]:
+    """The frames of an all-to-all: block j of device i goes to slot i of device j."""
+    degree = len(blocks)
+    held: Slots = tuple(_replace_slot((None,) * degree, device, blocks[device][device]) for device in range(degree))
+    # What a device hands on, nearest destination first; after `hop` hops it all comes from `hop` devices back.
+    ahead = [[blocks[device][(device + far) % degree] for far in range(1, degree)] for device in range(degree)]
+    arrived: tuple[int | None, ...] = (None,) * degree
+    sent = 0
+    for hop in range(degree):
+        passing = tuple(tuple(ahead[device - hop][hop:]) for device in range(degree))
+        yield Frame("all-to-all", held, passing, arrived, sent)
+        sent = sum(map(len, passing[0]))
+        arrived = tuple((device - hop - 1) % degree for device in range(degree))
+        if hop < degree - 1:
+            held = tuple(
+                _replace_slot(slots, slot, ahead[slot][hop]) for slots, slot in zip(held, arrived, strict=True)
+            )
+
+
+def _replace_slot(slots: tuple[Values | None, ...], slot: int, part: Values | None) -> tuple[Values | None, ...]:
+    return (*slots[:slot], part, *slots[slot + 1 :])
+
+
+def _sum(left: Values | None, right: Values | None) -> Values:
+    assert left is not None
+    assert right is not None
+    return tuple(a + b for a, b in zip(left, right, strict=True))
+
+
+def _length(slots: tuple[Values | None, ...]) -> int:
+    """Return how many array elements a slot holds."""
+    return next(len(part) for part in slots if part is not None)
+
+
+def _numbers(count: int) -> str:
+    return f"{count} number{'s' * (count != 1)}"
+
+
+def _panel(ring: Ring, hop: int) -> Panel:
+    """One frame as a table."""
+    frame, degree = ring.frames[hop], len(ring.frames[0].slots)
+    is_exchange = ring.kind == "all-to-all"
+    cells = []
+    for slots, passing, arrived in zip(frame.slots, frame.to_pass_on, frame.arrived, strict=True):
+        row = [
+            Cell("·") if part is None else Cell(values_text(part), fill(slot), is_marked=slot == arrived)
+            for slot, part in enumerate(slots)
+        ]
+        cells.append((*row, *([Cell(" | ".join(map(values_text, passing)))] if is_exchange else [])))
+    word = "from" if is_exchange else "part"
+    columns = [f"{word} {slot}" for slot in range(degree)] + ["to hand on"] * is_exchange
+    phase = f" ({frame.phase})" if frame.phase != ring.kind else ""
+    caption = f"hop {hop} of {len(ring.frames) - 1}{phase}: each device sent {_numbers(frame.sent)}" if hop else "start"
+    return Panel(
+        cells=tuple(cells),
+        rows=tuple(f"device {device}" for device in range(degree)),
+        columns=tuple(columns),
+        caption=caption,
+        frame="table",
+    )

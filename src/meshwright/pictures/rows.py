@@ -1,0 +1,127 @@
+"""Shared by the screen and the page of an inspection: rows of collectives and buffers, places, costs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from meshwright.proof.inspection.finding import Finding
+from meshwright.proof.inspection.inspection import Inspection
+from meshwright.proof.simulate.buffers import Buffer
+from meshwright.proof.verification.profiles import ProfileRow
+from meshwright.record import Collective, merge
+from meshwright.units import show_bytes, show_seconds
+
+_MOST_BUFFERS = 20
+_LONGEST_PATH = 40
+
+
+def answer(found: Inspection) -> str:
+    """Return the findings in a line, with the simulated step if there is one."""
+    count = len(found.findings)
+    cost = found.findings[0].cost_seconds if found.findings else None
+    says = "no finding" if not count else f"{count} finding{'s' if count > 1 else ''}"
+    if cost:
+        says += f", the first of {show_seconds(cost)} a step"
+    if found.schedule is not None:
+        exposed = sum(move.exposed_seconds or 0.0 for move in found.collectives)
+        says += f"   step {show_seconds(found.schedule.step_seconds)}, of it exposed communication"
+        says += f" {show_seconds(exposed)}"
+    return says
+
+
+def alike(moves: Iterable[Collective]) -> list[Collective]:
+    """Return collectives, largest first; those with equal kind, axes, phase, note and source are added up."""
+    groups: dict[tuple[object, ...], list[Collective]] = {}
+    for move in moves:
+        groups.setdefault((move.kind, move.axes, move.phase, move.note, move.lowerings, move.source), []).append(move)
+    found = []
+    for same in groups.values():
+        (one,) = merge(same)
+        arrays = dict.fromkeys(move.array for move in same if move.array)
+        found.append(replace(one, source=same[0].source, array=_some(list(arrays))))
+    return sorted(found, key=lambda move: -move.bytes)
+
+
+def _some(names: Sequence[str]) -> str:
+    """One name, or the first and how many more there are."""
+    return "" if not names else names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
+    """Return the largest buffers: shape, bytes of equal ones together, their number, their kind and source."""
+    same: dict[tuple[str, str, str], list[Buffer]] = {}
+    for buffer in buffers:
+        name = buffer.scope.replace("\\'", "'")  # the compiler escapes quotes in the path of an argument
+        place = name if buffer.kind == "argument" or not buffer.source else buffer.source + f" ({name})" * bool(name)
+        same.setdefault((str(replace(buffer.shape, layout="")), buffer.kind, place), []).append(buffer)
+    sizes = {key: sum(buffer.num_bytes for buffer in found) for key, found in same.items()}
+    largest = sorted(sizes, key=lambda key: -sizes[key])
+    rows = [
+        [shape, show_bytes(sizes[shape, kind, place]), str(len(same[shape, kind, place])), kind, file_name(place)]
+        for shape, kind, place in largest[:_MOST_BUFFERS]
+    ]
+    if rest := largest[_MOST_BUFFERS:]:
+        rows.append([f"{len(rest)} more", show_bytes(sum(sizes[key] for key in rest)), "", "", ""])
+    return rows
+
+
+def costs(finding: Finding) -> str:
+    """Return a finding's cost in a few words; empty if unknown."""
+    found = [show_seconds(finding.cost_seconds) + " a step"] if finding.cost_seconds else []
+    found += [show_bytes(finding.bytes)] if finding.bytes else []
+    return f"costs {', '.join(found)}" if found else ""
+
+
+def file_name(source: str) -> str:
+    """Return file:line (scopes) without the file's directories."""
+    path, space, scope = source.partition(" ")
+    return f"{Path(path).name}{space}{scope}"
+
+
+def short_path(source: str) -> str:
+    """Return file:line (scopes) with a short path: relative to the working directory, else its last parts."""
+    path, space, scope = source.partition(" ")
+    path = path.removeprefix(f"{Path.cwd()}{os.sep}")
+    if len(path) > _LONGEST_PATH:
+        path = "…/" + "/".join(Path(path).parts[-2:])
+    return f"{path}{space}{scope}"
+
+
+PROFILE_COLUMNS = (
+    "collective",
+    "over",
+    "phase",
+    "planned",
+    "compiled",
+    "measured",
+    "times",
+    "plan takes",
+    "measured takes",
+)
+"""Of `profile_rows`: bytes a device and step three times, then how often it ran, and seconds a step twice."""
+
+
+def profile_rows(found: Sequence[ProfileRow]) -> list[tuple[str, ...]]:
+    """The collectives of a profile as text."""
+
+    def size(move: Collective | None) -> str:
+        return "–" if move is None else show_bytes(move.bytes)
+
+    def seconds(move: Collective | None) -> str:
+        return "–" if move is None or move.seconds is None else show_seconds(move.seconds)
+
+    return [
+        (
+            row.kind,
+            "*".join(row.axes),
+            row.phase,
+            *(size(move) for move in (row.planned, row.compiled, row.measured)),
+            "–" if row.measured is None else str(row.measured.count),
+            seconds(row.planned),
+            seconds(row.measured),
+        )
+        for row in found
+    ]

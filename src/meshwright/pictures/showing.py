@@ -1,0 +1,229 @@
+"""`show`: a picture of an array, a tree, a collective or a pipeline, as text or SVG."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import System, parse_system
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.array_parser import parse_array
+from meshwright.description.notation.legality import Sizes, check
+from meshwright.description.notation.parser import parse_numbers
+from meshwright.description.step.passes.schedule import Schedule
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.pictures import svg, terminal
+from meshwright.pictures.arrays import array_sketch, every_sharding, gallery_sketch
+from meshwright.pictures.collectives import DIGITS, Values, collective_sketch, run_collective
+from meshwright.pictures.colours import INK
+from meshwright.pictures.holdings import Holdings, holdings_of
+from meshwright.pictures.panels import Limits, Sketch, scene_of
+from meshwright.pictures.pipeline import pipeline_sketch
+from meshwright.pictures.rings import ring_sketch, run_ring
+from meshwright.pictures.scene import Scene, moved, stack
+from meshwright.pictures.torus import device_coordinates, torus_sketch
+from meshwright.planning.options import read_system
+from meshwright.planning.plan import Plan
+from meshwright.record import Kind
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.text import Text
+
+WIDTH = 100
+"""Width of pictures without a terminal."""
+
+_DOCUMENT = Limits(width=240, grid=(64, 64), tile=64, lines=1024)
+_MARGIN = 2  # columns at the left of a text
+
+Numbers = str | Mapping[str, int]
+"""`X=2,Y=2`, or the same as a mapping."""
+
+
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """Sketches one below the other. `print` shows plain text; rich's `print` and notebooks show colours."""
+
+    sketches: tuple[Sketch, ...]
+
+    @property
+    def svg(self) -> str:
+        """The picture as a standalone SVG document."""
+        notes = [note for sketch in self.sketches for panel in sketch.panels for note in panel.notes]
+        notes += [note for sketch in self.sketches for note in sketch.notes]
+        title = "; ".join(sketch.title for sketch in self.sketches)
+        return svg.document(self._scene(_DOCUMENT, gap=2), title=title, description=". ".join(dict.fromkeys(notes)))
+
+    def text(self, width: int = WIDTH, *, is_ascii: bool = False) -> str:
+        """The picture as text of at most `width` columns, without colours."""
+        return "\n".join("".join(piece.text for piece in line).rstrip() for line in self._lines(width, is_ascii))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        # What a prompt echoes is the picture itself.
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return self.svg
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """Render for rich: at the terminal's width, in its colours if any, in ASCII if it shows no more."""
+        from rich.text import Text
+
+        width = options.max_width if console.is_terminal else WIDTH
+        for line in self._lines(width, options.ascii_only):
+            text = Text(no_wrap=True, overflow="ignore")
+            for piece in line:
+                text.append(piece.text, piece.fill and f"{INK} on {piece.fill}")
+            if console.color_system is None:
+                text.rstrip()
+            yield text
+
+    def _lines(self, width: int, is_ascii: bool) -> list[tuple[terminal.Piece, ...]]:
+        limits = Limits(width=width - _MARGIN, grid=(10, width), tile=8, lines=48)
+        return terminal.lines_of(moved(self._scene(limits, gap=1), _MARGIN, 0), is_ascii=is_ascii)
+
+    def _scene(self, limits: Limits, *, gap: int) -> Scene:
+        return stack([scene_of(sketch, limits) for sketch in self.sketches], gap=gap)
+
+
+def show(
+    what: Any,
+    *,
+    mesh: Numbers | MeshShape | None = None,
+    dims: Numbers | None = None,
+    dtype: str = "bf16",
+    every: bool = False,
+    on: str | System | None = None,
+) -> Picture:
+    """A picture of what each device holds.
+
+    Args:
+      what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
+          sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan, shown as the table of
+          its parameters and its batch.
+      mesh: axes and degrees.
+      dims: sizes of the dims.
+      dtype: of the array.
+      every: show all legal shardings of the array on the mesh.
+      on: a system, `v5e:4x4`, on whose torus the mesh is drawn too.
+
+    Raises MeshwrightError where the sharding is not legal, or an argument does not apply to `what`.
+
+      >>> picture = show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8")
+    """
+    on = None if on is None else str(read_system(on))
+    if isinstance(what, str):
+        array, sizes = read_text(what, mesh=mesh, dims=dims, dtype=dtype)
+        holdings = holdings_of(array, sizes)
+        sketch = gallery_sketch(array, sizes) if every else array_sketch(holdings)
+        return Picture((sketch, *_torus(on, holdings, is_coloured=not every)))
+    if mesh is not None or dims is not None or every:
+        raise MeshwrightError("mesh, dims and every go with text in the notation; a live array has a mesh and a shape")
+    # Imported here: what is written in the notation is shown without JAX.
+    from meshwright.pictures.live import live_holdings, plan_rows, table_sketch, tree_rows
+
+    if hasattr(what, "shape") and hasattr(what, "dtype"):
+        holdings = live_holdings(what)
+        return Picture((array_sketch(holdings), *_torus(on, holdings)))
+    if on is not None:
+        raise MeshwrightError(f"on={on!r} goes with one array; a tree may lie on several meshes")
+    if isinstance(what, Plan):
+        return Picture(
+            (table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}"),)
+        )
+    return Picture((table_sketch(tree_rows(what)),))
+
+
+def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
+    """Return `show`'s picture as data: what devices hold; all shardings and the torus if asked."""
+    data = holdings_of(array, sizes).to_json()
+    if every:
+        data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]
+    if on is not None:
+        places = device_coordinates(lay_mesh(parse_system(on), sizes.degrees))
+        data["torus"] = [place._asdict() | {"coordinates": dict(at)} for place, at in places.items()]
+    return data
+
+
+def show_collective(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
+    """A collective before and after, run on `degree` devices; `values` are split evenly over them."""
+    return Picture((collective_sketch(run_collective(kind, values, degree=degree)),))
+
+
+def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
+    """A ring collective hop by hop: what each of `degree` devices holds after each."""
+    return Picture((ring_sketch(run_ring(kind, values, degree=degree)),))
+
+
+def show_pipeline(schedule: Schedule, *, num_layers: int | None = None) -> Picture:
+    """Draw a pipeline schedule: each stage's microbatch in each slot, and idle slots.
+
+    num_layers: of the model, to label stages with their layers.
+    """
+    return Picture((pipeline_sketch(schedule, num_layers),))
+
+
+def read_text(
+    text: str, *, mesh: Numbers | MeshShape | None, dims: Numbers | None, dtype: str
+) -> tuple[ShardedArray, Sizes]:
+    """Parse and check an array and its sizes: axes and dims are known, degrees divide."""
+    if mesh is None or dims is None:
+        raise MeshwrightError(f"{text!r} wants a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
+    degrees, lengths = mesh.degrees if isinstance(mesh, MeshShape) else _numbers(mesh), _numbers(dims)
+    array = parse_array(_from_spec(text, list(lengths)), axes=degrees)
+    sizes = Sizes(degrees=degrees, dims=lengths, element_bytes=dtype_bytes(dtype))
+    unknown = [dim for dim in sizes.dims if dim not in array.dims]
+    if unknown:
+        raise MeshwrightError(f"there is a size for {', '.join(unknown)}, which {array} has not")
+    check(array, sizes)
+    return array, sizes
+
+
+def _from_spec(text: str, dims: list[str]) -> str:
+    """Return JAX's `P('x', None)` as `A[I_x, J]`, with dims in the order of their sizes; other texts unchanged."""
+    if (match := re.fullmatch(r"(?:P|PartitionSpec)\((.*)\)", text.strip())) is None:
+        return text
+    try:
+        entries: list[Any] = ast.literal_eval(f"[{match[1]}]")
+    except (SyntaxError, ValueError):
+        entries = [...]
+    if not all(isinstance(entry, (str, tuple, NoneType)) for entry in entries):
+        raise MeshwrightError(f"{text}: each entry is an axis in quotes, as 'x', several, as ('x', 'y'), or None")
+    if len(entries) > len(dims):
+        raise MeshwrightError(f"{text} has {len(entries)} entries, and sizes are said of {', '.join(dims)}")
+    axes = [[entry] if isinstance(entry, str) else list(entry or ()) for entry in entries]
+    axes += [[]] * (len(dims) - len(axes))
+    split = [dim + (f"_{{{','.join(of)}}}" if of else "") for dim, of in zip(dims, axes, strict=True)]
+    return f"A[{', '.join(split)}]"
+
+
+def _numbers(numbers: Numbers) -> Mapping[str, int]:
+    """Positive numbers by name."""
+    if isinstance(numbers, str):
+        return parse_numbers(numbers)
+    if not isinstance(numbers, Mapping):
+        raise MeshwrightError(f"{numbers!r} is not numbers by name, as 'X=2,Y=2' or {{'X': 2, 'Y': 2}}")
+    for name, number in numbers.items():
+        if not isinstance(number, int) or number < 1:
+            raise MeshwrightError(f"{name}={number!r}; it is a whole number from 1")
+    return numbers
+
+
+def _torus(on: str | None, holdings: Holdings, *, is_coloured: bool = True) -> tuple[Sketch, ...]:
+    """The array's mesh on a system, if one is given; coloured by shards, as the array is."""
+    if on is None:
+        return ()
+    if not holdings.degrees:
+        raise MeshwrightError(f"on={on!r} wants an array that lies on a mesh; this one lies on none")
+    return (torus_sketch(parse_system(on), holdings.degrees, holdings if is_coloured else None),)

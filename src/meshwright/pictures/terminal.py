@@ -1,0 +1,119 @@
+"""Scenes as lines of text: Unicode or ASCII, with the fills of boxes where the terminal has colours."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import groupby
+from typing import NamedTuple
+
+from meshwright.pictures.scene import Box, Label, Line, Scene
+from meshwright.support.encoding import to_ascii
+
+_UP, _DOWN, _LEFT, _RIGHT = 1, 2, 4, 8
+
+_JOINTS = {
+    _UP | _DOWN: "│",
+    _LEFT | _RIGHT: "─",
+    _DOWN | _RIGHT: "┌",
+    _DOWN | _LEFT: "┐",
+    _UP | _RIGHT: "└",
+    _UP | _LEFT: "┘",
+    _LEFT | _RIGHT | _DOWN: "┬",
+    _LEFT | _RIGHT | _UP: "┴",
+    _UP | _DOWN | _RIGHT: "├",
+    _UP | _DOWN | _LEFT: "┤",
+    _UP | _DOWN | _LEFT | _RIGHT: "┼",
+    _UP: "│",
+    _DOWN: "│",
+    _LEFT: "─",
+    _RIGHT: "─",
+}
+"""The character of a cell by the directions in which rules leave it."""
+
+
+class Piece(NamedTuple):
+    """A run of text and its fill."""
+
+    text: str
+    fill: str | None = None
+
+
+Cells = dict[int, Piece]
+"""The characters of a line by their columns."""
+
+
+def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Piece, ...]]:
+    """The lines of a scene; blanks at their ends are left out, unless they have a colour."""
+    shown = to_ascii if is_ascii else str
+    rows: defaultdict[int, Cells] = defaultdict(dict)
+    for (row, column), sign in _rules(scene).items():
+        rows[row][column] = Piece(shown(sign))
+    for item in scene.items:
+        if isinstance(item, Box):
+            _write_box(rows, item, shown)
+        elif isinstance(item, Label):
+            _write(rows[int(item.y)], round(item.x), shown(item.text), None)
+    return [_joined(rows[row]) for row in range(max(rows, default=-1) + 1)]
+
+
+def _rules(scene: Scene) -> dict[tuple[int, int], str]:
+    """Return the characters of lines and boxes, joined where they meet."""
+    ways: defaultdict[tuple[int, int], int] = defaultdict(int)
+    dashed: dict[tuple[int, int], str] = {}
+    for item in scene.items:
+        if isinstance(item, Line) and item.is_dashed:
+            # Dashes are shown by a character at the middle of the line.
+            middle = int(item.y + item.height / 2), int(item.x + item.width / 2)
+            dashed[middle] = "╌" if item.width else "┆"
+        elif isinstance(item, Line):
+            _rule(ways, item.x, item.y, item.width, item.height)
+        elif isinstance(item, Box) and item.edge == "ruled":
+            for x, y, width, height in (
+                (item.x, item.y, item.width, 0),
+                (item.x, item.y + item.height, item.width, 0),
+                (item.x, item.y, 0, item.height),
+                (item.x + item.width, item.y, 0, item.height),
+            ):
+                _rule(ways, x, y, width, height)
+    return {at: _JOINTS[way] for at, way in ways.items()} | dashed
+
+
+def _rule(ways: defaultdict[tuple[int, int], int], x: float, y: float, width: float, height: float) -> None:
+    """Add the directions of a line to the cells that it passes."""
+    first_row, last_row, first, last = int(y), int(y + height), int(x), int(x + width)
+    for column in range(first, last) if width else ():
+        ways[first_row, column] |= _RIGHT
+        ways[first_row, column + 1] |= _LEFT
+    for row in range(first_row, last_row) if height else ():
+        ways[row, first] |= _DOWN
+        ways[row + 1, first] |= _UP
+
+
+def _write_box(rows: defaultdict[int, Cells], box: Box, shown: Callable[[str], str]) -> None:
+    """The fill and the text of a box; over the lines below it, if it has a fill or an edge of its own."""
+    inset = 1 if box.edge == "ruled" else 0
+    left, width = int(box.x) + inset, int(box.x + box.width) - int(box.x) - inset
+    top, height = int(box.y) + inset, max(1, int(box.y + box.height) - int(box.y) - inset)
+    text = shown(box.text)
+    if box.fill or box.edge == "outlined":
+        for row in range(top, top + height):
+            _write(rows[row], left, " " * width, box.fill)
+    sign = "›" if box.edge == "marked" else " "
+    line = shown(sign) + text if box.is_left else text.center(width)
+    _write(rows[top + (height - 1) // 2], left, line, box.fill)
+
+
+def _write(cells: Cells, column: int, text: str, fill: str | None) -> None:
+    for number, character in enumerate(text):
+        cells[column + number] = Piece(character, fill)
+
+
+def _joined(cells: Cells) -> tuple[Piece, ...]:
+    """The characters of a line as runs of one fill."""
+    blank = Piece(" ")
+    used = [column for column, piece in cells.items() if piece != blank]
+    line = [cells.get(column, blank) for column in range(max(used, default=-1) + 1)]
+    return tuple(
+        Piece("".join(piece.text for piece in run), fill) for fill, run in groupby(line, key=lambda piece: piece.fill)
+    )

@@ -1,1 +1,0 @@
-"""From a workload and a system to a mesh: every legal one priced and ranked, and the choice as a plan to keep."""

@@ -1,0 +1,161 @@
+"""Fold over a step: every collective, in bytes per device and step (`record.Collective`).
+
+Dropless experts are planned for balanced routing. But array shapes are fixed before routing is known, so arrays are
+sized for the worst case: `step.token_routing.dropless_padding` times as many rows. XLA:CPU exchanges all of these.
+XLA:TPU and XLA:GPU exchange only actual rows, by a ragged all-to-all over ep; the following gather over tp, and the
+scatter on the way back, include padding. With a capacity there is no padding, and every target moves what is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.step.ir import Communicate, Extents, Repeat, Step, Width
+from meshwright.description.step.passes.nodes import IMBALANCE
+from meshwright.description.step.passes.shard_ends import LOSS
+from meshwright.description.step.reference import reference_pass
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.token_routing import dropless_padding
+from meshwright.description.step.train import train_step
+from meshwright.description.step.workload import Workload
+from meshwright.mesh import MeshShape
+from meshwright.record import Collective
+
+Counted = Literal["useful", "executed", "static"]
+"""How runs of a region are counted (`step.ir.Repeat`)."""
+
+
+def step_collectives(
+    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, counted: Counted = "useful"
+) -> tuple[Collective, ...]:
+    """Every collective of a step with more than one device in its group, in bytes per device and step.
+
+    counted: `useful` for a step's microbatches, or `executed` with those that stages in lockstep run in the ticks of
+    the bubble, whose time is a part of that; the same collectives in the same order, some more often.
+    """
+    step = train_step(workload, mesh, strategy)
+    return _collectives(step.communication, step, workload, strategy, counted)
+
+
+def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+    """Return the collectives of a step's frozen reference, with phase `reference`, over the axes of its own mesh.
+
+    They are those of a forward pass without the mean of the loss; none if the step runs no reference.
+    """
+    own = reference_pass(workload, mesh, strategy)
+    return () if own is None else _of_reference(step_collectives(*own))
+
+
+def _of_reference(moves: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Return the collectives of the reference: a forward pass to the logits, without a loss."""
+    forward = (move for move in moves if move.phase == "forward" and move.array not in (LOSS, IMBALANCE))
+    return tuple(replace(move, phase="reference") for move in forward)
+
+
+def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+    """Return the collectives that gather weights, and that sum gradients and their norm."""
+    step = train_step(workload, mesh, strategy)
+    return _collectives((op for op in step.communication if op.of_weight), step, workload, strategy)
+
+
+def activation_collectives(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, *, counted: Counted = "useful"
+) -> tuple[Collective, ...]:
+    """Return the collectives of activations, of a split vocabulary, and of the loss."""
+    step = train_step(workload, mesh, strategy)
+    return _collectives((op for op in step.communication if not op.of_weight), step, workload, strategy, counted)
+
+
+def dropless_padding_collectives(
+    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, is_ragged: bool
+) -> tuple[Collective, ...]:
+    """Return what a program moves beyond its plan because dropless experts have capacity for any routing.
+
+    is_ragged: whether rows travel over ep by a ragged all-to-all, which moves only actual rows; XLA:CPU has none.
+    Routing weights, one number per row, always travel with full capacity.
+    """
+    own = reference_pass(workload, mesh, strategy)
+    beside = () if own is None else _of_reference(_dropless_padding(*own, is_ragged=is_ragged))
+    return (*_dropless_padding(workload, mesh, strategy, is_ragged=is_ragged), *beside)
+
+
+def _dropless_padding(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, *, is_ragged: bool
+) -> tuple[Collective, ...]:
+    """`dropless_padding_collectives` without a reference's."""
+    if workload.model.experts is None or (more := dropless_padding(workload, mesh) - 1) == 0:
+        return ()
+    step = train_step(workload, mesh, strategy)
+
+    def is_padded(op: Communicate) -> bool:
+        is_of_copies = not {"C", "CT"}.isdisjoint(op.array.symbols)
+        return is_of_copies and not (is_ragged and op.kind == "all-to-all" and op.array.width == "compute")
+
+    padded = _collectives(filter(is_padded, step.communication), step, workload, strategy, "executed")
+    return tuple(replace(move, bytes=round(more * move.bytes)) for move in padded)
+
+
+def untaken_branch_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
+    """Return collectives in the program text beyond those executed: branches taken in few pipeline ticks."""
+    step = train_step(workload, mesh, strategy)
+
+    def untaken(op: Communicate, repeat: Repeat) -> int:
+        return _runs(op, repeat, "static") - _runs(op, repeat, "executed")
+
+    return tuple(move for _, move in _priced(step.communication, step, workload, strategy, untaken))
+
+
+def is_of_weights(move: Collective) -> bool:
+    """Whether a collective gathers weights or scatters their gradients."""
+    return move.kind in ("all-gather", "reduce-scatter") and "fsdp" in move.axes
+
+
+def _collectives(
+    ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted = "useful"
+) -> tuple[Collective, ...]:
+    """Some of a step's collectives, counted one way."""
+    return tuple(move for _, move in priced_collectives(ops, step, workload, strategy, counted))
+
+
+def priced_collectives(
+    ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted
+) -> Iterator[tuple[Communicate, Collective]]:
+    """The ops that communicate anything, each with its bytes and runs in a step, counted one way."""
+    return _priced(ops, step, workload, strategy, lambda op, repeat: _runs(op, repeat, counted))
+
+
+def _priced(
+    ops: Iterable[Communicate],
+    step: Step,
+    workload: Workload,
+    strategy: Strategy,
+    count: Callable[[Communicate, Repeat], int],
+) -> Iterator[tuple[Communicate, Collective]]:
+    """Collectives in bytes, each as often as counted."""
+    compute = dtype_bytes(workload.compute_dtype)
+    gradient = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
+    widths: dict[Width, float] = {"compute": compute, "float32": 4, "gradient": gradient}
+    degrees = vars(step.extents.mesh)
+    for op in ops:
+        runs = count(op, step.repeats[op.region.name]) * op.times
+        if op.is_ring:
+            runs *= step.extents.mesh.degree(op.axes) - 1
+        if runs and any(degrees[axis] > 1 for axis in op.axes):
+            # One run of a microbatch may have a part of a byte, where stages sum the losses of all of them first.
+            size = int(moved_bytes(op, step.extents, widths) * runs + 1e-6)
+            yield op, Collective(kind=op.kind, axes=op.axes, phase=op.phase, bytes=size, count=runs, array=op.name)
+
+
+def moved_bytes(op: Communicate, extents: Extents, widths: Mapping[Width, float]) -> float:
+    """Return the bytes of one execution of a collective per device; widths: element size per format."""
+    return sum(widths[array.width] * extents.local(array) for array in (op.array, *op.beside))
+
+
+def _runs(op: Communicate, repeat: Repeat, counted: Counted) -> int:
+    """How often a device runs an op in a step."""
+    if op.region.is_once:
+        return repeat.once
+    return getattr(repeat, counted) - (op.skipped if counted != "useful" else 0)

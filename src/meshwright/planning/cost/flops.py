@@ -1,0 +1,258 @@
+"""Folds over a step: flops by phase, and model flops.
+
+Only products count, 2 flops per multiply-add: norms, rotary embedding, softmax and AdamW's update are under a percent
+of them at real widths. Model flops count attention in full, not causal. Executed flops include masked scores, except
+the quarter skipped by splitting a sequence into halves; blocks that a block-wise attention skips are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from meshwright.description.step.ir import OPERANDS, AttentionOp, Extents, Matmul, Repeat, Step
+from meshwright.description.step.parameter_tree import is_adapter
+from meshwright.description.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
+from meshwright.description.step.reference import reference_pass
+from meshwright.description.step.sequence import halves_queries
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.strategy_checks import has_reference
+from meshwright.description.step.token_routing import device_blocks, dropless_padding
+from meshwright.description.step.train import train_step
+from meshwright.description.step.workload import Workload
+from meshwright.mesh import MeshShape
+
+HALVED = 0.75
+"""The share of scores that halves of a sequence make: the first queries see no key of the second half."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFlops:
+    """The flops of one step on one device, by phase."""
+
+    reference: float = 0.0
+    forward: float = 0.0
+    recompute: float = 0.0
+    backward: float = 0.0
+    update: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All that is executed."""
+        return self.reference + self.forward + self.recompute + self.backward + self.update
+
+    def __add__(self, other: StepFlops) -> StepFlops:
+        return StepFlops(
+            reference=self.reference + other.reference,
+            forward=self.forward + other.forward,
+            recompute=self.recompute + other.recompute,
+            backward=self.backward + other.backward,
+            update=self.update + other.update,
+        )
+
+    def __mul__(self, times: float) -> StepFlops:
+        return StepFlops(**{phase: times * flops for phase, flops in vars(self).items()})
+
+
+def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
+    """The flops that one device executes in a step; over pp, the mean of its stages.
+
+    Stages in lockstep go through their layers in the ticks of the bubble too, and through layers before the pipeline;
+    GPipe's recompute the logits. A frozen reference goes through its forward pass. Muon's update multiplies too.
+    """
+    found = product_flops(train_step(workload, mesh, strategy)) + attention_flops(workload, mesh, strategy)
+    found += StepFlops(update=update_flops(workload, mesh, strategy))
+    if (own := reference_pass(workload, mesh, strategy)) is None:
+        return found
+    once = product_flops(train_step(*own)) + attention_flops(*own)
+    return found + StepFlops(reference=once.forward)
+
+
+def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
+    """The flops of the products of the update on one device: Newton-Schulz of Muon's, zeros that fill up included."""
+    if strategy.optimizer != "muon":
+        return 0.0
+    return float(sum(
+        count * ITERATIONS * 2 * math.prod(sizes)
+        for parameter, count in dealt_matrices(workload, mesh, strategy)
+        for sizes in matrix_products(parameter)
+    ))  # fmt: skip
+
+
+def product_flops(step: Step) -> StepFlops:
+    """The flops of a step's products with weights on one device."""
+    return _matmuls(step, step.ops.matmuls, _mean)
+
+
+def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
+    """Return the attention flops included in `step_flops`."""
+    return _attention(train_step(workload, mesh, strategy), workload, mesh, strategy, _mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionProduct:
+    """One product of attention on one device: every query with every key of its sequence, possibly summed.
+
+    kind: queries with keys makes `scores`, and these with `values` the output. role: the product itself, or the
+    gradient of its left or right operand. flops: of one execution.
+    """
+
+    kind: Literal["scores", "values"]
+    role: Literal["result", "left_gradient", "right_gradient"]
+    flops: float
+
+
+def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterator[AttentionProduct]:
+    """The products of attention in one of its phases.
+
+    A fused kernel's backward recomputes its scores (arXiv:2307.08691, section 4.1).
+    """
+    pairs = step.extents.local(op.query) / op.qk_dim * step.extents.sizes["S"]
+    scores, values = 2 * pairs * op.qk_dim, 2 * pairs * op.value_dim
+    if op.phase != "backward" or is_fused:
+        yield AttentionProduct(kind="scores", role="result", flops=scores)
+    if op.phase != "backward":
+        if not op.is_scores_alone:
+            yield AttentionProduct(kind="values", role="result", flops=values)
+        return
+    # A kernel makes the gradients of all its operands.
+    whole = replace(op, gradients=OPERANDS) if is_fused else op
+    for kind, side in whole.gradient_products:
+        flops = scores if kind == "scores" else values
+        yield AttentionProduct(kind=kind, role="left_gradient" if side == "left" else "right_gradient", flops=flops)
+
+
+def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
+    """The share of the keys up to its own that a query sees, the mean over layers: (2 w / s) (1 - w / 2 s) each."""
+    seen = [min(1.0, (window or seq_len) / seq_len) for window in windows]
+    return sum(each * (2 - each) for each in seen) / len(seen)
+
+
+def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
+    """Return the model flops of a step over all devices, without recomputation: the flops of MFU.
+
+    6 per multiplied weight and token, and 12 layers x heads x head_dim x seq_len per token for attention scores (PaLM,
+    arXiv:2204.02311, appendix B); with is_causal only unmasked scores. 4 for a frozen weight, which has no gradient,
+    and 2 below everything that is trained; 2 more per weight of a frozen reference that each step runs.
+    """
+    step = train_step(replace(workload, remat="none"), MeshShape())
+    sizes = dict(step.extents.sizes)
+    if experts := workload.model.experts:
+        sizes["R"] = workload.tokens * experts.num_active / experts.count
+    step = replace(step, extents=replace(step.extents, sizes=sizes))
+    # The weights of a frozen reference are those without adapters.
+    runs_reference = has_reference(workload)
+    with_gradient = {op.region.name for op in step.ops.ops if op.phase == "backward"}
+    total = 0.0
+    for op in step.ops.matmuls:
+        if op.phase == "forward":
+            passes = 1 + (op.region.name in with_gradient) + (op.name not in workload.frozen_paths)
+            passes += runs_reference and not is_adapter(op.name)
+            total += passes * step.repeats[op.region.name].mean * matmul_flops(op, step.extents)
+    for op in step.ops.attention:
+        if op.phase == "forward":
+            products = attention_products(op, step, is_fused=False)
+            kept = window_share(op.windows, workload.seq_len) / 2 if is_causal else 1.0
+            passes = (3 if op.region.name in with_gradient else 1) + runs_reference
+            total += passes * kept * step.repeats[op.region.name].mean * sum(product.flops for product in products)
+    return total
+
+
+def dropless_padding_flops(
+    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, has_ragged: bool
+) -> float:
+    """The static flops of a step's program beyond its plan: experts without a capacity have room for any routing.
+
+    A product of experts is one over all rows there is room for; rows that no routing filled are skipped at run time. In
+    blocks (`step.token_routing.expert_blocks`) it covers every block that some routing needs. So do the gradients of
+    weights on every compiler.
+
+    Args:
+        workload, mesh, strategy: the step.
+        has_ragged: whether the compiler has a grouped product (ragged dot), which takes no blocks.
+    """
+    experts = workload.model.experts
+    if experts is None or experts.capacity_factor is not None:
+        return 0.0
+    found = _dropless_padding(workload, mesh, strategy, has_ragged=has_ragged).total
+    own = reference_pass(workload, mesh, strategy)
+    return found if own is None else found + _dropless_padding(*own, has_ragged=has_ragged).forward
+
+
+def _dropless_padding(workload: Workload, mesh: MeshShape, strategy: Strategy, *, has_ragged: bool) -> StepFlops:
+    """`dropless_padding_flops` by phase, without a reference's."""
+    step = train_step(workload, mesh, strategy)
+    room, padding = dropless_padding(workload, mesh), device_blocks(workload, mesh, strategy).padding
+    row_share, weight_share = room * (1 if has_ragged else padding) - 1, room * padding - 1
+    ops = [op for op in step.ops.matmuls if op.experts]
+    rows = _matmuls(step, (op for op in ops if op.role != "weight_gradient"), _mean)
+    weights = _matmuls(step, (op for op in ops if op.role == "weight_gradient"), _mean)
+    return rows * row_share + weights * weight_share
+
+
+def single_column_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
+    """The flops of a step's products with one column, as of a shared expert's gate.
+
+    XLA:TPU and XLA:GPU do them element by element, which they count as no flops.
+    """
+    found = _single_columns(train_step(workload, mesh, strategy)).total
+    own = reference_pass(workload, mesh, strategy)
+    return found if own is None else found + _single_columns(train_step(*own)).forward
+
+
+def _single_columns(step: Step) -> StepFlops:
+    """The flops of a step's products with one column, by phase."""
+    return _matmuls(step, (op for op in step.ops.matmuls if math.prod(dim.size or 0 for dim in op.columns) == 1), _mean)
+
+
+def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
+    """The static flops of a step's program beyond those executed: branches that few pipeline ticks take.
+
+    They stand in the program's text as if taken in every tick: the logits, and the layers before the pipeline.
+    """
+    step = train_step(workload, mesh, strategy)
+
+    def untaken(repeat: Repeat) -> float:
+        return repeat.static - repeat.executed
+
+    attention = _attention(step, workload, mesh, strategy, untaken)
+    return _matmuls(step, step.ops.matmuls, untaken).total + attention.total
+
+
+def scores_share(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
+    """The share of all scores that attention through memory makes."""
+    return HALVED if strategy.attention == "scores" and halves_queries(workload, mesh) else 1.0
+
+
+def matmul_flops(op: Matmul, extents: Extents) -> float:
+    """The flops of a product on one device, once."""
+    local = extents.local_dims
+    return 2 * local(op.rows) * local(op.inner) * local(op.columns) * local(op.experts)
+
+
+def _mean(repeat: Repeat) -> float:
+    """The mean over pipeline stages."""
+    return repeat.mean
+
+
+def _attention(
+    step: Step, workload: Workload, mesh: MeshShape, strategy: Strategy, count: Callable[[Repeat], float]
+) -> StepFlops:
+    """The flops of attention, as often as its regions repeat."""
+    is_fused = strategy.attention != "scores"
+    made = scores_share(workload, mesh, strategy)
+    sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
+    for op in step.ops.attention:
+        flops = sum(product.flops for product in attention_products(op, step, is_fused=is_fused))
+        sums[op.phase] += count(step.repeats[op.region.name]) * made * flops
+    return StepFlops(**sums)
+
+
+def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Repeat], float]) -> StepFlops:
+    """The flops of products, each as often as its region repeats."""
+    sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
+    for op in ops:
+        sums[op.phase] += count(step.repeats[op.region.name]) * matmul_flops(op, step.extents)
+    return StepFlops(**sums)

@@ -1,0 +1,63 @@
+"""Folds over a server's step: the cache of keys and values that a token, a sequence and a device hold.
+
+Models with latent attention keep the latent alone (DeepSeek-V2, arXiv:2405.04434), those with a sliding window the
+keys and values inside it (Mistral 7B, arXiv:2310.06825). Space is handed out in pages (vLLM, arXiv:2309.06180).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.step.ir import AttentionOp, Extents, Step
+from meshwright.description.step.serve import ServeStep, kept_tokens, model_step, paged_tokens, serve_step
+from meshwright.description.step.serving import Serving, ServingLayout, cache_axes
+
+
+def wasted_share(serving: Serving) -> float:
+    """The share of a sequence's pages, at its end, in which there is nothing."""
+    return 1 - kept_tokens(serving) / paged_tokens(serving)
+
+
+def token_cache_bytes(serving: Serving) -> float:
+    """The bytes that one token keeps, over all layers and devices, copies not counted."""
+    return _cache_bytes(model_step(serving, 1), serving, sequences=1, tokens=1)
+
+
+def sequence_cache_bytes(serving: Serving) -> float:
+    """The bytes of the pages of one sequence at its end, copies not counted."""
+    return token_cache_bytes(serving) * paged_tokens(serving)
+
+
+def device_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
+    """The bytes of the cache on the fullest device, in whole pages, all sequences at their end."""
+    return paged_cache_bytes(serve_step(serving, layout, batch), serving)
+
+
+def paged_cache_bytes(step: ServeStep, serving: Serving) -> float:
+    """`device_cache_bytes` of a step."""
+    return _cache_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
+
+
+def read_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
+    """The bytes of the cache that the fullest device reads for one token of every sequence."""
+    step = serve_step(serving, layout, batch)
+    return sum(step.repeats[op.region.name].mean * cache_bytes(op, step.extents, serving) for op in step.ops.attention)
+
+
+def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:
+    """The bytes of the cache that a device reads for each sequence of its group, as the mean over the group."""
+    step = serve_step(serving, layout, layout.num_groups)
+    split = 1 if layout.cache == "heads" else layout.mesh.degree(cache_axes(serving.model))
+    return _cache_bytes(step, serving, sequences=1, tokens=kept_tokens(serving)) / split
+
+
+def cache_bytes(op: AttentionOp, extents: Extents, serving: Serving) -> float:
+    """The bytes of the cache of one layer on a device."""
+    return sum(extents.local(array) for array in op.cache) * dtype_bytes(serving.kv_dtype)
+
+
+def _cache_bytes(step: Step, serving: Serving, *, sequences: float, tokens: float) -> float:
+    """Return the cache bytes of all layers on a device, for a number of sequences and tokens of each."""
+    extents = replace(step.extents, sizes={"Q": sequences, "T": tokens})
+    return sum(step.repeats[op.region.name].mean * cache_bytes(op, extents, serving) for op in step.ops.attention)

@@ -1,0 +1,440 @@
+"""The bytes a train step holds on one device at its fullest moment, term by term."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.system import System
+from meshwright.description.step.blocks import program
+from meshwright.description.step.ir import Block, Matmul
+from meshwright.description.step.layer import CrossEntropy, Stack
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.passes.pipeline import (
+    LOGITS,
+    is_spmd_pipeline,
+    kept_layers,
+    pre_pipeline_stack,
+    pre_pipeline_strategy,
+    stage_layers,
+)
+from meshwright.description.step.reference import reference_pass, shares_base
+from meshwright.description.step.rules import RULES, token_axes
+from meshwright.description.step.sequence import has_attention, is_zigzag
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload, with_remat
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.activations import Activations
+from meshwright.planning.cost.model_states import States, stored_elements
+from meshwright.units import show_bytes
+
+Kind = Literal["tpu", "gpu", "cpu"]
+
+_ROUNDING = 64
+"""More bytes than a peak loses where its terms become whole numbers."""
+
+JAX_POOL = 0.75
+"""Share of GPU memory that JAX allocates from by default.
+
+XLA_PYTHON_CLIENT_MEM_FRACTION changes it (docs.jax.dev/en/latest/gpu_memory_allocation.html).
+"""
+
+ALWAYS = ("parameters", "optimizer", "activations", "gradients")
+"""Memory terms reported even when zero."""
+
+
+def step_memory(
+    workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu"
+) -> dict[str, int]:
+    """Return the bytes per device at the peak, by term, and their sum, `peak`.
+
+    The peak is in the loss, in the backward pass of a layer's attention or MLP, in the gradient of the embedding table,
+    or in the update; terms of other moments are omitted. For a pipeline it is the stage with most layers, the first or
+    the last. The runtime's own memory is not counted, as `System.usable_bytes` excludes it; JAX takes a share of GPU
+    memory (`JAX_POOL`). kind: of the chip; TPUs pad arrays to tiles.
+    """
+    return _Step(workload, mesh, strategy, kind).memory()
+
+
+def peak_within(
+    workload: Workload, mesh: MeshShape, strategy: Strategy, num_bytes: float, *, kind: Kind = "cpu"
+) -> int | None:
+    """Return the peak of `step_memory`, or None if it exceeds a limit; stops early in that case."""
+    return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
+
+
+def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
+    """Return the bytes of a step's arguments on one device: parameters, optimizer state, batch.
+
+    Includes dropout's key, and the gradient-norm limit for skipping. With a live reference also its parameters, and the
+    batch again in the layout of its mesh.
+    """
+    states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
+    scalars = 8 * (max(strategy.dropout, workload.lora_dropout) > 0) + 4 * (strategy.on_bad_step == "skip")
+    own = int(states.arguments) + _batch_bytes(workload, mesh, strategy) + scalars
+    return own + int(reference_bytes(workload, mesh, strategy, kind=kind))
+
+
+def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, kind: Kind = "cpu") -> float:
+    """The bytes that a live reference adds to a step's arguments on one device; 0 where a step runs none.
+
+    They are its batch and, where these are not the policy's own (`step.reference.shares_base`), its parameters.
+    """
+    if (own := reference_pass(workload, mesh, strategy)) is None:
+        return 0.0
+    total = float(_text_bytes(own.workload, own.mesh, own.strategy))
+    if shares_base(workload, mesh, strategy):
+        return total
+    model, mesh = own.workload.model, replace(own.mesh, dp=1)
+    paths = {path: parameter.role == "vector" for path, parameter in leaves(parameters(model))}
+    for of_vectors, dtype in ((False, workload.compute_dtype), (True, workload.param_dtype)):
+        others = frozenset(path for path, is_vector in paths.items() if is_vector is not of_vectors)
+        total += dtype_bytes(dtype) * sum(stored_elements(model, mesh, is_tiled=kind == "tpu", without=others))
+    return total
+
+
+def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
+    """The bytes of a device's activations that wait in its host's memory for backward."""
+    layers = stage_layers(workload.model.num_layers, mesh) * in_flight(mesh, strategy)
+    return int(layers * Activations(workload, mesh, strategy).on_host)
+
+
+def offloaded_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
+    """The bytes of activations that a device sends to its host's memory in a step, and has back in backward."""
+    layers = stage_layers(workload.model.num_layers, mesh) * strategy.num_microbatches
+    return int(layers * Activations(workload, mesh, strategy).on_host)
+
+
+def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> float:
+    """Return the microbatches whose activations the first, fullest pipeline stage holds at once; or the last stage.
+
+    All in GPipe. In 1F1B as many as stages, and one on the last stage; interleaved 1 + (p - 1) / (p v) times as many
+    (arXiv:2205.05198, appendix B), and (p (v - 1) + 1) / v (arXiv:2104.04473, section 2.2).
+    """
+    stages, virtual = mesh.pp, strategy.virtual_stages
+    if stages == 1:
+        return 1
+    if strategy.schedule == "gpipe":
+        return strategy.num_microbatches
+    most = (stages * (virtual - 1) + 1) / virtual if last else stages
+    if virtual > 1 and not last:
+        most *= 1 + (stages - 1) / (stages * virtual)
+    return min(most, strategy.num_microbatches)
+
+
+def pool_notes(system: System, peak: float) -> tuple[str, ...]:
+    """Return a note with the setting to use if a plan needs more GPU memory than JAX takes by default."""
+    physical = system.chip.physical_bytes
+    pool, wanted = JAX_POOL * physical, peak * (1 + (system.memory_headroom or 0.0))
+    if system.chip.kind != "gpu" or not pool < wanted <= system.usable_bytes:
+        return ()
+    # In steps of 5%, as far as the CUDA context leaves memory for it.
+    fraction = min(math.ceil(20 * wanted / physical) / 20, math.floor(100 * system.chip.usable_bytes / physical) / 100)
+    return (
+        f"JAX takes {JAX_POOL:.0%} of a GPU's memory by default, {show_bytes(pool)}: set"
+        f" XLA_PYTHON_CLIENT_MEM_FRACTION={fraction:.2f} for this plan",
+    )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step's memory, moment by moment."""
+
+    workload: Workload
+    mesh: MeshShape
+    strategy: Strategy
+    kind: Kind
+
+    @cached_property
+    def states(self) -> States:
+        """Training state, and gradients."""
+        return States(self.workload, self.mesh, self.strategy, is_tiled=self.kind == "tpu")
+
+    @cached_property
+    def activations(self) -> Activations:
+        """The activations of one microbatch."""
+        return Activations(self.workload, self.mesh, self.strategy)
+
+    @cached_property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The layers that stages share."""
+        before = self.before
+        return tuple(stack for stack in program(self.workload.model).stacks if stack is not before)
+
+    @cached_property
+    def before(self) -> Stack | None:
+        """The layers that all stages run before the pipeline."""
+        return pre_pipeline_stack(program(self.workload.model), self.mesh, self.strategy)
+
+    @property
+    def layers(self) -> int:
+        """The layers of a stage, empty slots too, without those that all stages run before theirs."""
+        repeats = self.activations.step.repeats
+        return sum(repeats[stack.name].once for stack in self.stacks)
+
+    @property
+    def is_spmd_pipeline(self) -> bool:
+        """Whether there are stages that are one program."""
+        return is_spmd_pipeline(self.mesh, self.strategy)
+
+    def peak_within(self, num_bytes: float) -> int | None:
+        """Return the peak; None if any moment exceeds a limit."""
+        most = num_bytes - sum(self._always.values()) + _ROUNDING
+        moments = (self._mlp, self._loss, self._attention, self._before)
+        if most < 0 or any(sum(moment().values()) > most for moment in moments):
+            return None
+        peak = self.memory()["peak"]
+        return peak if peak <= num_bytes else None
+
+    @cached_property
+    def _always(self) -> dict[str, float]:
+        """The terms of every moment."""
+        states = self.states
+        always = {"parameters": states.parameters, "optimizer": states.moments}
+        if states.master_weights:
+            always["master weights"] = states.master_weights
+        always["reference"] = reference_bytes(self.workload, self.mesh, self.strategy, kind=self.kind)
+        always["batch"] = _batch_bytes(self.workload, self.mesh, self.strategy)
+        return always
+
+    def memory(self) -> dict[str, int]:
+        """The terms of the fullest moment, and `peak`."""
+        always = self._always
+        moments = (
+            self._reference(), self._loss(), self._attention(), self._mlp(), self._before(), self._table(),
+            self._update(),
+        )  # fmt: skip
+        fullest = max(moments, key=lambda terms: sum(terms.values()))
+        terms = {name: int(size) for name, size in (always | fullest).items() if size or name in ALWAYS}
+        return terms | {"peak": sum(terms.values())}
+
+    def _reference(self) -> dict[str, float]:
+        """The reference's pass, before the policy's: its logits, the weight that makes them, and a layer's input."""
+        if (own := reference_pass(self.workload, self.mesh, self.strategy)) is None:
+            return {}
+        forward = _Step(*own, self.kind)
+        logits = 4 * forward.activations.logit_elements + forward.activations.narrow * forward.activations.inputs
+        return {
+            "activations": 0.0,
+            "gradients": 0.0,
+            "reference pass": logits + forward._gathered(forward._logits_weight),
+        }
+
+    def _loss(self) -> dict[str, float]:
+        """Memory in the loss: logits, output head and its gradient.
+
+        Weight and gradient are live together, except for tied embeddings and PyTorch on GPU.
+        """
+        is_apart = self.kind == "gpu" and self.strategy.profile.flat_buffers
+        both = 1 if self.workload.model.tied_embeddings or is_apart or not self._trains_logits else 2
+        weight, narrow = self._gathered(self._logits_weight), self._narrow_logits()
+        if self.kind == "tpu":
+            # The weight's gradient is made of the narrow one, once the float32 logits are no longer needed.
+            narrow = max(0.0, narrow - (both - 1) * weight)
+        return {
+            "activations": self._kept(last=True),
+            "gradients": self._summed(),
+            "logits": self.activations.logits + narrow,
+            "gathered": both * weight,
+        }
+
+    def _narrow_logits(self) -> float:
+        """Gradient of the logits in the compute dtype for its two products, next to the float32 logits.
+
+        XLA:GPU always writes it. The TPU compiler fuses it into each product, except for a microbatch of one sequence
+        per device with fewer tokens than vocabulary entries, outside a pipeline and without a softcap on the logits.
+        """
+        size = dtype_bytes(self.workload.compute_dtype)
+        if self.kind == "cpu" or self.strategy.profile.flat_buffers or size == 4:
+            return 0.0
+        if self.kind == "tpu":
+            op, local = self.activations.step.ops.forward[LOGITS].matmuls[0], self.activations.step.extents.local_dims
+            is_one = local(op.rows[:1]) == 1 and local(op.rows) < local(op.columns) and self.mesh.pp == 1
+            losses = (op for op in program(self.workload.model).logits if isinstance(op, CrossEntropy))
+            if not is_one or any(loss.softcap for loss in losses):
+                return 0.0
+        return size * self.activations.logit_elements
+
+    def _attention(self) -> dict[str, float]:
+        """The backward pass of a layer's attention."""
+        return self._in_layer() | {
+            "working": self.activations.in_attention(on_tpu=self.kind == "tpu") + self._arriving(),
+            "gathered": self._gathered(self._weights(_makes_heads)) + self._prefetched(),
+        }
+
+    def _mlp(self) -> dict[str, float]:
+        """Memory in the backward pass of a layer's MLP: its weights and the gradient of one of them."""
+        return self._in_layer() | {
+            "working": self.activations.in_mlp + self._arriving(),
+            "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
+            + self._prefetched(),
+        }
+
+    def _before(self) -> dict[str, float]:
+        """The backward pass of the layers that all stages run before theirs: of one microbatch all of it is kept."""
+        if (before := self.before) is None:
+            return {}
+        # Of these layers nothing is kept but what runs: all of one microbatch's is recomputed, and then there.
+        count = before.num_layers
+        strategy = pre_pipeline_strategy(self.strategy, before)
+        held = Activations(with_remat(self.workload, "none"), self.mesh, strategy, before.name)
+        return self._in_layer() | {
+            "working": count * held.kept + held.in_attention(on_tpu=self.kind == "tpu"),
+            "gathered": count * self.activations.narrow * self._elements(held.ops.matmuls),
+        }
+
+    def _in_layer(self) -> dict[str, float]:
+        """Memory live in the backward pass of any layer: stacked gradients, and the gradient of the output head."""
+        terms = {
+            "activations": self._kept(),
+            "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
+        }
+        if self.is_spmd_pipeline:
+            # The loss and backward of a tick are of different microbatches, so that they are done side by side.
+            terms["logits"] = self.activations.logits + self._narrow_logits()
+            # A tick's gradients of a chunk of layers stand beside their sums.
+            terms["gradients"] += self.states.gradients(self.states.stored[0]) / self.strategy.virtual_stages
+        if self.mesh.pp == 1:
+            terms["logits gradient"] = self._pending()
+        if elements := self._transposed():
+            each = dtype_bytes(self.workload.param_dtype) / (self.mesh.fsdp * self.mesh.sp)
+            terms["transposed weights"] = self.layers * each * elements
+        return terms
+
+    def _transposed(self) -> float:
+        """Elements of a layer's stacked weights that a compiler copies once a step into the layout of its products.
+
+        XLA:GPU copies weights gathered along their last dim, the TPU compiler inputs of attention over stages.
+        """
+        if self.kind == "gpu" and not self.strategy.profile.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
+            regions = self.activations.step.ops.forward
+            mixed = {name for name, ops in regions.items() if any(op.experts for op in ops.matmuls)}
+            return self._weights(
+                lambda op: op.is_summed and (op.block is Block.ATTENTION or op.region.name not in mixed)
+            )
+        return self._weights(_makes_heads) if self.kind == "tpu" and self.is_spmd_pipeline else 0.0
+
+    def _pending(self) -> float:
+        """Memory of the loss during the backward pass of the layers: the gradient of the output head, not yet summed.
+
+        XLA:GPU starts with the layers as soon as tp has summed the stream's gradient, so the gradient of the output
+        head is still to be computed, from the logits' gradient and the input.
+        """
+        if not self._trains_logits:
+            return 0.0
+        if self.kind == "gpu" and self.mesh.tp > 1 and not self.strategy.profile.flat_buffers:
+            return self.activations.logits - self.activations.narrow * self.activations.inputs
+        return self._whole(self._logits_weight)
+
+    def _table(self) -> dict[str, float]:
+        """The gradient of the table of embeddings, whole, and its sum over devices."""
+        if not self.activations.trains_tables:
+            return {}
+        is_tied = self.workload.model.tied_embeddings or not self._trains_logits
+        return {
+            "activations": self._kept() if self.is_spmd_pipeline else 0.0,
+            "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
+            "logits gradient": 0.0 if is_tied else self._whole(self._logits_weight),
+            "table gradient": 2 * self._whole(self.activations.table_elements),
+        }
+
+    def _update(self) -> dict[str, float]:
+        """Memory in the update, which needs all gradients for their norm."""
+        terms = {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
+        return terms | ({"working": dealt} if (dealt := self.states.dealt_matrices) else {})
+
+    def _summed(self) -> float:
+        """Gradients of several microbatches are summed, so that they outlive each backward pass."""
+        is_summed = self.strategy.num_microbatches > 1 or self.is_spmd_pipeline
+        return self.states.gradients(self.states.elements) if is_summed else 0.0
+
+    def _kept(self, *, last: bool = False) -> float:
+        """The activations that all layers keep for backward; GPipe in lockstep keeps the inputs of the loss too."""
+        if self.is_spmd_pipeline:
+            layers = kept_layers(self.stacks[-1].num_layers, self.mesh, self.strategy) * self.activations.kept
+            is_kept = self.strategy.schedule == "gpipe"
+            inputs = self.strategy.num_microbatches * self.activations.narrow * self.activations.stream
+            return layers + is_kept * inputs
+        return self.layers * in_flight(self.mesh, self.strategy, last=last) * self.activations.kept
+
+    def _arriving(self) -> float:
+        """The inputs of this layer and the next, on their way from the host."""
+        return 2 * self.activations.on_host
+
+    def _prefetched(self) -> float:
+        """Memory of PyTorch's FSDP for other layers: the next one's weights and the last one's gradients.
+
+        Weights are in the gather buffer and copied out of it; gradients are copied into the reduction buffer, which is
+        freed a layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
+        """
+        if not self.strategy.profile.flat_buffers:
+            return 0.0
+        summed = dtype_bytes(self.strategy.gradient_dtype or self.workload.compute_dtype)
+        return (2 * self.activations.narrow + 2 * summed) * self._weights(lambda _: True)
+
+    def _gathered(self, elements: float) -> float:
+        """The bytes of some gathered weights of one layer; none where parameters are kept whole."""
+        return self._whole(elements) if self.strategy.zero_stage == 3 else 0.0
+
+    def _whole(self, elements: float) -> float:
+        """Bytes of weights in the compute dtype."""
+        return self.activations.narrow * elements
+
+    def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
+        """The elements of some weights of one layer as one device multiplies by them."""
+        regions = self.activations.step.ops.forward
+        stacks = program(self.workload.model).stacks
+        return sum(self._elements(tuple(filter(is_one, regions[stack.name].matmuls))) for stack in stacks)
+
+    def _elements(self, ops: Iterable[Matmul]) -> float:
+        """The elements of the weights of some products."""
+        local = self.activations.step.extents.local_dims
+        return sum(local((*op.experts, *op.inner, *op.columns)) for op in ops)
+
+    @property
+    def _logits_weight(self) -> float:
+        """The elements of the weight that makes the logits."""
+        return self._elements(self.activations.step.ops.forward[LOGITS].matmuls)
+
+    @property
+    def _trains_logits(self) -> bool:
+        """Whether the weight that makes the logits has a gradient."""
+        ops = self.activations.step.ops.forward[LOGITS].matmuls
+        return any(op.name not in self.workload.frozen_paths for op in ops)
+
+    def _is_trained_mlp(self, op: Matmul) -> bool:
+        """Whether a product of an MLP has a gradient of its weight."""
+        return _is_mlp(op) and op.name not in self.workload.frozen_paths
+
+
+def _makes_heads(op: Matmul) -> bool:
+    """Whether a product makes queries, keys or values, whose gradients wait for attention's."""
+    return any(dim.letter == "K" for dim in op.columns)
+
+
+def _is_mlp(op: Matmul) -> bool:
+    """Whether a product is one of an MLP's or of experts'; a router's is not."""
+    return op.block is Block.MLP and op.is_rounded
+
+
+def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
+    """Bytes of a step's batch on one device: text, and reference log-probabilities of pairs."""
+    rows = workload.sequences // mesh.degree(RULES["batch"])
+    return _text_bytes(workload, mesh, strategy) + (4 * rows if workload.objective == "dpo" else 0)
+
+
+def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
+    """Bytes of the text on one device: tokens, targets, positions if reordered, and weights of pairs.
+
+    Packed rows have positions, segments and weights; a model without attention reads only the weights.
+    """
+    reads_positions = has_attention(workload.model)
+    arrays = 2 + (workload.packed or is_zigzag(mesh, strategy)) * reads_positions
+    if workload.packed:
+        arrays += 1 + reads_positions
+    arrays += workload.objective == "dpo"
+    return arrays * 4 * (workload.tokens // mesh.degree(token_axes()))

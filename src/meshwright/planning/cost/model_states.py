@@ -1,0 +1,272 @@
+"""Training state on a device: parameters, their float32 copies, optimizer moments; and gradients.
+
+ZeRO stages (arXiv:1910.02054) determine what fsdp shards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import permutations
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.step.model import Model
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.passes.muon import dealt_matrices, matrices, short_and_long
+from meshwright.description.step.passes.optimizer import factored_dims
+from meshwright.description.step.passes.pipeline import is_spmd_pipeline
+from meshwright.description.step.rules import RULES, local_parameter_shape
+from meshwright.description.step.stages import chunk_slots
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.mesh import MeshShape
+
+MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0, "muon": 1}
+"""Arrays of a parameter's size that an optimizer keeps.
+
+Lion has one (arXiv:2302.06675), Muon too, and a second for what AdamW updates. sgd has no momentum. Adafactor, also
+without momentum: see `factored_elements`.
+"""
+
+COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1, "muon": 2}
+"""Step counters of Optax, four bytes each: of the schedule, and of each transformation with moments."""
+
+BLOCK_OF_8BIT = 256
+"""The elements that share one float32 scale in 8-bit moments (bitsandbytes, Adam8bit: blockwise quantization)."""
+
+TILE = (8, 128)
+"""The rows and columns of the tile that a TPU fills a float32 array up to."""
+
+STATES = ("parameters", "master weights", "optimizer", "reference")
+"""The terms of `step_memory` that stay from step to step; all others come and go within one."""
+
+
+def states_bytes(memory: Mapping[str, int]) -> int:
+    """The bytes of a step's memory that stay from step to step."""
+    return sum(memory.get(name, 0) for name in STATES)
+
+
+def trained_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
+    """Return the trained elements stored on one device; for a pipeline the fullest stage."""
+    return States(workload, mesh, strategy).elements
+
+
+@lru_cache(maxsize=1 << 14)
+def stored_elements(
+    model: Model,
+    mesh: MeshShape,
+    *,
+    is_tiled: bool = False,
+    virtual_stages: int = 0,
+    without: frozenset[str] = frozenset(),
+) -> tuple[int, int]:
+    """Return the elements stored on one device, of layers and of the ends; `mesh` without dp, which only copies.
+
+    For a pipeline the stage with most layers, and the larger end. is_tiled: padded to TPU tiles. virtual_stages: number
+    of slots per stage of a lockstep pipeline, whose stages share both tables and all hold the dense layers before the
+    MoE layers; 0 otherwise. without: paths of parameters to leave out.
+    """
+    layers, ends = 0, [0]
+    for path, parameter in leaves(parameters(model)):
+        if path in without:
+            continue
+        shape = local_parameter_shape(parameter, mesh=mesh, what=path)
+        size = tiled_elements(shape) if is_tiled else math.prod(shape)
+        if parameter.is_stacked and not (virtual_stages and "dense_layers" in parameter.axes):
+            chunks = max(1, virtual_stages)
+            layers += size // parameter.num_layers * chunks * chunk_slots(parameter.num_layers, mesh.pp, chunks)
+        else:
+            ends.append(size // mesh.pp if virtual_stages and "vocab" in parameter.axes else size)
+    # Else the table stands on the first stage, that of the logits on the last.
+    return layers, sum(ends) if mesh.pp == 1 or virtual_stages else max(ends)
+
+
+def tiled_elements(shape: tuple[int, ...]) -> int:
+    """The elements an array takes up in a TPU's memory, its dims filled up to tiles.
+
+    The compiler lays the two dims along rows and columns of a tile that waste least; a dim of fewer than 8 rows gets
+    smaller tiles (openxla.org/xla/tiled_layout; read off the layouts of compiled steps).
+    """
+    rows, columns = TILE
+    if len(shape) < 2:
+        return math.prod(shape)
+    size = math.prod(shape)
+    return min(
+        size // (row * column) * _filled(row, min(rows, 1 << (row - 1).bit_length())) * _filled(column, columns)
+        for row, column in permutations(shape, 2)
+    )
+
+
+def _filled(dim: int, tile: int) -> int:
+    """A dim filled up to whole tiles."""
+    return -(-dim // tile) * tile
+
+
+@lru_cache(maxsize=1 << 12)
+def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = frozenset()) -> int:
+    """Return the elements that Adafactor keeps on one device (arXiv:1804.04235, section 3): row and column means.
+
+    All elements of a parameter unless its two largest dims are both at least `FACTORED_FROM`. An omitted moment has one
+    element. without: paths of parameters without state.
+    """
+    count = 0
+    for path, parameter in leaves(parameters(model)):
+        if path in without:
+            continue
+        shape = local_parameter_shape(parameter, mesh=mesh, what=path)
+        size = math.prod(shape)
+        if factored := factored_dims(parameter.shape):
+            count += sum(size // shape[dim] for dim in factored) + 1
+        else:
+            count += size + 2
+    return count
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of parameters, moments and gradients on one device.
+
+    is_tiled: padded to TPU tiles. Elements are of trained parameters; frozen ones have no gradients and no moments.
+    """
+
+    workload: Workload
+    mesh: MeshShape
+    strategy: Strategy = DEFAULT
+    is_tiled: bool = False
+
+    @cached_property
+    def stored(self) -> tuple[int, int]:
+        """The elements of the layers' parameters and of the tables, where fsdp shards them."""
+        return self._stored_on(without_copies(self.mesh), self.workload.frozen_paths)
+
+    @property
+    def elements(self) -> int:
+        """The elements of the parameters where fsdp shards them."""
+        return sum(self.stored)
+
+    @cached_property
+    def kept(self) -> int:
+        """The elements of the parameters as they are from step to step: shards from ZeRO-1 on, else whole."""
+        return sum(self._stored_on(self._kept_on, self.workload.frozen_paths))
+
+    def _stored_on(self, mesh: MeshShape, without: frozenset[str]) -> tuple[int, int]:
+        """Elements of layers and tables on a mesh without copies, except some parameters."""
+        virtual = self.strategy.virtual_stages if is_spmd_pipeline(self.mesh, self.strategy) else 0
+        model = self.workload.model
+        return stored_elements(model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual, without=without)
+
+    @property
+    def frozen(self) -> float:
+        """The bytes of the frozen parameters as they are from step to step."""
+        return self._frozen_bytes(self._kept_on)
+
+    def _frozen_bytes(self, mesh: MeshShape) -> float:
+        """The bytes of the frozen parameters where a mesh without copies shards them, each in its own dtype."""
+        workload, total = self.workload, 0.0
+        if not workload.frozen_paths:
+            return total
+        declared = dict(leaves(parameters(workload.model)))
+        for dtype in {workload.compute_dtype, workload.param_dtype}:
+            others = (
+                path for path, parameter in declared.items()
+                if path not in workload.frozen_paths or workload.stored_dtype(path, parameter) != dtype
+            )  # fmt: skip
+            total += dtype_bytes(dtype) * sum(self._stored_on(mesh, frozenset(others)))
+        return total
+
+    @property
+    def arguments(self) -> float:
+        """The part that a step takes as arguments: stored parameters, float32 copies, moments and counters."""
+        stored = self.kept * dtype_bytes(self.workload.param_dtype) + self.frozen
+        return stored + self.master_weights + self.moments + 4 * COUNTERS[self.strategy.optimizer]
+
+    @property
+    def parameters(self) -> float:
+        """Parameter bytes; below ZeRO-3 whole, in the compute dtype, next to the stored shards.
+
+        Lockstep stages have them whole in the dtype of gradient accumulation.
+        """
+        degree, stage = self._shards, self.strategy.zero_stage
+        frozen = self._frozen_bytes(without_copies(self.mesh))
+        stored = self.elements * dtype_bytes(self.workload.param_dtype) + frozen
+        if stage == 3 or degree == 1:
+            return stored
+        if stage == 0:
+            return stored * degree
+        narrow = dtype_bytes(self.workload.compute_dtype)
+        whole = self._summed_in if is_spmd_pipeline(self.mesh, self.strategy) else narrow
+        return stored + (self.elements * whole + frozen) * degree
+
+    @property
+    def master_weights(self) -> float:
+        """Float32 copies that the optimizer updates, if parameters are narrower."""
+        if not self.strategy.master_weights or self.workload.param_dtype == "f32":
+            return 0.0
+        return 4.0 * self.kept
+
+    @property
+    def moments(self) -> float:
+        """The optimizer's moments, with what else it keeps."""
+        name, updated = self.strategy.optimizer, "f32" if self.strategy.master_weights else self.workload.param_dtype
+        each = dtype_bytes(self.strategy.moment_dtype or updated)
+        if name == "adafactor":
+            return each * factored_elements(self.workload.model, self._kept_on, self.workload.frozen_paths)
+        if name == "adamw-8bit":
+            each = 1 + 4 / BLOCK_OF_8BIT
+        second = 0
+        if name == "muon":
+            second = sum(self._stored_on(self._kept_on, self.workload.frozen_paths.union(matrices(self.workload))))
+        return each * (MOMENTS[name] * self.kept + second)
+
+    @property
+    def dealt_matrices(self) -> float:
+        """The bytes of one parameter's matrices in Muon's update: before, after, and two of their squares."""
+        if self.strategy.optimizer != "muon":
+            return 0.0
+        each = dtype_bytes(self.workload.compute_dtype)
+        most = 0.0
+        for parameter, count in dealt_matrices(self.workload, self.mesh, self.strategy):
+            short, long = short_and_long(parameter)
+            most = max(most, each * count * (2 * short * long + 2 * short * short))
+        return most
+
+    def gradients(self, elements: float) -> float:
+        """Gradients of some stored elements, in the parameters' dtype; whole below ZeRO-2.
+
+        Over microbatches they are accumulated in the dtype of device sums, if that is wider
+        (execution/training/gradients.py).
+        """
+        each = dtype_bytes(self.workload.param_dtype)
+        if self.strategy.num_microbatches > 1 and (self.mesh.pp == 1 or self.strategy.zero_stage == 1):
+            each = self._summed_in
+        return each * elements * (1 if self.strategy.zero_stage >= 2 else self._shards)
+
+    @property
+    def _summed_in(self) -> float:
+        """The bytes of an element of sums over microbatches."""
+        dtypes = (self.workload.param_dtype, self.strategy.gradient_dtype or self.workload.param_dtype)
+        return max(map(dtype_bytes, dtypes))
+
+    @property
+    def _shards(self) -> int:
+        """Devices that hold parts of each parameter, and would hold it whole without ZeRO."""
+        return self.mesh.degree(RULES["embed"])
+
+    @property
+    def _kept_on(self) -> MeshShape:
+        """The mesh that shards what stays from step to step."""
+        return without_copies(self.mesh) if self.strategy.zero_stage else _without_shards(self.mesh)
+
+
+@lru_cache(maxsize=1 << 14)
+def without_copies(mesh: MeshShape) -> MeshShape:
+    """The mesh of one copy of the parameters."""
+    return replace(mesh, dp=1)
+
+
+@lru_cache(maxsize=1 << 12)
+def _without_shards(mesh: MeshShape) -> MeshShape:
+    """Mesh with one of these devices each."""
+    return replace(mesh, dp=1, **dict.fromkeys(RULES["embed"], 1))

@@ -1,0 +1,45 @@
+"""Fractions of peak rates that hardware achieves, each with its public source: none is fitted to whole runs."""
+
+from __future__ import annotations
+
+from meshwright.description.hardware.system import System
+from meshwright.planning.cost.rates.efficiency import product_efficiency
+
+HBM_SHARE = 0.88
+"""Fraction of HBM bandwidth: adding two arrays of 4,096 x 8,192 on an A100 moves 1,797 of 2,039 GB/s.
+
+github.com/microsoft/vidur, data/profiling (commit 7d47513), `add` of Llama-2-70B.
+"""
+
+OVERLAP_SLOWDOWN = 0.189
+"""Slowdown of a GPU's ops beside a collective, which takes multiprocessors and power (arXiv:2507.03114)."""
+
+SPREAD = 0.08
+"""The spread of the times of one op on GPUs of one kind (arXiv:2208.11035): each runs at the clock its power allows."""
+
+
+def contention_seconds(hidden_seconds: float, system: System) -> float:
+    """Return the seconds that ops lose to collectives that run beside them. TPUs lose none: DMA engines move data."""
+    return OVERLAP_SLOWDOWN * hidden_seconds if system.chip.kind == "gpu" else 0.0
+
+
+def straggling_seconds(seconds: float, num_devices: int, system: System) -> float:
+    """Return the seconds that a step loses to its slowest device, where the median device computes for `seconds`.
+
+    Devices' times are taken as uniform over a width of `SPREAD`: the slowest of n is (n - 1) / (n + 1) of the way from
+    the middle to the end. TPUs lose none: their clocks are fixed.
+    """
+    spread = SPREAD if system.chip.kind == "gpu" else 0.0
+    return seconds * spread / 2 * (num_devices - 1) / (num_devices + 1)
+
+
+def product_seconds(
+    rows: float, inner: float, columns: float, *, system: System, dtype: str, moved_bytes: float | None = None
+) -> float:
+    """Return the seconds of [rows, inner] @ [inner, columns] on one device, at the efficiency of that size.
+
+    moved_bytes: to and from memory, unless each operand and the result move once.
+    """
+    ideal = 2 * rows * inner * columns / system.peak(dtype)
+    sizes = max(1.0, rows), max(1.0, inner), columns
+    return ideal / product_efficiency(system, *sizes, dtype=dtype, moved_bytes=moved_bytes)

@@ -1,0 +1,48 @@
+"""Which efficiencies of a chip are another chip's: where a figure was not measured or compiled for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshwright.description.hardware.system import System
+from meshwright.planning.cost.rates.data_files import tpu_attention_shares, tpu_layer_shares, tpu_products
+from meshwright.planning.cost.rates.efficiency import relative
+
+LENDER = "v5p"
+"""The TPU whose figures are used for one whose kernels and matmuls were not compiled."""
+
+
+def borrowed_figures(system: System) -> dict[str, tuple[str, ...]]:
+    """Return borrowed figures by the chip they come from; none for simulated devices, which use a roofline.
+
+    Every borrowed figure is a fraction of the chip's own peak or bandwidth.
+    """
+    name = system.chip.name
+    if system.chip.kind == "gpu":
+        products, attention = relative(name), "h100"
+        found = [("products", products), ("collectives in a node", products), ("attention kernels", attention)]
+    elif system.chip.kind == "tpu":
+        tables: dict[str, Mapping[str, object]] = {
+            "products": tpu_products()["chips"],
+            "attention kernels": tpu_attention_shares(),
+            "ops of a layer together": tpu_layer_shares(),
+        }
+        found = [(what, name if name in table else LENDER) for what, table in tables.items()]
+    else:
+        return {}
+    lenders = dict.fromkeys(chip for _, chip in found if chip != name)
+    return {lender: tuple(what for what, chip in found if chip == lender) for lender in lenders}
+
+
+def borrowed_notes(system: System) -> tuple[str, ...]:
+    """A line for each chip that efficiencies are borrowed from."""
+    name = system.chip.name
+    return tuple(
+        f"no efficiencies of {name} for {_list(whats)}: those of {lender} are taken, as shares of {name}'s own peak"
+        for lender, whats in borrowed_figures(system).items()
+    )
+
+
+def _list(words: tuple[str, ...]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -1,0 +1,176 @@
+"""Time of a collective on its links, by the scaling book's formulas (jax-ml.github.io/scaling-book).
+
+Bytes are those of `record.Collective.bytes`: the array as one device sees it (the gathered result of an all-gather, the
+unreduced operand of a reduce-scatter, the operand of the others). Times are lower bounds, with links at full rate; what
+links achieve is in `links`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.description.hardware.fabric import Crossing, Placement, Ring
+from meshwright.record import Kind
+
+
+@dataclass(frozen=True)
+class Term:
+    """The time one part of the fabric is busy: the torus (`ICI`), or a level such as `node`, `leaf`, `DCN`.
+
+    asymptotic_seconds: the same with very many devices, (n - 1) / n taken as 1: the book's rules of thumb.
+    """
+
+    link: str
+    seconds: float
+    asymptotic_seconds: float
+    text: str
+
+
+@dataclass(frozen=True)
+class CollectiveTime:
+    """Time of a collective. The parts of the fabric work at the same time, so it is that of the slowest.
+
+    spread: devices of a group in one node of GPUs, and the number of nodes. latency_seconds: time of all hops for an
+    empty array. A permute adds it to the transfer; others overlap their hops, so for them it is a minimum (scaling
+    book, sharding: a note on ICI latency).
+    """
+
+    kind: Kind
+    bytes: float
+    terms: tuple[Term, ...]
+    latency_seconds: float
+    spread: tuple[int, int] = (1, 1)
+
+    @property
+    def bandwidth_seconds(self) -> float:
+        """The time that the bytes need on the slowest part of the fabric."""
+        return max((term.seconds for term in self.terms), default=0.0)
+
+    @property
+    def asymptotic_seconds(self) -> float:
+        """The bandwidth time with (n - 1) / n approximated as 1, as in rules of thumb."""
+        return max((term.asymptotic_seconds for term in self.terms), default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """The time of the collective."""
+        if self.kind == "collective-permute":
+            return self.bandwidth_seconds + self.latency_seconds
+        return max(self.bandwidth_seconds, self.latency_seconds)
+
+    @property
+    def regime(self) -> Literal["bandwidth", "latency"]:
+        """Whether bytes or hops decide the time."""
+        return "latency" if self.latency_seconds > self.bandwidth_seconds else "bandwidth"
+
+    @property
+    def binds(self) -> str:
+        """The slowest part, in words: `ICI x: ring of 4`, `leaf: 4 units`; empty inside one device."""
+        if not self.terms:
+            return ""
+        slowest = max(self.terms, key=lambda term: term.seconds)
+        return f"hop latency of {slowest.text}" if self.regime == "latency" else slowest.text
+
+
+def collective_seconds(kind: Kind, nbytes: float, placement: Placement) -> CollectiveTime:
+    """The time of one collective of `nbytes` over the mesh axes of a placement.
+
+    On several levels (torus and data-centre network; node, leaf, spine) a collective is done level by level, all
+    levels overlapping: scaling book, gpus, cross-node collectives. An axis of degree 1 takes no time.
+    """
+    if placement.degree == 1:
+        return CollectiveTime(kind, nbytes, (), 0.0)
+    on_torus = {"all-to-all": _exchange_on_torus, "collective-permute": _permute_on_torus}.get(kind, _gather_on_torus)
+    terms = [on_torus(nbytes, placement)] if placement.rings else []
+    terms += [_on_level(kind, nbytes, placement.degree, crossing) for crossing in placement.crossings]
+    latency = _latency(kind, placement)
+    if kind == "all-reduce":
+        # A reduce-scatter and an all-gather (scaling book, sharding, case 3).
+        terms = [Term(t.link, 2 * t.seconds, 2 * t.asymptotic_seconds, t.text) for t in terms]
+        latency *= 2
+    members = math.prod(crossing.degree for crossing in placement.crossings if crossing.level == "node")
+    return CollectiveTime(kind, nbytes, tuple(terms), latency, (members, placement.degree // members))
+
+
+def gather_bytes_per_second(placement: Placement) -> float:
+    """Return the bytes a second of an all-gather or reduce-scatter of a large array over many devices.
+
+    The W of the book's thresholds (`network_intensity`); infinite on an axis of degree 1.
+    """
+    seconds = collective_seconds("all-gather", 1.0, placement).asymptotic_seconds
+    return 1 / seconds if seconds else math.inf
+
+
+def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
+    """All-gather or reduce-scatter on the physical axes of a torus (scaling book, sharding, case 2 and pop quiz 2).
+
+    A ring of n passes shards both ways in floor(n/2) hops of 2 V / n over both links of an axis: V / W. Otherwise the
+    device with the fewest links decides, at the end of every line: V (n - 1) / n through one link of each open axis
+    and two of each ring; with several rings the book's V / (W n_axes).
+    """
+    rings, text = placement.rings, "ICI " + ", ".join(map(str, placement.rings))
+    rate = sum(_links(ring) * ring.link_bytes_per_second for ring in rings)
+    size = math.prod(ring.size for ring in rings)
+    share = 2 * (size // 2) / size if len(rings) == 1 and rings[0].is_wrapped else (size - 1) / size
+    return Term("ICI", nbytes * share / rate, nbytes / rate, text)
+
+
+def _exchange_on_torus(nbytes: float, placement: Placement) -> Term:
+    """All-to-all on a torus: the axis that takes longest, as all work at once.
+
+    On an axis of n each device sends floor(n^2/4) / n^2 of n operands over its links, half each way round a ring
+    (V / 4W: scaling book, sharding, AllToAll) and all through the middle link of a line.
+    """
+    terms: list[Term] = []
+    for ring in placement.rings:
+        chunk = nbytes * placement.chip_members * ring.size / (_links(ring) * ring.link_bytes_per_second)
+        terms.append(Term("ICI", chunk * (ring.size**2 // 4) / ring.size**2, chunk / 4, f"ICI {ring}"))
+    return max(terms, key=lambda term: term.seconds)
+
+
+def _permute_on_torus(nbytes: float, placement: Placement) -> Term:
+    """A shift to the neighbour on the slowest axis: the operand through one link."""
+    slowest = min(placement.rings, key=lambda ring: ring.link_bytes_per_second)
+    seconds = nbytes / slowest.link_bytes_per_second
+    return Term("ICI", seconds, seconds, f"ICI {slowest}")
+
+
+def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Term:
+    """A collective of `degree` devices at one level of switches.
+
+    All-gather and reduce-scatter: V (D - 1) / (D W) for each group that shares the link; the groups that share a link
+    are the shards of a separate axis that the array is sharded over too. All-to-all: what each unit's devices send to
+    those outside it, B (N - 1) / (N^2 W) in a node and B (M - 1) / (M^2 W) over M nodes, with B the bytes of all
+    devices together. Scaling book, gpus: intra-node and cross-node collectives, and reductions when the array is
+    sharded over a separate axis. A shift: of each unit one device of every group sends to the next unit.
+    """
+    if kind == "all-to-all":
+        limit = nbytes * crossing.members * crossing.sharers / crossing.link_bytes_per_second
+        return Term(crossing.level, limit * ((degree - crossing.members) / degree), limit, str(crossing))
+    limit = nbytes * crossing.sharers / crossing.link_bytes_per_second
+    seconds = limit if kind == "collective-permute" else limit * (crossing.degree - 1) / crossing.degree
+    return Term(crossing.level, seconds, limit, str(crossing))
+
+
+def _latency(kind: Kind, placement: Placement) -> float:
+    """The time of the hops alone: around half of each ring, along each line, up a tree of log2 n at each level.
+
+    Scaling book, sharding (a note on ICI latency) and gpus (tree reduction). A permute and an all-to-all go straight
+    through a level; a permute goes to a neighbour, which on a line the last has at the other end.
+    """
+    hops = 0.0
+    for ring in placement.rings:
+        far = ring.size // 2 if ring.is_wrapped else ring.size - 1
+        hops += ring.stride * (1 if kind == "collective-permute" and ring.is_wrapped else far)
+    seconds = hops * placement.hop_seconds
+    for crossing in placement.crossings:
+        direct = kind in ("all-to-all", "collective-permute")
+        seconds += crossing.hop_seconds * (1 if direct else math.ceil(math.log2(crossing.degree)))
+    return seconds
+
+
+def _links(ring: Ring) -> int:
+    """The links over which the device worst placed on an axis sends and receives: both round a ring, one at an end."""
+    return 2 if ring.is_wrapped else 1

@@ -1,0 +1,73 @@
+"""The time that a collective takes at the rate its links achieve: of a compiled program's, and of a plan's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.description.hardware.fabric import MeshPlacement, Placement
+from meshwright.description.hardware.system import System
+from meshwright.planning.cost.rates.collective import collective_seconds
+from meshwright.planning.cost.rates.links import collective_efficiency
+from meshwright.record import Collective, Kind
+
+_LEAST_CHIPS = 16
+"""The chips of the smallest slice whose reduce-scatters run as all-reduces: of v5e and v6e a square one, of v5p any."""
+
+
+@lru_cache(maxsize=1 << 16)
+def achieved_seconds(kind: Kind, nbytes: float, layout: MeshPlacement, axes: tuple[str, ...]) -> float:
+    """The time of one run of a collective over some mesh axes, at the share of the links' rate that it reaches.
+
+    Args:
+        kind: as the program runs it (`planned_seconds` for the collective of a plan).
+        nbytes: as in `record.Collective`; of a permute times the hops that it goes round a torus.
+        layout: the mesh laid on its system.
+        axes: the mesh axes of its groups.
+    """
+    return _achieved(kind, nbytes, layout.system, layout.placement(axes))
+
+
+def _achieved(kind: Kind, nbytes: float, system: System, placement: Placement) -> float:
+    """`achieved_seconds` over the links of a placement."""
+    once = collective_seconds(kind, nbytes, placement)
+    return max(once.bandwidth_seconds / collective_efficiency(system, once), once.latency_seconds)
+
+
+def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
+    """Return the seconds of all runs of a planned collective, as the chip's compiler implements it.
+
+    Shards sent round tp beside matmuls go as two halves, one each way, if the torus' links close. Between slices only
+    shards are sent, although each slice runs an all-reduce instead of a reduce-scatter.
+    """
+    kind, nbytes, placement = move.kind, move.bytes / move.count, layout.placement(move.axes)
+    if kind == "collective-permute" and move.axes == ("tp",):
+        nbytes /= 2 if any(ring.is_wrapped for ring in placement.rings) else 1
+    seconds = achieved_seconds(kind, nbytes, layout, move.axes)
+    if reduce_scatter_runs_as_all_reduce(move, layout):
+        inside = replace(placement, degree=_degree_inside(placement), crossings=())
+        seconds = max(seconds, _achieved("all-reduce", nbytes, layout.system, inside))
+    return move.count * seconds
+
+
+def reduce_scatter_runs_as_all_reduce(move: Collective, layout: MeshPlacement) -> bool:
+    """Whether a collective is a reduce-scatter that the compiler makes an all-reduce and a slice, of twice the bytes.
+
+    The TPU compiler (libtpu 0.0.42.1) does so where a sum is over every chip of a slice, or of several: on v5e and v6e
+    of square ones from 4x4, on v5p from 2x2x4 on (`benchmarks/whole_slice_sums.py`). Other chips were not tried.
+    """
+    if move.kind != "reduce-scatter":
+        return False
+    system = layout.system
+    chips = system.num_chips // system.num_slices
+    if chips < _LEAST_CHIPS or _degree_inside(layout.placement(move.axes)) != chips * system.devices_per_chip:
+        return False
+    if system.chip.name in ("v5e", "v6e"):
+        return system.shape[0] == system.shape[1]
+    return system.chip.name == "v5p"
+
+
+def _degree_inside(placement: Placement) -> int:
+    """The devices of one slice that a collective is over."""
+    return placement.chip_members * math.prod(ring.size for ring in placement.rings)

@@ -1,0 +1,49 @@
+"""Fold over a step: the bytes that it moves between HBM and a device's cores, at least."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.step.blocks import program
+from meshwright.description.step.passes.pipeline import EMBEDDING, LOGITS, stage_layers
+from meshwright.description.step.strategy import DEFAULT
+from meshwright.description.step.train import train_step
+from meshwright.description.step.workload import Remat, Workload
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.activations import Activations
+from meshwright.planning.cost.model_states import trained_elements
+
+STAGE = replace(DEFAULT, spmd_pipeline=False)
+"""The default strategy, but that stages do nothing while they wait."""
+
+RECOMPUTED: Mapping[Remat, float] = {
+    "none": 0.0,
+    "attention": 0.0,
+    "matmuls": 0.5,
+    "alternate": 0.5,
+    "block": 1.0,
+    "offload": 1.0,
+}
+"""The share of the forward pass's traffic that backward repeats, about."""
+
+
+def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
+    """Return the least bytes that each phase of a step moves between HBM and one device's cores.
+
+    Forward reads gathered weights and writes saved activations; recompute does the same again; backward reads both, and
+    writes gradients of both. The optimizer reads gradient, parameter and two moments, and writes the last three. With
+    pp: for a stage that does nothing while idle and has the tables of both ends.
+    """
+    step, activations = train_step(workload, mesh, STAGE), Activations(workload, mesh)
+    local = step.extents.local_dims
+    forward = activations.narrow * Activations(workload, mesh, STAGE).lookup_elements
+    for name, region in step.ops.forward.items():
+        weights = sum(local((*op.experts, *op.inner, *op.columns)) for op in region.matmuls)
+        forward += activations.narrow * weights * (1 if name in (EMBEDDING, LOGITS) else step.repeats[name].once)
+    layers = stage_layers(sum(stack.num_layers for stack in program(workload.model).stacks), mesh)
+    forward += layers * activations.read + activations.logits
+    states = trained_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
+    recompute = RECOMPUTED[workload.remat] * forward
+    return {"forward": forward, "recompute": recompute, "backward": 2 * forward, "update": 7 * states}

@@ -1,0 +1,224 @@
+"""Cost of an implementation of a sharded matmul on a chip and its fabric, and what bounds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.inference import Inference
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.steps import Communicate, Implementation
+from meshwright.errors import MeshwrightError
+from meshwright.planning.cost.rates.collective import CollectiveTime, collective_seconds
+from meshwright.planning.cost.roofline import hardware_intensity, intensity, op_seconds
+from meshwright.planning.cost.threshold import Threshold, flops_per_byte, inequality, say_threshold
+from meshwright.record import Bound, Collective
+
+
+@dataclass(frozen=True)
+class Intensity:
+    """Flops per byte, of memory or of one collective, beside the hardware's.
+
+    dims: the value as an expression of dims; empty if the flops are of several matmuls. hardware: peak flops over
+    memory bandwidth, or over that of the links, used both ways as in large rings. here: the same with the collective's
+    time on the actual links: open lines, few chips, latency.
+    """
+
+    value: float
+    dims: str
+    hardware: float
+    here: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedImplementation:
+    """An implementation and its times on one device at full rate, which are lower bounds.
+
+    collectives: each with its seconds. communication_seconds: the sum of these. network: intensity of the longest
+    collective, None without one. memory: intensity of memory, None without matmul. threshold: the condition for compute
+    bound, against memory if that bounds or nothing is communicated, else against the collectives; None without matmul.
+    """
+
+    implementation: Implementation
+    collectives: tuple[Collective, ...]
+    flops_seconds: float
+    memory_seconds: float
+    communication_seconds: float
+    memory: Intensity | None
+    network: Intensity | None
+    threshold: Threshold | None
+
+    @property
+    def seconds(self) -> float:
+        """The time when collectives hide behind the products: the longest of the three."""
+        return max(self.flops_seconds, self.memory_seconds, self.communication_seconds)
+
+    @property
+    def serial_seconds(self) -> float:
+        """The time when nothing hides: the products, then the collectives."""
+        return max(self.flops_seconds, self.memory_seconds) + self.communication_seconds
+
+    @property
+    def bound(self) -> Bound | None:
+        """What takes longest; None if nothing takes time."""
+        times: dict[Bound, float] = {
+            "compute": self.flops_seconds,
+            "memory": self.memory_seconds,
+            "communication": self.communication_seconds,
+        }
+        return max(times, key=lambda bound: times[bound]) if self.seconds else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedProduct:
+    """A product or resharding priced: implementations cheapest first, `chosen` the written one or else the cheapest."""
+
+    inference: Inference
+    layout: MeshPlacement
+    implementations: tuple[PricedImplementation, ...]
+    chosen: PricedImplementation
+
+    @property
+    def alternatives(self) -> tuple[PricedImplementation, ...]:
+        """The implementations not chosen, cheapest first."""
+        return tuple(way for way in self.implementations if way is not self.chosen)
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as plain data, in the schema of `meshwright matmul --json`."""
+        inference, chosen = self.inference, self.chosen
+        return {
+            "case": inference.case,
+            "cases": [asdict(found) for found in inference.cases],
+            "result": str(inference.result),
+            "collectives": _collectives_json(chosen),
+            "local_shapes": {
+                str(array): list(inference.sizes.local_shape(array))
+                for array in (*inference.operands, inference.result)
+            },
+            "flops_per_device": chosen.implementation.flops,
+            "intensity": {"memory": _intensity_json(chosen.memory), "network": _intensity_json(chosen.network)},
+            "bound": chosen.bound,
+            "threshold": say_threshold(chosen.threshold) if chosen.threshold else "",
+            "alternatives": [
+                {
+                    "steps": [str(step) for step in priced.implementation.steps],
+                    "collectives": _collectives_json(priced),
+                    "flops_per_device": priced.implementation.flops,
+                    "seconds": priced.seconds,
+                    "bound": priced.bound,
+                }
+                for priced in self.alternatives
+            ],
+        }
+
+
+def price(inference: Inference, system: System, *, dtype: str = "bf16") -> PricedProduct:
+    """Return the cost of each implementation of a sharded matmul on its mesh, laid over the system, cheapest first.
+
+    They are ordered by the time with hidden collectives, then by the time without. Raises an error if the mesh does not
+    fit the system, or an element of the dtype has another size than in the matmul's description.
+    """
+    if dtype_bytes(dtype) != inference.sizes.element_bytes:
+        raise MeshwrightError(
+            f"the ways were inferred for elements of {inference.sizes.element_bytes:g} bytes;"
+            f" {dtype} has {dtype_bytes(dtype):g}"
+        )
+    layout = lay_mesh(system, inference.sizes.degrees)
+    priced = {way: _priced(way, inference.sizes, layout, dtype) for way in inference.implementations}
+    ways = sorted(priced.values(), key=lambda way: (way.seconds, way.serial_seconds))
+    chosen = priced[inference.written] if inference.written else ways[0]
+    return PricedProduct(inference=inference, layout=layout, implementations=tuple(ways), chosen=chosen)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A collective, its time, and the flops the chip does in the time of one of its bytes (`Intensity`)."""
+
+    step: Communicate
+    time: CollectiveTime
+    hardware: float
+    here: float
+
+
+def _load(step: Communicate, layout: MeshPlacement, peak: float) -> _Load:
+    """The load that a collective is on the links that its axes run over."""
+    placement = layout.placement(step.axes)
+    time = collective_seconds(step.kind, step.bytes, placement)
+    closed = replace(placement, rings=tuple(replace(ring, is_wrapped=True) for ring in placement.rings))
+    ideal = collective_seconds(step.kind, step.bytes, closed).asymptotic_seconds
+    return _Load(step, time, peak * ideal / step.bytes, peak * time.seconds / step.bytes)
+
+
+def _priced(way: Implementation, sizes: Sizes, layout: MeshPlacement, dtype: str) -> PricedImplementation:
+    """An implementation with its times."""
+    system = layout.system
+    loads = [_load(step, layout, system.peak(dtype)) for step in way.communications]
+    touched = [array for product in way.products for array in (*product.operands, product.result)]
+    memory_bytes = sum(sizes.local_bytes(array) for array in touched)
+    op = op_seconds(way.flops, memory_bytes, system, dtype=dtype)
+    communication = math.fsum(load.time.seconds for load in loads)
+    chip = hardware_intensity(system, dtype=dtype)
+    return PricedImplementation(
+        implementation=way,
+        collectives=tuple(
+            replace(c, seconds=load.time.seconds) for c, load in zip(way.collectives, loads, strict=True)
+        ),
+        flops_seconds=op.flops_seconds,
+        memory_seconds=op.memory_seconds,
+        communication_seconds=communication,
+        memory=Intensity(intensity(way.flops, memory_bytes), "", chip, chip) if way.products else None,
+        network=_network(way, loads, sizes) if way.products and loads else None,
+        threshold=_threshold(
+            way,
+            loads,
+            [(array, chip) for array in touched],
+            sizes,
+            is_memory=op.memory_seconds > max(op.flops_seconds, communication),
+        ),
+    )
+
+
+def _network(way: Implementation, loads: list[_Load], sizes: Sizes) -> Intensity:
+    """The intensity against the collective that takes longest."""
+    longest = max(loads, key=lambda load: load.time.seconds)
+    dims = str(flops_per_byte(way.products[0], longest.step.counted, sizes)) if len(way.products) == 1 else ""
+    return Intensity(intensity(way.flops, longest.step.bytes), dims, longest.hardware, longest.here)
+
+
+def _threshold(
+    way: Implementation,
+    loads: list[_Load],
+    arrays: Sequence[tuple[ShardedArray, float]],
+    sizes: Sizes,
+    *,
+    is_memory: bool,
+) -> Threshold | None:
+    """When an implementation is compute bound; is_memory: whether memory takes longest, else its collectives."""
+    if not way.products:
+        return None
+    if is_memory or not loads:
+        return Threshold("memory", inequality(way.products, arrays, sizes))
+    condition = inequality(way.products, [(load.step.counted, load.hardware) for load in loads], sizes)
+    if all(math.isclose(load.here, load.hardware, rel_tol=0.01) for load in loads):
+        return Threshold("network", condition)
+    here = inequality(way.products, [(load.step.counted, load.here) for load in loads], sizes)
+    return Threshold("network", condition, here, tuple(dict.fromkeys(load.time.binds for load in loads)))
+
+
+def _collectives_json(priced: PricedImplementation) -> list[dict[str, Any]]:
+    """The collectives of an implementation as plain data."""
+    return [
+        {"kind": c.kind, "axes": list(c.axes), "array": c.array, "bytes": c.bytes, "seconds": c.seconds}
+        for c in priced.collectives
+    ]
+
+
+def _intensity_json(found: Intensity | None) -> dict[str, Any] | None:
+    """An intensity as plain data."""
+    return asdict(found) if found else None

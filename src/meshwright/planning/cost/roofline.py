@@ -1,0 +1,88 @@
+"""Time of an op on one device, and the batch from which a product keeps the device's arithmetic busy.
+
+After the scaling book (jax-ml.github.io/scaling-book), roofline and training chapters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.system import System
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """Time of an op at peak arithmetic and at peak memory bandwidth; they overlap, so the longer one counts."""
+
+    flops_seconds: float
+    memory_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The lower bound of the time; the two terms in a row, without overlap, would be the upper."""
+        return max(self.flops_seconds, self.memory_seconds)
+
+    @property
+    def bound(self) -> Literal["compute", "memory"]:
+        """The resource that determines the time."""
+        return "compute" if self.flops_seconds >= self.memory_seconds else "memory"
+
+
+def op_seconds(flops: float, hbm_bytes: float, system: System, *, dtype: str = "bf16") -> OpTime:
+    """The time of `flops` operations in a dtype that move `hbm_bytes` to and from memory, on one device.
+
+    Scaling book, roofline: T_math = flops / C, T_mem = bytes / W, at least the larger of the two. Raises where the
+    chip has no peak for the dtype.
+    """
+    return OpTime(flops / system.peak(dtype), hbm_bytes / system.hbm_bytes_per_second)
+
+
+def intensity(flops: float, nbytes: float) -> float:
+    """Return flops per byte moved, of memory or of a network (always say which); infinite for 0 bytes."""
+    return flops / nbytes if nbytes else math.inf
+
+
+def hardware_intensity(system: System, *, dtype: str = "bf16") -> float:
+    """The flops per byte of memory traffic from which an op is compute bound: C / W_hbm."""
+    return intensity(system.peak(dtype), system.hbm_bytes_per_second)
+
+
+def network_intensity(system: System, bytes_per_second: float, *, dtype: str = "bf16") -> float:
+    """The flops per byte communicated from which an op is compute bound: alpha = C / W (scaling book, training).
+
+    With `collective.gather_bytes_per_second` of an axis it is also the tokens a device from which data parallelism and
+    FSDP over that axis hide their communication.
+    """
+    return intensity(system.peak(dtype), bytes_per_second)
+
+
+def matmul_bytes(
+    rows: float, inner: float, columns: float, *, weight_dtype: str = "bf16", activation_dtype: str = "bf16"
+) -> float:
+    """The bytes that [rows, inner] @ [inner, columns] reads and writes: activations in and out, and the weight once."""
+    activations = (rows * inner + rows * columns) * dtype_bytes(activation_dtype)
+    return activations + inner * columns * dtype_bytes(weight_dtype)
+
+
+def critical_batch(
+    system: System,
+    *,
+    weight_dtype: str = "bf16",
+    activation_dtype: str = "bf16",
+    compute_dtype: str | None = None,
+    dims: tuple[int, int] | None = None,
+) -> float:
+    """Return the rows from which a product with a weight [D, F] is compute bound and not bound by reading the weight.
+
+    From 2 B D F / C = (s_w D F + s_a B (D + F)) / W: B = s_w / (2 W / C - s_a (1 / D + 1 / F)), infinite if the
+    activations alone exceed the memory bandwidth. Without `dims`, D and F are taken as large: s_w C / (2 W) (scaling
+    book, roofline, problems 1 to 3). compute_dtype: of the arithmetic; the activations' dtype by default.
+    """
+    bytes_per_flop = system.hbm_bytes_per_second / system.peak(compute_dtype or activation_dtype)
+    room = 2 * bytes_per_flop
+    if dims is not None:
+        room -= dtype_bytes(activation_dtype) * sum(1 / dim for dim in dims)
+    return dtype_bytes(weight_dtype) / room if room > 0 else math.inf

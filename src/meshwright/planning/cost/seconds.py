@@ -1,0 +1,439 @@
+"""Fold over a step: compute time of a device in each pass, from the time of every op.
+
+A product takes `product_seconds` of its sizes; ops between products are memory bound (`elementwise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.system import System
+from meshwright.description.step.blocks import program
+from meshwright.description.step.ir import Array, AttentionOp, ComputingOp, Elementwise, Extents, Matmul, Step
+from meshwright.description.step.layer import DotProduct
+from meshwright.description.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
+from meshwright.description.step.passes.pipeline import (
+    is_shared_before,
+    pre_pipeline_stack,
+    pre_pipeline_strategy,
+    stage_layers,
+    stage_slots,
+)
+from meshwright.description.step.rules import RULES, token_axes
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.token_routing import routed_tokens, sent_tokens
+from meshwright.description.step.train import train_step
+from meshwright.description.step.workload import Workload, with_remat
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.comm_volume import is_of_weights, weight_collectives
+from meshwright.planning.cost.elementwise import (
+    LOGITS_BYTES,
+    LOGITS_BYTES_ONE_BY_ONE,
+    UPDATE_PASSES,
+    UPDATE_PASSES_ONE_BY_ONE,
+    pass_of,
+    softmax_passes,
+)
+from meshwright.planning.cost.flops import window_share
+from meshwright.planning.cost.model_states import trained_elements
+from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
+from meshwright.planning.cost.rates.attention import fused_attention_time
+from meshwright.planning.cost.rates.efficiency import gpu_figures, layer_shares
+from meshwright.record import Phase
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """The seconds one device computes in a step's passes, if nothing else held it up."""
+
+    forward: float = 0.0
+    recompute: float = 0.0
+    backward: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All three."""
+        return self.forward + self.recompute + self.backward
+
+    def __add__(self, other: PassSeconds) -> PassSeconds:
+        return PassSeconds(
+            self.forward + other.forward, self.recompute + other.recompute, self.backward + other.backward
+        )
+
+    def __mul__(self, times: float) -> PassSeconds:
+        return PassSeconds(times * self.forward, times * self.recompute, times * self.backward)
+
+
+NONE = PassSeconds()
+
+WEIGHT_AXES = tuple(dict.fromkeys(axis for name in ("kv_heads", "mlp", "vocab", "expert") for axis in RULES[name]))
+"""Mesh axes that split weights in products; together with the tokens per device they determine its ops."""
+
+
+SPLITS = tuple(2**power for power in range(9))
+"""The parts into which a GPU library cuts the images whose products sum to the gradient of a small kernel."""
+
+
+@dataclass(frozen=True)
+class LayerSeconds:
+    """The time of one layer's ops, each compiled by itself, for one microbatch.
+
+    of_queries: the products with the gradient of its queries, and of their weight.
+    """
+
+    attention: PassSeconds = NONE
+    rest: PassSeconds = NONE
+    of_queries: float = 0.0
+
+
+def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> PassSeconds:
+    """Return the passes of one microbatch through the slowest pipeline stage.
+
+    That is a stage with most layers, or the last one, which also computes the logits; lockstep stages share the logits,
+    and the layers before the pipeline if they can.
+    """
+    found = program(workload.model)
+    before = pre_pipeline_stack(found, mesh, strategy)
+    timed = _timed(workload, mesh, system, strategy)
+    ends = timed.ends
+    if before is not None:
+        copies = mesh.pp if is_shared_before(found, workload.batch, mesh, strategy) else 1
+        ahead = _timed(
+            with_remat(workload, "block"), mesh, system, pre_pipeline_strategy(strategy, before),
+            share=copies,
+        )  # fmt: skip
+        stack = found.stacks[-1]
+        stage = timed.layer(stack.name) * stage_slots(stack.num_layers, mesh, strategy) + ends * (1 / mesh.pp)
+        return stage + ahead.layer(before.name) * before.num_layers
+    num_layers = workload.model.num_layers
+    layer = _mean([(timed.layer(stack.name), stack.num_layers) for stack in found.stacks])
+    if mesh.pp == 1 or strategy.spmd_pipeline:
+        return layer * stage_slots(num_layers, mesh, strategy) + ends * (1 / mesh.pp)
+    most = stage_layers(num_layers, mesh)
+    last = max(num_layers - most * (mesh.pp - 1), 0)
+    return max(layer * most, layer * last + ends, key=lambda stage: stage.total)
+
+
+def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[str, PassSeconds]:
+    """The time of one layer's ops, each compiled by itself, for one microbatch: attention, and all else."""
+    found = _mean_layer(workload, mesh, system, strategy)
+    return {"attention": found.attention, "rest": found.rest}
+
+
+def attention_seconds(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> tuple[PassSeconds, float]:
+    """The time of one layer's attention for one microbatch, and of the products with its queries' gradient."""
+    found = _mean_layer(workload, mesh, system, strategy)
+    return found.attention, found.of_queries
+
+
+def _mean_layer(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> LayerSeconds:
+    """The mean of all layers."""
+    timed = _timed(workload, mesh, system, strategy)
+    stacks = program(workload.model).stacks
+    total = sum(stack.num_layers for stack in stacks)
+    return LayerSeconds(
+        _mean([(timed.layers[stack.name].attention, stack.num_layers) for stack in stacks]),
+        _mean([(timed.layers[stack.name].rest, stack.num_layers) for stack in stacks]),
+        sum(timed.layers[stack.name].of_queries * stack.num_layers for stack in stacks) / total,
+    )
+
+
+def _mean(parts: list[tuple[PassSeconds, int]]) -> PassSeconds:
+    """The mean of some times, each weighted."""
+    total = sum(count for _, count in parts)
+    return sum((time * (count / total) for time, count in parts), NONE)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """The time of one microbatch: of a layer of each stack, and of the logits.
+
+    shares: what programs reach of ops. known: the time of each op, by its work.
+    """
+
+    layers: dict[str, LayerSeconds]
+    ends: PassSeconds
+    shares: dict[str, float]
+    known: Mapping[int, float]
+
+    def layer(self, name: str) -> PassSeconds:
+        """One layer, inside the program of a step."""
+        found = self.layers[name]
+        return found.attention * (1 / self.shares["attention"]) + found.rest * (1 / self.shares["rest"])
+
+
+def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
+    """Return the times of one microbatch, cached by what they depend on: a search needs each many times."""
+    tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
+    has_rows = any(isinstance(op, DotProduct) for op in program(workload.model).logits)
+    rows = workload.tokens / strategy.num_microbatches if has_rows else None
+    return _time(workload, _weights_mesh(mesh), system, _of_ops(strategy), tokens, rows)
+
+
+@lru_cache(maxsize=1 << 14)
+def _weights_mesh(mesh: MeshShape) -> MeshShape:
+    """Return the mesh axes that split weights in use, as tp, without those gathered before use, as fsdp."""
+    return MeshShape(**{axis: mesh.degree(axis) for axis in WEIGHT_AXES})
+
+
+@lru_cache(maxsize=1 << 12)
+def _of_ops(strategy: Strategy) -> Strategy:
+    """Return the strategy without fields that do not change ops; of microbatches, whether there are several."""
+    return replace(
+        strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1, schedule="1f1b", zero_stage=3
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _time(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, tokens: float, rows: float | None
+) -> _Timed:
+    """Return the time of every op of one microbatch of `tokens` tokens on a device; the rest of the mesh does not
+    matter.
+
+    rows: of a microbatch on all devices, for models that multiply with all of them.
+    """
+    step = train_step(workload, mesh, strategy)
+    sizes = dict(step.extents.sizes) | {"B": tokens * mesh.degree(RULES["batch"]) / workload.seq_len}
+    if rows is not None:
+        sizes["I"] = rows
+    if experts := workload.model.experts:
+        sent = routed_tokens(workload, mesh) / sent_tokens(workload, mesh)
+        sizes["R"] = tokens * mesh.ep * sent / experts.count
+    # Under every policy ops take the same: those that keep less recompute some of the forward pass.
+    plain = with_remat(workload, "none")
+    known = dict(_time(plain, mesh, system, strategy, tokens, rows).known) if workload.remat != "none" else {}
+    timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy, known)
+    shares = dict(layer_shares(system))
+    if strategy.attention != "scores":
+        shares["attention"] = 1.0
+    names = [stack.name for stack in program(workload.model).stacks]
+    return _Timed({name: timer.layer(name) for name in names}, timer.passes(timer.ops("logits")), shares, timer.known)
+
+
+@dataclass(frozen=True)
+class OpTimer:
+    """Time of an op on one device, by kind.
+
+    dtype: of products. known: cache of times by the work of ops; it grows.
+    """
+
+    step: Step
+    extents: Extents
+    dtype: str
+    system: System
+    strategy: Strategy
+    known: dict[int, float] = field(default_factory=dict[int, float])
+
+    def ops(self, region: str) -> tuple[ComputingOp, ...]:
+        """The ops of a region that compute."""
+        found = self.step.ops.computing.get(region)
+        return (*found.attention, *found.rest) if found else ()
+
+    def layer(self, name: str) -> LayerSeconds:
+        """One layer of a stack."""
+        ops = self.step.ops.computing[name]
+        return LayerSeconds(self.passes(ops.attention), self.passes(ops.rest), self.passes(ops.of_queries).backward)
+
+    def passes(self, ops: Iterable[ComputingOp]) -> PassSeconds:
+        """The time of some ops by pass."""
+        known, sums = self.known, {"forward": 0.0, "recompute": 0.0, "backward": 0.0}
+        for op in ops:
+            seconds = known.get(op.work)
+            if seconds is None:
+                seconds = known[op.work] = self.seconds(op)
+            sums[op.phase] += seconds
+        return PassSeconds(**sums)
+
+    def seconds(self, op: ComputingOp) -> float:
+        """The time of one op."""
+        match op:
+            case Matmul():
+                return self._matmul(op)
+            case AttentionOp():
+                return self._attention(op)
+            case Elementwise():
+                return self._elementwise(op)
+
+    def _matmul(self, op: Matmul) -> float:
+        """Time of a product, or of one of its gradients; in several steps if it overlaps with its collective."""
+        if op.image:
+            return self._convolution(op, op.image)
+        local = self.extents.local_dims
+        rows, inner, columns, count = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
+        rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.dtype
+        steps = self._ring_steps(op)
+        if op.role == "result":
+            seconds = count * self._product(rows, inner, columns, rounded, steps)
+            return seconds + self._cast(rounded, count * rows, count * inner * columns, inner, columns, is_forward=True)
+        if op.role == "input_gradient":
+            seconds = count * self._product(rows, columns, inner, rounded, steps)
+            return seconds + self._cast(
+                rounded, count * rows, count * inner * columns, inner, columns, is_forward=False
+            )
+        # int8 training multiplies for gradients of weights as it would without (`models.quantised.products`).
+        dtype = self.dtype if rounded == "int8" else rounded
+        # A weight that adds to the stream has its gradient summed over what comes round; of others all is there.
+        sums = steps if op.is_summed else 1
+        return count * sums * product_seconds(inner, rows / sums, columns, system=self.system, dtype=dtype)
+
+    def _convolution(self, op: Matmul, image: Array) -> float:
+        """Time of a convolution as a product (implicit GEMM, arXiv:1410.0759).
+
+        A row of the left operand is the window of a filter, so each pixel occurs in many rows; memory moves it once.
+        GPU libraries split the sum over images for the gradient of a small kernel into several products with float32
+        results, which are added.
+        """
+        local, moved = self.extents.local_dims, self.convolution_bytes(op, image)
+        rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
+        seconds = partial(product_seconds, system=self.system, dtype=self.dtype)
+        if op.role == "result":
+            return seconds(rows, inner, columns, moved_bytes=moved)
+        if op.role == "input_gradient":
+            pixels, channels = local(image.dims[:-1]), local(image.dims[-1:])
+            return seconds(pixels, rows * inner * columns / (pixels * channels), channels, moved_bytes=moved)
+        parts = [count for count in SPLITS if count <= rows] if self.system.chip.kind == "gpu" else [1]
+        return min(
+            seconds(
+                inner * count,
+                rows / count,
+                columns,
+                moved_bytes=moved + (8 * inner * columns * count if count > 1 else 0),
+            )
+            for count in parts
+        )
+
+    def convolution_bytes(self, op: Matmul, image: Array) -> float:
+        """Bytes of a convolution: its image once, except pixels that its stride skips, its kernel, its result."""
+        local = self.extents.local_dims
+        rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
+        seen = min(self.extents.local(image), rows * inner)
+        return dtype_bytes(self.dtype) * (seen + rows * columns + inner * columns)
+
+    def _product(self, rows: float, inner: float, columns: float, dtype: str, steps: int) -> float:
+        """Return the seconds of a matmul whose rows are split into `steps` matmuls."""
+        return steps * product_seconds(rows / steps, inner, columns, system=self.system, dtype=dtype)
+
+    def _cast(
+        self, dtype: str, rows: float, weights: float, inner: float, columns: float, *, is_forward: bool
+    ) -> float:
+        """Time of rounding a product's operands to 8 bits; that of both gradients is included in the input's.
+
+        In fp8 each operand is read for its maximum, read again and written narrow (torchao, float8 training).
+        """
+        if dtype == "fp8":
+            cast = 5 * (rows * (inner + 2 * columns) + 2 * weights)
+            return self._hbm(cast / 3 if is_forward else 2 * cast / 3)
+        if dtype == "int8":
+            return self._hbm(5 * (rows * (inner if is_forward else columns) + weights))
+        return 0.0
+
+    def _ring_steps(self, op: Matmul) -> int:
+        """Return the steps of a product that overlaps with its collective, one per shard of tp.
+
+        On a torus a shard travels in two halves, one each way, and the product is split likewise.
+        """
+        tp = self.extents.mesh.tp
+        return tp * (2 if self.system.chip.kind == "tpu" else 1) if op.is_ring and tp > 1 else 1
+
+    def _attention(self, op: AttentionOp) -> float:
+        """Scores and their product with the values: fused, or through memory."""
+        if op.is_of_chunks:
+            return 0.0
+        seq_len = self.extents.sizes["S"]
+        pairs = self.extents.local(op.query) / op.qk_dim * seq_len
+        if self.strategy.attention == "scores":
+            forward, backward = self._scores(op, pairs, seq_len)
+        else:
+            flops = pairs * (op.qk_dim + op.value_dim) * window_share(op.windows, seq_len)
+            head_dim = (op.qk_dim + op.value_dim) / 2
+            time = fused_attention_time(flops, int(seq_len), head_dim, self.strategy.attention, self.system)
+            forward, backward = time.forward, time.backward
+        if op.phase == "backward":
+            return backward
+        return forward * op.qk_dim / (op.qk_dim + op.value_dim) if op.is_scores_alone else forward
+
+    def _scores(self, op: AttentionOp, pairs: float, seq_len: float) -> tuple[float, float]:
+        """Attention whose scores go through memory: [s, h] @ [h, s] and [s, s] @ [s, h] for each head, in one batch."""
+        dtype, size = self.dtype, dtype_bytes(self.dtype)
+        heads = pairs / seq_len**2
+        products = 0.0
+        for inner, columns in ((op.qk_dim, seq_len), (seq_len, op.value_dim)):
+            moved = size * heads * (seq_len * inner + inner * columns + seq_len * columns)
+            products += product_seconds(
+                heads * seq_len, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved
+            )
+        # Backward is as many products for each of the two, less those that lead to no gradient.
+        forward, backward = products, products * len(op.gradient_products) / 2
+        for each in softmax_passes(fuses=self.strategy.profile.fused_elementwise, dropout=self.strategy.dropout > 0):
+            forward += self._pass(pairs, each.forward_bytes, each.forward_kernels)
+            backward += self._pass(pairs, each.backward_bytes, each.backward_kernels)
+        return forward, backward
+
+    def _elementwise(self, op: Elementwise) -> float:
+        """A pass over memory."""
+        elements = sum(self.extents.local(array) for array in op.arrays)
+        if op.kind == "accumulate":
+            return self._hbm(3 * dtype_bytes(self.dtype) * elements)
+        if op.kind == "loss":
+            forward, backward = LOGITS_BYTES if self.strategy.profile.fused_elementwise else LOGITS_BYTES_ONE_BY_ONE
+            return self._hbm((backward if op.phase == "backward" else forward) * elements)
+        each = pass_of(op.kind, fuses=self.strategy.profile.fused_elementwise)
+        if op.phase == "backward":
+            return self._pass(elements, each.backward_bytes, each.backward_kernels)
+        return self._pass(elements, each.forward_bytes, each.forward_kernels)
+
+    def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
+        """Return the time of kernels that move a number of bytes per element, given for the narrow dtype."""
+        launch = gpu_figures(self.system.chip.name).launch_seconds if self.system.chip.kind == "gpu" else 0.0
+        scale = dtype_bytes(self.dtype) / 2
+        return kernels * launch + self._hbm(scale * nbytes * elements)
+
+    def _hbm(self, nbytes: float) -> float:
+        """The time of a pass over memory."""
+        return nbytes / (HBM_SHARE * self.system.hbm_bytes_per_second)
+
+
+def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
+    """Return the time of the gradient norm and of the optimizer: in one pass, or op by op as in PyTorch's foreach.
+
+    Includes the products of Muon, which is assumed to read and write the same amount.
+    """
+    states = trained_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
+    passes = UPDATE_PASSES if strategy.profile.fused_elementwise else UPDATE_PASSES_ONE_BY_ONE
+    products = 0.0
+    if strategy.optimizer == "muon":
+        dtype = workload.compute_dtype
+        for parameter, count in dealt_matrices(workload, mesh, strategy):
+            each = sum(product_seconds(*sizes, system=system, dtype=dtype) for sizes in matrix_products(parameter))
+            products += count * ITERATIONS * each
+    return passes * states / (HBM_SHARE * system.hbm_bytes_per_second) + products
+
+
+def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[Phase, float]:
+    """Return the time of copying weights out of gather buffers, and gradients into reduction buffers.
+
+    The copies are on the compute stream, so nothing hides them. Each element of a buffer is read and written once.
+    Copying into a list of shards takes one copy per group member, and before a gather the array is zeroed; queries,
+    keys and values are one array there.
+    """
+    if not (strategy.profile.flat_buffers or strategy.profile.shard_lists):
+        return {}
+    narrow = dtype_bytes(workload.compute_dtype)
+    wide = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
+    # A gather's bytes are read and written; a gradient is read narrow and written in the dtype of its sum.
+    factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
+    if strategy.profile.shard_lists:
+        factors = {"all-gather": 3.0, "reduce-scatter": 2.0}
+        launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+    seconds: dict[Phase, float] = {}
+    for move in filter(is_of_weights, weight_collectives(workload, mesh, strategy)):
+        copies = 0 if move.array.endswith((".key", ".value")) else move.count * mesh.degree(move.axes)
+        taken = copies * launch + factors[move.kind] * move.bytes / (HBM_SHARE * system.hbm_bytes_per_second)
+        seconds[move.phase] = seconds.get(move.phase, 0.0) + taken
+    return seconds

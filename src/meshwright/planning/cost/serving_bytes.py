@@ -1,0 +1,91 @@
+"""The bytes that a device of a server holds: weights, cache and the activations of a step; how much batch fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.rules import local_parameter_shape
+from meshwright.description.step.serve import ServeStep, page_parts, serve_step, table_entries
+from meshwright.description.step.serve_ops import LOGITS
+from meshwright.description.step.serving import SERVING_RULES, Serving, ServingLayout
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.kv_cache import paged_cache_bytes
+
+
+def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[str, int]:
+    """Bytes per device by name, on the fullest device and with every sequence at its end, and their sum, `peak`."""
+    step = serve_step(serving, layout, batch)
+    terms = {
+        "weights": weight_bytes(serving, layout),
+        "cache": paged_cache_bytes(step, serving),
+        "activations": _activation_bytes(step, serving),
+    }
+    sizes = {name: round(size) for name, size in terms.items()}
+    return sizes | {"peak": sum(sizes.values())}
+
+
+def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) -> int:
+    """Return the bytes per device of a step's arguments: weights and, for a server, the cache and the step's numbers.
+
+    For whole prompts these are the tokens and the length of each prompt. For a server they are one replicated array
+    with, per sequence, a token, the first page and the page table of each window, and seven more
+    (`serving.engine.programs.Columns`); and the newest token of each.
+    """
+    memory = serving_memory(serving, layout, batch)
+    if not serving.is_paged:
+        return memory["weights"] + 4 * (batch // layout.num_groups) * serving.step_length + 4 * batch
+    tables = sum(1 + entries for entries in table_entries(serving, page_parts(serving.model, layout)))
+    return memory["weights"] + memory["cache"] + 4 * batch * (1 + 7 + serving.step_length + tables)
+
+
+def weight_bytes(serving: Serving, layout: ServingLayout) -> float:
+    """The bytes of the weights on one device; norms and biases stay in the activations' dtype."""
+    matrices, vectors = _elements(serving.model, layout.mesh)
+    return matrices * dtype_bytes(serving.weight_dtype) + vectors * dtype_bytes(serving.activation_dtype)
+
+
+def most_sequences(serving: Serving, layout: ServingLayout, usable_bytes: float, at_most: int) -> int:
+    """Return the sequences per group of devices that fit with the weights, up to `at_most`; 0 if none fits."""
+
+    def fits(sequences: int) -> bool:
+        return serving_memory(serving, layout, sequences * layout.num_groups)["peak"] <= usable_bytes
+
+    return last_true(fits, at_most)
+
+
+def last_true(holds: Callable[[int], bool], at_most: int) -> int:
+    """Return the largest number from 1 to `at_most` for which the monotone `holds` is true; 0 if there is none."""
+    low, high = 0, 1
+    while high <= at_most and holds(high):
+        low, high = high, 2 * high
+    high = min(high, at_most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+@lru_cache(maxsize=1 << 12)
+def _elements(model: ModelConfig, mesh: MeshShape) -> tuple[int, int]:
+    """The elements of a device's matrices, and of its norms and biases."""
+    sizes = {"matrix": 0, "vector": 0}
+    for path, parameter in leaves(parameters(model)):
+        shape = local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
+        sizes["vector" if parameter.role == "vector" else "matrix"] += math.prod(shape)
+    return sizes["matrix"], sizes["vector"]
+
+
+def _activation_bytes(step: ServeStep, serving: Serving) -> float:
+    """Return the activations of the largest layer, and the logits of the last tokens."""
+    widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
+    sizes = {
+        name: sum(widths[array.width] * step.extents.local(array) for array in arrays)
+        for name, arrays in step.live.items()
+    }
+    logits = sizes.pop(LOGITS.name)
+    return max(sizes.values()) + logits

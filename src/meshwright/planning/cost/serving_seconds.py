@@ -1,0 +1,219 @@
+"""The time of one step of a server on a mesh, term by term: a token of every sequence, or the prompts of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.fabric import MeshPlacement
+from meshwright.description.hardware.system import System
+from meshwright.description.step.ir import AttentionOp, Extents, Step, Width
+from meshwright.description.step.serve import model_step, serve_step
+from meshwright.description.step.serve_ops import LOGITS
+from meshwright.description.step.serving import Serving, ServingLayout
+from meshwright.planning.cost.comm_volume import moved_bytes
+from meshwright.planning.cost.elementwise import FUSED
+from meshwright.planning.cost.flops import matmul_flops
+from meshwright.planning.cost.kv_cache import cache_bytes, mean_cache_bytes
+from meshwright.planning.cost.rates.achieved import HBM_SHARE
+from meshwright.planning.cost.rates.attention import attention_share
+from meshwright.planning.cost.rates.collective_time import planned_seconds
+from meshwright.planning.cost.rates.efficiency import gpu_figures, product_efficiency
+from meshwright.planning.cost.roofline import OpTime, critical_batch, matmul_bytes
+from meshwright.planning.cost.serving_bytes import weight_bytes
+from meshwright.record import Bound, Collective
+
+BUSY_ROWS = 512
+"""Rows from which estimates of products with bf16 weights are estimates of arithmetic.
+
+With fewer rows they are the time to read the weights, which is counted separately here, in the stored dtype.
+"""
+
+BOUNDS: Mapping[str, Bound] = {
+    "weights": "memory",
+    "cache": "memory",
+    "elementwise": "memory",
+    "products": "compute",
+    "attention": "compute",
+    "communication": "communication",
+}
+"""The resource that each term of a step waits for."""
+
+
+@dataclass(frozen=True)
+class ServingStep:
+    """Time of a step and of its collectives; every term of `BOUNDS` is in the breakdown.
+
+    `weights`: products bound by reading weights; `products`: products bound by arithmetic; `cache` and `attention`
+    likewise for attention. Collectives are not hidden: the next product needs their result.
+    """
+
+    breakdown_seconds: Mapping[str, float]
+    moves: tuple[tuple[Collective, float], ...]
+
+    @property
+    def seconds(self) -> float:
+        """The sum of all terms."""
+        return sum(self.breakdown_seconds.values())
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives with their times, all exposed."""
+        return tuple(replace(move, seconds=time, exposed_seconds=time) for move, time in self.moves)
+
+    @property
+    def bound(self) -> Bound:
+        """The resource that most of the step waits for."""
+        waits: dict[Bound, float] = {}
+        for name, seconds in self.breakdown_seconds.items():
+            waits[BOUNDS[name]] = waits.get(BOUNDS[name], 0.0) + seconds
+        return max(waits, key=waits.__getitem__)
+
+
+def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: MeshPlacement) -> ServingStep:
+    """The time of a step of `batch` sequences, all as long as they get.
+
+    laid: the mesh of the layout laid on its system (`hardware.fabric.lay_mesh`).
+    """
+    step, system = serve_step(serving, layout, batch), laid.system
+    terms = dict.fromkeys(BOUNDS, 0.0)
+    for shape, times in _matmul_shapes(step).items():
+        time = product_time(*shape, system=system, serving=serving)
+        terms["products" if time.bound == "compute" else "weights"] += times * time.seconds
+    attention = _attention_time(step, serving, system)
+    terms["attention" if attention.bound == "compute" else "cache"] += attention.seconds
+    terms["elementwise"] = _elementwise_seconds(step, serving, system)
+    moves = tuple((move, planned_seconds(move, laid)) for move in _collectives(step, serving))
+    terms["communication"] = sum(seconds for _, seconds in moves)
+    return ServingStep(terms, moves)
+
+
+def serving_collectives(serving: Serving, layout: ServingLayout, batch: int) -> tuple[Collective, ...]:
+    """Every collective of a step with more than one device in its group, in bytes per device and step."""
+    return tuple(_collectives(serve_step(serving, layout, batch), serving))
+
+
+def serving_flops(serving: Serving, batch: int) -> float:
+    """Return the model flops of a step over all devices: 2 per weight and token, and attention.
+
+    Logits are of each sequence's last token; attention to a prompt counts unmasked pairs.
+    """
+    step = model_step(serving, batch)
+    products = sum(step.repeats[op.region.name].mean * matmul_flops(op, step.extents) for op in step.ops.matmuls)
+    return products + sum(
+        step.repeats[op.region.name].mean * _attention_flops(op, step.extents) for op in step.ops.attention
+    )
+
+
+def serving_device_flops(
+    serving: Serving, layout: ServingLayout, batch: int, *, keys: float | None = None, logits: int = 1
+) -> float:
+    """The flops of a step on the fullest device: of products with weights, and of attention to all it holds.
+
+    keys: that each query is multiplied with, masked ones too; by default those that it attends to. logits: how often
+    the product to the logits is counted.
+    """
+    step = serve_step(serving, layout, batch)
+    extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})
+    counts = {name: repeat.mean * (logits if name == LOGITS.name else 1) for name, repeat in step.repeats.items()}
+    return sum(counts[op.region.name] * matmul_flops(op, extents) for op in step.ops.matmuls) + sum(
+        step.repeats[op.region.name].mean * _attention_flops(op, extents) for op in step.ops.attention
+    )
+
+
+def batch_of_equal_reads(serving: Serving, layout: ServingLayout) -> float:
+    """Return the batch from which a device reads as many bytes of cache as of weights."""
+    return layout.num_groups * weight_bytes(serving, layout) / mean_cache_bytes(serving, layout)
+
+
+def compute_bound_batch(serving: Serving, layout: ServingLayout, system: System) -> float:
+    """The batch from which products with weights take longer than reading them, both at their full rate.
+
+    s_w C / (2 W) for each group of devices that reads its weights, times E / k of experts, which ep shares out
+    (`critical_batch`).
+    """
+    rows = critical_batch(system, weight_dtype=serving.weight_dtype, compute_dtype=serving.compute_dtype)
+    sizes = model_step(serving, 1).extents.sizes
+    if "R" not in sizes:
+        return rows * layout.num_groups
+    return max(rows * sizes["B"] * sizes["S"] / sizes["R"] * layout.mesh.dp, rows * layout.num_groups)
+
+
+def prefill_servers(*, prefill_seconds: float, step_seconds: float, batch: float, decode_tokens: float) -> float:
+    """The prefill servers that keep one decode server busy: t_prefill B / (t_step decode_tokens).
+
+    Each sequence is prefilled alone, and of `batch` sequences one ends every decode_tokens / batch steps (scaling book,
+    applied-inference: disaggregated serving).
+    """
+    return prefill_seconds * batch / (step_seconds * decode_tokens)
+
+
+def product_time(
+    rows: float, inner: float, columns: float, count: float = 1, *, system: System, serving: Serving
+) -> OpTime:
+    """Return the time of `count` products at the efficiency of their size, and of reading their weights.
+
+    HBM delivers its achieved bandwidth. On GPUs reading begins with one launch for all `count`; the arithmetic
+    efficiency includes it.
+    """
+    dtype = serving.compute_dtype
+    share = product_efficiency(system, max(rows, BUSY_ROWS), inner, columns, dtype=dtype)
+    flops_seconds = count * 2 * rows * inner * columns / (system.peak(dtype) * share)
+    moved = matmul_bytes(
+        rows, inner, columns, weight_dtype=serving.weight_dtype, activation_dtype=serving.activation_dtype
+    )
+    launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+    return OpTime(flops_seconds, launch + count * moved / (HBM_SHARE * system.hbm_bytes_per_second))
+
+
+def _matmul_shapes(step: Step) -> dict[tuple[float, float, float, float], float]:
+    """The products with weights on a device as rows, inner, columns and experts, and how often a step has each."""
+    local, counts = step.extents.local_dims, dict[tuple[float, float, float, float], float]()
+    for op in step.ops.matmuls:
+        shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
+        counts[shape] = counts.get(shape, 0.0) + step.repeats[op.region.name].mean
+    return counts
+
+
+def _attention_flops(op: AttentionOp, extents: Extents) -> float:
+    """The flops of attention: of each query with the keys that it attends to."""
+    return 2 * extents.local(op.query) / op.qk_dim * (op.qk_dim + op.value_dim) * extents.sizes["keys"]
+
+
+def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
+    """Return the time of attention over all layers: its products, and for single tokens reading the cache.
+
+    Prompts use a fused kernel that skips masked scores.
+    """
+    flops = read = 0.0
+    for op in step.ops.attention:
+        times = step.repeats[op.region.name].mean
+        flops += times * _attention_flops(op, step.extents)
+        read += times * cache_bytes(op, step.extents, serving) if serving.is_paged else 0.0
+    peak = attention_share(system) * system.peak(serving.activation_dtype)
+    return OpTime(flops / peak, read / (HBM_SHARE * system.hbm_bytes_per_second))
+
+
+def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
+    """Return the time of norms, residual sums, rotation and activation, each chain in one pass over memory.
+
+    Launches are not counted: a server's program is launched as a whole, and products include theirs.
+    """
+    # Passes are counted in narrow elements, of two bytes.
+    narrow = sum(
+        step.repeats[op.region.name].mean * FUSED[op.kind].forward_bytes * sum(map(step.extents.local, op.arrays))
+        for op in step.ops.elementwise
+    )
+    return narrow * dtype_bytes(serving.activation_dtype) / 2 / (HBM_SHARE * system.hbm_bytes_per_second)
+
+
+def _collectives(step: Step, serving: Serving) -> Iterator[Collective]:
+    """The collectives of a step."""
+    widths: dict[Width, float] = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
+    for op in step.communication:
+        count = step.repeats[op.region.name].useful
+        size = moved_bytes(op, step.extents, widths)
+        yield Collective(
+            kind=op.kind, axes=op.axes, phase=op.phase, bytes=int(size) * count, count=count, array=op.name
+        )

@@ -1,0 +1,377 @@
+"""Fold over a step: its table of ops, one row per product and per data movement, with time and collectives.
+
+`X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: a weight appears as stored if it is gathered
+for the product, and its gradient if it is scattered afterwards; else both as used in products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from meshwright.description.hardware.dtypes import dtype_bytes
+from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.expression import Product
+from meshwright.description.step.ir import Array, AttentionOp, Communicate, Dim, Extents, Matmul, Region, Repeat, Step
+from meshwright.description.step.passes.pipeline import UPDATE
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.train import train_step
+from meshwright.description.step.workload import Workload
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.comm_volume import priced_collectives
+from meshwright.planning.cost.flops import AttentionProduct, attention_products, scores_share
+from meshwright.planning.cost.rates.collective import collective_seconds
+from meshwright.planning.cost.roofline import intensity, op_seconds
+from meshwright.record import Bound, Collective, Phase
+
+LETTERS = (
+    "B batch, S sequence, T sequence of keys, D stream, K kv heads, G query heads a kv head, H head dim, F mlp,"
+    " V vocab, E experts, R rows of an expert or a latent, C copies sent to experts, L latents, P positions,"
+    " N scale of a norm, J rank of an adapter; d before a name: its gradient"
+)
+"""Meaning of the letters of the notation."""
+
+HALVES = 2
+"""The parts of a sequence whose first one sees no key of the second, so that three products of four are made."""
+
+
+class LocalProduct(NamedTuple):
+    """A product as matrices on one device: `repeats` times [rows, inner] @ [inner, columns]."""
+
+    repeats: float
+    rows: float
+    inner: float
+    columns: float
+
+    @property
+    def flops(self) -> float:
+        """A multiply and an add for each."""
+        return 2 * math.prod(self)
+
+    @property
+    def operands(self) -> float:
+        """The elements of both operands."""
+        return self.repeats * self.inner * (self.rows + self.columns)
+
+    @property
+    def result(self) -> float:
+        """The elements of the result."""
+        return self.repeats * self.rows * self.columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpRow:
+    """One row: an op with its time on one device, at full rate.
+
+    times, times_recomputed: executions per step, and additional ones for backward; over pp the mean of its stages.
+    product: its local sizes, None for data movement. memory: flops per byte of HBM traffic. network: flops per byte of
+    its longest collective; network_wanted: flops of the chip in the time of that byte. collectives: bytes and seconds
+    of all executions of the collectives that belong to it.
+    """
+
+    name: str
+    phase: Phase
+    notation: str
+    times: float
+    times_recomputed: float = 0.0
+    product: LocalProduct | None = None
+    is_attention: bool = False
+    memory: float | None = None
+    network: float | None = None
+    network_wanted: float | None = None
+    bound: Bound | None = None
+    collectives: tuple[Collective, ...] = ()
+
+    @property
+    def flops(self) -> float:
+        """The flops of one run."""
+        return self.product.flops if self.product else 0.0
+
+    @property
+    def step_flops(self) -> float:
+        """The flops of all its runs in a step."""
+        return (self.times + self.times_recomputed) * self.flops
+
+    @property
+    def single_collectives(self) -> tuple[Collective, ...]:
+        """Its collectives in bytes and seconds of one run, the recomputed ones together with the first."""
+        found: dict[tuple[str, tuple[str, ...], str, int], Collective] = {}
+        for move in self.collectives:
+            each = round(move.bytes / move.count)
+            key = move.kind, move.axes, move.array, each
+            if key in found:
+                found[key] = replace(found[key], count=found[key].count + move.count)
+            else:
+                found[key] = replace(move, bytes=each, seconds=(move.seconds or 0.0) / move.count)
+        return tuple(found.values())
+
+
+def op_table(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> tuple[OpRow, ...]:
+    """Return every product and collective of a step, in forward order.
+
+    The rows' flops add up to `step_flops`, their collectives to the executed `step_collectives`. Recomputation is
+    counted with the first execution.
+    """
+    return _Table(workload, mesh, system, strategy).rows()
+
+
+_Place = tuple[str, str, str, Phase]
+"""Where a product stands: its region, name, role and phase."""
+
+
+class _Table:
+    """The rows of a step's ops."""
+
+    def __init__(self, workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> None:
+        self.workload, self.mesh, self.system, self.strategy = workload, mesh, system, strategy
+        self.step: Step = train_step(workload, mesh, strategy)
+        self.extents: Extents = self.step.extents
+        self.layout: MeshPlacement = lay_mesh(system, mesh.layout)
+        self.products = {_place(op) for op in self.step.ops.matmuls}
+        self.collectives: dict[_Place, list[Collective]] = {}
+        self.alone: list[tuple[Communicate, Collective]] = []
+        moves = priced_collectives(self.step.communication, self.step, workload, strategy, "executed")
+        for op, move in moves:
+            timed = self._timed(move)
+            if (place := self._owner(op)) is None:
+                self.alone.append((op, timed))
+            else:
+                name = _weight_name(op.name, is_gradient=op.phase == "backward")
+                self.collectives.setdefault(place, []).append(replace(timed, array=name))
+
+    def rows(self) -> tuple[OpRow, ...]:
+        """The rows, what backward runs once more added to the first of its kind."""
+        found: dict[tuple[str, str, bool], OpRow] = {}
+        for row in self._each():
+            key = row.name, row.notation, row.phase == "backward"
+            if (first := found.get(key)) is None:
+                found[key] = row
+                continue
+            moves = _added_up((*first.collectives, *row.collectives))
+            if row.phase == "recompute":
+                found[key] = replace(first, times_recomputed=first.times_recomputed + row.times, collectives=moves)
+            else:
+                found[key] = replace(first, times=first.times + row.times, collectives=moves)
+        return tuple(found.values())
+
+    def _each(self) -> Iterator[OpRow]:
+        """A row for each op, in order."""
+        alone = {id(op): (op, move) for op, move in self.alone}
+        for op in (*self.step.ops.ops, *self.step.stages):
+            match op:
+                case Matmul():
+                    yield self._matmul(op)
+                case AttentionOp():
+                    yield from self._attention(op)
+                case Communicate() if id(op) in alone:
+                    yield _move(*alone[id(op)])
+                case _:
+                    pass
+
+    def _owner(self, op: Communicate) -> _Place | None:
+        """The product that gathers a weight or sums its gradient; None where the collective has a row of its own."""
+        if not op.of_weight:
+            return None
+        region = op.region.name
+        places: dict[Phase, list[_Place]] = {
+            "forward": [(region, op.name, "result", "forward")],
+            # A weight that no product is recomputed for is gathered once more for the gradient of its input.
+            "recompute": [
+                (region, op.name, "result", "recompute"),
+                (region, op.name, "input_gradient", "backward"),
+            ],
+            "backward": [(region, op.name, "weight_gradient", "backward")],
+        }
+        return next((place for place in places.get(op.phase, []) if place in self.products), None)
+
+    def _timed(self, move: Collective) -> Collective:
+        """A collective with the time of all its runs, at the full rate of the links."""
+        once = collective_seconds(move.kind, move.bytes / move.count, self.layout.placement(move.axes))
+        return replace(move, seconds=once.seconds * move.count)
+
+    def _matmul(self, op: Matmul) -> OpRow:
+        """A product with a weight, or one of its gradients."""
+        moves = self.collectives.get(_place(op), [])
+        local = self.extents.local_dims
+        rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
+        sizes = {
+            "result": (rows, inner, columns),
+            "input_gradient": (rows, columns, inner),
+            "weight_gradient": (inner, rows, columns),
+        }[op.role]
+        dtype = (self.strategy.matmul_dtype if op.is_rounded else None) or self.workload.compute_dtype
+        row = OpRow(
+            name=op.name,
+            phase=op.phase,
+            notation=str(_matmul_notation(op, is_stored=bool(moves))),
+            times=self._times(op.region),
+            product=LocalProduct(local(op.experts), *sizes),
+            collectives=tuple(moves),
+        )
+        return self._priced(row, dtype)
+
+    def _attention(self, op: AttentionOp) -> Iterator[OpRow]:
+        """Attention as its two products; of a sequence in halves each is three products of one half with another."""
+        is_fused = self.strategy.attention != "scores"
+        parts = HALVES if scores_share(self.workload, self.mesh, self.strategy) < 1 else 1
+        each = parts * (parts + 1) // 2
+        shared = [dim for dim in op.query.dims[2:-1] if dim.letter in {other.letter for other in op.key.dims}]
+        local, keys = self.extents.local_dims, self.extents.sizes["S"] / parts
+        count = local((op.query.dims[0], *shared))
+        rows = self.extents.local(op.query) / op.qk_dim / count / parts
+        for product in attention_products(op, self.step, is_fused=is_fused):
+            dim = op.qk_dim if product.kind == "scores" else op.value_dim
+            makes_scores = (product.kind == "scores") == (product.role == "result")
+            if product.role == "right_gradient":
+                sizes = LocalProduct(count, keys, rows, dim)
+            elif makes_scores:
+                sizes = LocalProduct(count, rows, dim, keys)
+            else:
+                sizes = LocalProduct(count, rows, keys, dim)
+            row = OpRow(
+                name=f"{op.region.name}.{product.kind}",
+                phase=op.phase,
+                notation=str(_attention_notation(op, product)),
+                times=each * self._times(op.region),
+                product=sizes,
+                is_attention=True,
+            )
+            # A fused kernel keeps scores on the chip: it moves queries or their like, and keys or values.
+            moved = count * dim * (rows + keys) if is_fused else None
+            yield self._priced(row, self.workload.compute_dtype, moved)
+
+    def _times(self, region: Region) -> float:
+        """How often a device runs the ops of a region in a step, the mean of pipeline stages."""
+        repeat: Repeat = self.step.repeats[region.name]
+        return repeat.once if region.is_once else repeat.mean
+
+    def _priced(self, row: OpRow, dtype: str, elements: float | None = None) -> OpRow:
+        """Add the bound to a product; elements: HBM traffic, if it differs from the operands and result."""
+        assert row.product
+        moved = row.product.operands + row.product.result if elements is None else elements
+        nbytes = moved * dtype_bytes(self.workload.compute_dtype)
+        op = op_seconds(row.flops, nbytes, self.system, dtype=dtype)
+        moves = row.single_collectives
+        times: dict[Bound, float] = {
+            "compute": op.flops_seconds,
+            "memory": op.memory_seconds,
+            "communication": math.fsum(move.seconds or 0.0 for move in moves),
+        }
+        row = replace(row, memory=intensity(row.flops, nbytes), bound=max(times, key=times.__getitem__))
+        if not moves:
+            return row
+        longest = max(moves, key=lambda move: move.seconds or 0.0)
+        wanted = self.system.peak(dtype) * (longest.seconds or 0.0) / longest.bytes
+        return replace(row, network=intensity(row.flops, longest.bytes), network_wanted=wanted)
+
+
+def _place(op: Matmul) -> _Place:
+    """Where a product stands."""
+    return op.region.name, op.name, op.role, op.phase
+
+
+def _move(op: Communicate, move: Collective) -> OpRow:
+    """The row of a collective that belongs to no product."""
+    if op.region.name == UPDATE:
+        return OpRow(name=UPDATE, phase=op.phase, notation=op.array.name, times=move.count, collectives=(move,))
+    is_gradient = op.phase == "backward"
+
+    def text(array: Array) -> str:
+        if op.of_weight and op.before:
+            name = _weight_name(array.name, is_gradient=is_gradient)
+        else:
+            name = f"d{array.name}" if is_gradient else array.name
+        return str(_array(name, array.dims, array.unreduced))
+
+    notation = f"{text(op.before)} -> {text(op.after)}" if op.before and op.after else text(op.array)
+    name = op.name if op.of_weight or op.name.startswith(op.region.name) else f"{op.region.name}.{op.name}"
+    return OpRow(name=name, phase=op.phase, notation=notation, times=move.count, collectives=(move,))
+
+
+def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Collectives of the same kind, axes, phase and array as one."""
+    found: dict[tuple[object, ...], Collective] = {}
+    for move in moves:
+        key = move.kind, move.axes, move.phase, move.array
+        if (first := found.get(key)) is None:
+            found[key] = move
+        else:
+            seconds = (first.seconds or 0.0) + (move.seconds or 0.0)
+            found[key] = replace(first, bytes=first.bytes + move.bytes, count=first.count + move.count, seconds=seconds)
+    return tuple(found.values())
+
+
+def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
+    """Return a product with a weight in the notation, with its weight as stored or as used."""
+    used = {dim.letter: dim for dim in (*op.experts, *op.inner, *op.columns)}
+    letters = [dim.letter for dim in op.stored or (*op.columns, *op.inner)]
+    weight = op.stored if is_stored else tuple(used[letter] for letter in letters)
+    source, target = _input_name(op), _result_name(op)
+    of_inner, of_columns = _axes(op.inner), _axes(op.columns)
+    # The rows of an expert are counted on one device: there are others on all that share its weight.
+    rows = tuple(dim._replace(axes=op.pending) for dim in op.rows) if op.experts else op.rows
+    X = _array(source, (*op.experts, *rows, *op.inner))
+    dY = _array(f"d{target}", (*op.experts, *rows, *op.columns))
+    W = _array(op.right or _weight_name(op.name), weight)
+    match op.role:
+        case "result":
+            return Product((X, W), _array(target, (*op.experts, *rows, *op.columns), of_inner))
+        case "input_gradient":
+            return Product((dY, W), _array(f"d{source}", (*op.experts, *rows, *op.inner), of_columns))
+        case "weight_gradient":
+            pending = () if is_stored else op.pending
+            return Product((X, dY), _array(f"d{W.name}", weight, pending))
+
+
+def _attention_notation(op: AttentionOp, product: AttentionProduct) -> Product:
+    """One of attention's products in the notation."""
+    keys = Dim("T", None)
+    query, output = _array(op.query.name, op.query.dims), _array(op.output.name, op.output.dims)
+    held = op.key if product.kind == "scores" else op.value
+    right = _array(held.name, (held.dims[0], keys, *held.dims[2:]))
+    scores = _array("scores" if product.kind == "scores" else "weights", (*op.query.dims[:-1], keys))
+    left, result = (query, scores) if product.kind == "scores" else (scores, output)
+    gradient = _gradient(result)
+    match product.role:
+        case "result":
+            return Product((left, right), result)
+        case "left_gradient":
+            return Product((gradient, right), _gradient(left))
+        case "right_gradient":
+            return Product((gradient, left) if product.kind == "scores" else (left, gradient), _gradient(right))
+
+
+def _array(name: str, dims: Iterable[Dim], unreduced: tuple[str, ...] = ()) -> ShardedArray:
+    """An array in the notation."""
+    dims = tuple(dims)
+    letters, axes = tuple(dim.letter for dim in dims), tuple(dim.axes for dim in dims)
+    return ShardedArray(name.replace(" ", "_"), letters, axes, unreduced)
+
+
+def _gradient(array: ShardedArray) -> ShardedArray:
+    """The gradient of an array, laid as the array."""
+    return replace(array, name=f"d{array.name}")
+
+
+def _axes(dims: tuple[Dim, ...]) -> tuple[str, ...]:
+    """The axes that split some dims: a product that sums these leaves a sum to be taken over the axes."""
+    return tuple(axis for dim in dims for axis in dim.axes)
+
+
+def _weight_name(path: str, *, is_gradient: bool = False) -> str:
+    """A weight's name in the notation."""
+    return f"{'d' if is_gradient else ''}W{path.rpartition('.')[2]}"
+
+
+def _input_name(op: Matmul) -> str:
+    """Return the name of a product's input: X for the stream, normed or not."""
+    return "X" if op.inner[0].letter == "D" else op.source.removesuffix(" as read")
+
+
+def _result_name(op: Matmul) -> str:
+    """Return the name of a matmul's result: Y if it is added to the residual stream, else its own."""
+    return "Y" if op.columns[-1].letter == "D" else op.target

@@ -1,0 +1,145 @@
+"""From when on a product is compute bound, in words of its dims: `M_x > 5100`.
+
+The flops of a local product are 2 times the product of its local dims, the bytes of an array the product of the
+array's, so flops per byte is a product of dims: 2·B·M_x·E / (2·B·E) = M_x. It is held against the flops that the chip
+does in the time a byte takes (MaxText's sharding guide calls both arithmetic intensity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwright.description.notation.array import ShardedArray, subscript
+from meshwright.description.notation.legality import Sizes
+from meshwright.description.notation.steps import Multiply
+
+LocalDims = Mapping[str, tuple[str, ...]]
+"""Dims with the mesh axes that split them: the part that one device holds."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """`coefficient` x the local dims above / the local dims below."""
+
+    coefficient: float
+    above: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        factor = () if self.coefficient == 1 and self.above else (number(self.coefficient),)
+        below = _product(self.below) if len(self.below) < 2 else f"({_product(self.below)})"
+        return _product(factor + self.above) + (f"/{below}" if below else "")
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """A sum of ratios that is larger than another; its text has a bare number on the right: `M_x > 5100`, `X_y < 1`."""
+
+    larger: tuple[Ratio, ...]
+    smaller: tuple[Ratio, ...]
+
+    def __str__(self) -> str:
+        larger, smaller = (" + ".join(map(str, side)) for side in (self.larger, self.smaller))
+        is_bare = not any(ratio.above or ratio.below for ratio in self.larger)
+        has_dims = any(ratio.above or ratio.below for ratio in self.smaller)
+        return f"{smaller} < {larger}" if is_bare and has_dims else f"{larger} > {smaller}"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Condition under which products are compute bound: their flops take longer than memory or network traffic.
+
+    condition: for a network whose links are used both ways, as in rings of very many chips. here: with the actual
+    links, if that differs by a percent; links: what determines the time of their collectives.
+    """
+
+    against: Literal["memory", "network"]
+    condition: Inequality
+    here: Inequality | None = None
+    links: tuple[str, ...] = ()
+
+
+def product_dims(product: Multiply) -> LocalDims:
+    """The local dims of a product, summed ones too."""
+    return {dim: array.axes_of(dim) for array in product.operands for dim in array.dims}
+
+
+def array_dims(array: ShardedArray) -> LocalDims:
+    """The local dims of an array."""
+    return dict(zip(array.dims, array.axes, strict=True))
+
+
+def flops_per_byte(product: Multiply, array: ShardedArray, sizes: Sizes) -> Ratio:
+    """The flops of a local product for each byte of an array, in words of their dims; equal ones cancel."""
+    flops, held = product_dims(product), array_dims(array)
+    coefficient = _operations(product) / sizes.element_bytes
+    for dim in flops.keys() & held.keys():
+        coefficient *= sizes.degree(held[dim]) / sizes.degree(flops[dim])
+    above = tuple(dim + subscript(axes) for dim, axes in flops.items() if dim not in held)
+    below = tuple(dim + subscript(axes) for dim, axes in held.items() if dim not in flops)
+    return Ratio(coefficient, above, below)
+
+
+def inequality(
+    products: tuple[Multiply, ...], arrays: Sequence[tuple[ShardedArray, float]], sizes: Sizes
+) -> Inequality:
+    """Return the condition for products to take longer than the bytes of the arrays: `M_x > 5100`.
+
+    Each array comes with the flops of the chip in the time of one of its bytes. With one product and one array it is a
+    bound on dims (if all cancel, a bare `0.125 > 2550`: it never holds); with several arrays `5100/M_x + 2550/B_y < 1`;
+    with several products the two sides in full.
+    """
+    first, *others = products
+    if others:
+        left = tuple(Ratio(_operations(product), _local(product_dims(product))) for product in products)
+        right = tuple(Ratio(flops * sizes.element_bytes, _local(array_dims(array))) for array, flops in arrays)
+        return Inequality(left, right)
+    ratios = [(flops_per_byte(first, array, sizes), flops) for array, flops in arrays]
+    if len(ratios) > 1:
+        return Inequality(
+            (Ratio(1),), _sum([Ratio(flops / ratio.coefficient, ratio.below, ratio.above) for ratio, flops in ratios])
+        )
+    ratio, flops = ratios[0]
+    if ratio.above:
+        return Inequality((Ratio(1, ratio.above, ratio.below),), (Ratio(flops / ratio.coefficient),))
+    if ratio.below:
+        return Inequality((Ratio(ratio.coefficient / flops),), (Ratio(1, ratio.below),))
+    return Inequality((ratio,), (Ratio(flops),))
+
+
+def say_threshold(threshold: Threshold) -> str:
+    """The sentence: `compute bound when M_x > 5100; here (ICI x: line of 4) when M_x > 7650`."""
+    text = f"compute bound when {threshold.condition}"
+    if threshold.against == "memory":
+        return f"{text} (memory)"
+    return f"{text}; here ({' and '.join(threshold.links)}) when {threshold.here}" if threshold.here else text
+
+
+def _operations(product: Multiply) -> int:
+    """The flops for each element of the product of its dims."""
+    return 2 if len(product_dims(product)) > len(product.result.dims) else 1
+
+
+def _sum(ratios: list[Ratio]) -> tuple[Ratio, ...]:
+    """Return ratios to be added up, those of the same dims combined."""
+    sums: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
+    for ratio in ratios:
+        sums[ratio.above, ratio.below] = sums.get((ratio.above, ratio.below), 0) + ratio.coefficient
+    return tuple(Ratio(coefficient, *dims) for dims, coefficient in sums.items())
+
+
+def number(value: float) -> str:
+    """A number as a threshold shows it: whole from 100 on, three figures below."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _local(dims: LocalDims) -> tuple[str, ...]:
+    """Local dims as the notation writes them."""
+    return tuple(dim + subscript(axes) for dim, axes in dims.items())
+
+
+def _product(factors: tuple[str, ...]) -> str:
+    """Factors with dots between."""
+    return "·".join(factors)

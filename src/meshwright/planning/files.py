@@ -1,0 +1,65 @@
+"""Plans as files: YAML, or JSON where the name ends so; and the directories of runs, which have plans too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from meshwright.errors import MeshwrightError
+from meshwright.support.files import check_output, write_file
+
+SUFFIXES = ("", ".yaml", ".yml", ".json")
+"""How the name of a plan's file ends."""
+
+
+def check_data_file(path: Path) -> None:
+    """Raise where a plan cannot be written to a path, before it is made."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise MeshwrightError(
+            f"{path} ends in {path.suffix}; a plan is written as YAML, to a .yaml, or as JSON, to a .json"
+        )
+    check_output(path)
+
+
+def write_data(data: dict[str, Any], path: Path) -> None:
+    """Write plain data: as JSON to a `.json`, else as YAML."""
+    check_data_file(path)
+    if path.suffix.lower() == ".json":
+        text = json.dumps(data, indent=2) + "\n"
+    else:
+        import yaml  # A tenth of a second that plans without a file need not wait for.
+
+        text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    write_file(path, text)
+
+
+def is_run_directory(path: str | Path) -> bool:
+    """Whether a path is the directory of a run, and not of a model, which has a config.json too."""
+    path = Path(path)
+    is_begun = (path / "metrics.jsonl").is_file() or (path / "checkpoints").is_dir()
+    return is_begun and (path / "config.json").is_file()
+
+
+def has_fields(data: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether plain data is an object, fields by name, and no list, text or number."""
+    return isinstance(data, dict)
+
+
+def read_data(path: Path) -> Any:
+    """The plain data of a file, as `write_data` wrote it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeshwrightError(f"cannot read {path}: {error}") from None
+    if text.startswith("{") or path.suffix == ".json":
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise MeshwrightError(f"{path} is not JSON: {error}") from None
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # A date that is none is a ValueError.
+        raise MeshwrightError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None

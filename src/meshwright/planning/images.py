@@ -1,0 +1,145 @@
+"""The meshes of an image model, priced and ranked, and why data parallelism is enough: until when it hides its sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.description.step.images import STATISTICS, ImageWorkload, check_image_mesh
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape, divisors
+from meshwright.planning.cost.images import (
+    image_collectives,
+    image_flops,
+    image_memory,
+    image_ops,
+    image_step_flops,
+    image_update_seconds,
+)
+from meshwright.planning.cost.rates.achieved import contention_seconds, straggling_seconds
+from meshwright.planning.cost.rates.borrowed import borrowed_notes
+from meshwright.planning.cost.rates.collective_time import planned_seconds
+from meshwright.planning.prediction import SIMULATED
+from meshwright.record import Bound, Collective, Record, merge
+
+PLANNED_ONLY = "planned only: what runs are decoders of tokens"
+
+
+@dataclass(frozen=True)
+class ImageRanking:
+    """The candidates: those that fit by step time, then the others by how much memory they need.
+
+    num_meshes: all dp x fsdp meshes of the devices, legal or not.
+    """
+
+    candidates: tuple[Record, ...]
+    num_meshes: int
+
+    @property
+    def num_fit(self) -> int:
+        """How many candidates fit in memory."""
+        return sum(bool(record.fits) for record in self.candidates)
+
+
+def rank_images(workload: ImageWorkload, system: System) -> ImageRanking:
+    """Price and rank every legal mesh of dp and fsdp. Raises an error with the reason if there is none."""
+    shapes = [MeshShape(dp=system.num_devices // fsdp, fsdp=fsdp) for fsdp in divisors(system.num_devices)]
+    found: list[Record] = []
+    refusals: list[str] = []
+    for mesh in shapes:
+        try:
+            found.append(plan_image_mesh(workload, mesh, system))
+        except MeshwrightError as error:
+            refusals.append(f"{mesh}: {error}")
+    if not found:
+        raise MeshwrightError(
+            f"none of {len(shapes)} meshes of {system.num_devices} devices can split {workload.model.name} with a batch"
+            f" of {workload.batch} images; for one, {refusals[0]}"
+        )
+    return ImageRanking(tuple(sorted(found, key=_order)), len(shapes))
+
+
+def plan_image_mesh(workload: ImageWorkload, mesh: MeshShape, system: System) -> Record:
+    """The record of one mesh; one that cannot split the workload is an error."""
+    check_image_mesh(workload, mesh)
+    return predict_images(workload, mesh, system)
+
+
+def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> Record:
+    """Return the record of a train step of an image model: ops, collectives, update.
+
+    Gathers and bucketed sums run next to the ops of their pass, except the first gather and the last sum. Batch-norm
+    statistics are waited for. `breakdown_seconds` sums to the step. `tokens_per_second` is None: a step has images.
+    """
+    layout, passes = lay_mesh(system, mesh.layout), _passes(workload, mesh, system)
+    priced = [replace(move, seconds=planned_seconds(move, layout)) for move in image_collectives(workload, mesh)]
+    moves = tuple(_exposed(priced, passes))
+    breakdown = passes | {"exposed communication": sum(move.exposed_seconds or 0.0 for move in moves)}
+    if system.chip.kind == "gpu":
+        hidden = sum((move.seconds or 0.0) - (move.exposed_seconds or 0.0) for move in moves)
+        breakdown["contention"] = contention_seconds(hidden, system)
+        breakdown["stragglers"] = straggling_seconds(sum(passes.values()), mesh.num_devices, system)
+    breakdown["update"] = image_update_seconds(workload, mesh, system)
+    step, memory = sum(breakdown.values()), image_memory(workload, mesh)
+    return Record(
+        origin="predicted",
+        mesh=mesh.degrees,
+        hardware=str(system),
+        step_seconds=step,
+        mfu=image_flops(workload) / (step * system.peak(workload.compute_dtype) * mesh.num_devices),
+        flops=image_step_flops(workload, mesh).total,
+        memory_bytes=memory,
+        fits=memory["peak"] <= system.plannable_bytes,
+        bound=_bound(workload, mesh, system, breakdown),
+        breakdown_seconds=breakdown,
+        collectives=merge(moves),
+        notes=(*layout.notes, *((SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)), PLANNED_ONLY),
+    )
+
+
+STATES = ("parameters", "gradients", "optimizer")
+"""The terms of memory that a model takes whatever its batch."""
+
+
+def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[str, float]:
+    """Return the compute seconds of one device per pass."""
+    passes = {"forward": 0.0, "backward": 0.0}
+    for op, seconds, _ in image_ops(workload, mesh, system):
+        passes[op.phase] += seconds
+    return passes
+
+
+def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
+    """Yield the collectives with their exposed time, at least one of their runs at the end of the pass."""
+    wanted = dict.fromkeys(passes, 0.0)
+    for move in moves:
+        if move.array != STATISTICS:
+            wanted[move.phase] += move.seconds or 0.0
+    for move in moves:
+        seconds = move.seconds or 0.0
+        share = max(0.0, 1 - passes[move.phase] / wanted[move.phase]) if wanted[move.phase] else 0.0
+        exposed = seconds if move.array == STATISTICS else max(seconds / move.count, share * seconds)
+        # Gathers of the backward pass follow the forward pass, behind which the first of them hides.
+        if move.kind == "all-gather" and move.phase == "backward":
+            exposed = share * seconds
+        yield replace(move, exposed_seconds=exposed)
+
+
+def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
+    """Return the resource that most of the step waits for."""
+    seconds: dict[Bound, float] = {
+        "compute": 0.0,
+        "memory": breakdown["update"],
+        "communication": breakdown["exposed communication"],
+    }
+    for _, taken, ideal in image_ops(workload, mesh, system):
+        seconds[ideal.bound] += taken
+    return max(seconds, key=seconds.__getitem__)
+
+
+def _order(record: Record) -> tuple[bool, float, float]:
+    """Fitting first, then fast; of two as fast, the one with more memory left."""
+    fits = bool(record.fits)
+    return not fits, record.step_seconds or 0.0 if fits else 0.0, record.memory_bytes["peak"]

@@ -1,0 +1,334 @@
+"""`meshwright.plan`: a plan from text or objects, and the plan that `verify` and `train` run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack, overload
+
+from meshwright.description.hardware.system import System
+from meshwright.description.step.legality import check_mesh, check_positions
+from meshwright.description.step.rules import stream_rules
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.strategy_checks import check_strategy, has_reference
+from meshwright.description.step.workload import REMATS, Remat, Workload
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.planning.files import is_run_directory
+from meshwright.planning.options import (
+    STRATEGY_OPTIONS,
+    WORKLOAD_OPTIONS,
+    Count,
+    MeshLike,
+    ModelLike,
+    PlanOptions,
+    SearchOptions,
+    SystemLike,
+    check_model,
+    given,
+    is_image_model,
+    read_count,
+    read_mesh,
+    read_price,
+    read_strategy,
+    read_workload,
+    remats,
+)
+from meshwright.planning.plan import Plan, as_run, is_plan_file, make_plan, read_plan
+from meshwright.planning.search import Ranking, find_faster, plan_stages, rank_space
+from meshwright.planning.space import Space, run_strategy, runnable_space, whole_space
+from meshwright.planning.sweep import Point, read_sweep, run_sweep, swept_options
+from meshwright.planning.ties import simplest_first
+from meshwright.planning.why.training_run import training_run
+
+PlanLike = ModelLike | Plan
+"""A model as in `ModelLike`, a plan, or the path of a plan's file."""
+
+ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
+"""The fields that a search over meshes always chooses itself."""
+
+MOST_TIED = 8
+"""The meshes among which ties are looked for."""
+
+
+@overload
+def plan(
+    model: ModelLike, on: SystemLike | None = None, *, sweep: str, **options: Unpack[SearchOptions]
+) -> tuple[Point, ...]: ...
+
+
+@overload
+def plan(
+    model: ModelLike, on: SystemLike | None = None, *, compare: Sequence[MeshLike], **options: Unpack[SearchOptions]
+) -> tuple[Plan, ...]: ...
+
+
+@overload
+def plan(
+    model: ModelLike,
+    on: SystemLike | None = None,
+    *,
+    mesh: MeshLike | None = None,
+    top: Count | None = None,
+    strategy: Strategy | None = None,
+    tokens: Count | None = None,
+    price: float | str | None = None,
+    **options: Unpack[SearchOptions],
+) -> Plan: ...
+
+
+def plan(
+    model: ModelLike,
+    on: SystemLike | None = None,
+    *,
+    mesh: MeshLike | None = None,
+    compare: Sequence[MeshLike] | None = None,
+    sweep: str | None = None,
+    top: Count | None = None,
+    strategy: Strategy | None = None,
+    tokens: Count | None = None,
+    price: float | str | None = None,
+    **options: Unpack[SearchOptions],
+) -> Plan | tuple[Plan, ...] | tuple[Point, ...]:
+    """Plan the training of a model on some hardware: the best mesh and the best way to run it.
+
+    Args:
+        model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or
+            the file of a plan, which is read again.
+        on: the hardware, as `v5p:4x4x4`, `h100:64` or `cpu:8`, or a System.
+        mesh: plan this mesh, `fsdp=-1,tp=4` or a MeshShape, instead of the best.
+        compare: plan these meshes instead of the best, and return their plans in this order.
+        sweep: plan the best mesh for each of several values, `chips=64..1024`, `batch=96,192` or `seq_len=2k..32k`, and
+            return a `Point` for each: the value, and the record of its best mesh or the reason why there is none.
+        top: how many meshes to rank; those after the best are `Plan.alternatives` (8).
+        strategy: run the mesh exactly so; it goes with mesh.
+        tokens: say what training on so many tokens takes, as `15T`, in `Plan.training_run`.
+        price: with tokens, what a chip costs an hour, for the cost of the training.
+        options: the workload, with one of batch (sequences) and batch_tokens, seq_len, remat and dtype
+            (`WorkloadOptions`); single fields of the strategy (`StrategyOptions`); include_planned.
+
+    Raises:
+        MeshwrightError: where nothing is legal, a name is unknown or a value is of the wrong type, or an option changes
+            nothing beside another.
+
+    >>> plan("llama3-8b", on="v5p:4x4x4", batch=512, mesh="fsdp=64").mesh
+    MeshShape(dp=1, fsdp=64, tp=1, sp=1, ep=1, pp=1)
+    """
+    if is_image_model(model):
+        raise MeshwrightError(f"{model} is a model of images; meshwright.planning.plan_images plans it")
+    check_model(model)
+    single = {"mesh": mesh, "top": top, "strategy": strategy, "tokens": tokens, "price": price}
+    named = {"compare": compare, "sweep": sweep, **single}
+    named = {name: value for name, value in named.items() if value is not None}
+    said = given({"on": on, **options}, ("on", *SearchOptions.__annotations__))
+    if isinstance(model, str | Path) and (kept := _kept_plan(model, named | said)) is not None:
+        return kept
+    for mode in ("sweep", "compare"):
+        if mode in named:
+            _refuse(named.keys() - {mode}, f"beside {mode}")
+    if price is not None and tokens is None:
+        _refuse(("price",), "without tokens")
+    swept = None if sweep is None else read_sweep(sweep)
+    if swept is not None:
+        _refuse(_only(said, swept.replaced), "beside sweep")
+        if not isinstance(model, Workload):
+            said = swept_options(swept, said)
+    include_planned = said.pop("include_planned", False)
+    workload, system = read_workload(model, _only(said, WORKLOAD_OPTIONS))
+    fields = read_strategy(_only(said, STRATEGY_OPTIONS), system.num_devices)
+    policies = (workload.remat,) if isinstance(model, Workload) else remats(said.get("remat"))
+
+    def find(workload: Workload, system: System, top: int) -> Ranking:
+        return find_meshes(workload, system, policies, fields, top=top, include_planned=include_planned)
+
+    def of_mesh(mesh: MeshShape) -> Plan:
+        return plan_one_mesh(workload, mesh, system, policies, fields, include_planned=include_planned)
+
+    if swept is not None:
+        return run_sweep(swept, workload, system, lambda workload, system: find(workload, system, 1).plans[0])
+    if compare is not None:
+        return tuple(map(of_mesh, read_compared(compare, system.num_devices)))
+    if strategy is not None and (mesh is None or fields):
+        wrong = f"{next(iter(fields))} beside it says it twice" if fields else "give mesh too, or single fields of it"
+        raise MeshwrightError(f"strategy says how one mesh is run; {wrong}")
+    if mesh is None:
+        ranking = find(workload, system, 8 if top is None else read_count("top", top))
+        found = replace(ranking.plans[0], alternatives=ranking.plans[1:])
+    else:
+        shape = read_mesh(mesh, system.num_devices)
+        found = of_mesh(shape) if strategy is None else make_plan(workload, shape, system, strategy)
+    if tokens is None:
+        return found
+    cost = None if price is None else read_price(price)
+    return replace(
+        found, training_run=training_run(found.predicted, system.num_chips, read_count("tokens", tokens), cost)
+    )
+
+
+def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
+    """Return the plan of a plan file; None for any other path or for a model name."""
+    if is_run_directory(path):
+        raise MeshwrightError(f"{path} is the directory of a run; mw.verify({str(path)!r}).plan is its plan")
+    if not is_plan_file(path):
+        return None
+    if said:
+        raise MeshwrightError(f"{path} is a plan, which says {next(iter(said))}=… itself; leave it out")
+    return read_plan(Path(path))
+
+
+def _refuse(names: Iterable[str], where: str) -> None:
+    """Raise for the first of the options that change nothing."""
+    for name in sorted(names):
+        raise MeshwrightError(f"{name} changes nothing {where}; leave it out")
+
+
+def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape]:
+    """The meshes to compare, each once."""
+    if isinstance(texts, str) or not texts:
+        raise MeshwrightError(f"compare is {texts!r}; it is a list of meshes, as ['fsdp=8', 'fsdp=2,tp=4']")
+    meshes = [read_mesh(text, num_devices) for text in texts]
+    for mesh in meshes:
+        if meshes.count(mesh) > 1:
+            raise MeshwrightError(f"compare has {mesh} twice; leave one out")
+    return meshes
+
+
+def find_meshes(
+    workload: Workload,
+    system: System,
+    policies: tuple[Remat, ...],
+    fields: Mapping[str, Any],
+    *,
+    top: int = 8,
+    include_planned: bool = False,
+) -> Ranking:
+    """Return the best meshes that `meshwright train` runs, with `fields` of the strategy fixed.
+
+    With include_planned, or if nothing runs, the best of everything that can be planned. Among ties the simplest is
+    first.
+    """
+    if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
+        raise MeshwrightError(f"{chosen[0]} goes with a mesh; without one the planner chooses it")
+    if "reference_mesh" in fields and not has_reference(workload):
+        raise MeshwrightError("reference_mesh is of the frozen model of objective='dpo', which this step runs none of")
+    space = _space(workload, system, policies, fields, include_planned=include_planned)
+    ranking = rank_space(space, top=max(top, MOST_TIED))
+    plans, num_tied = simplest_first(ranking.plans)
+    return replace(ranking, plans=plans[:top], num_tied=min(num_tied, top))
+
+
+def find_beyond(best: Plan, policies: tuple[Remat, ...], fields: Mapping[str, Any]) -> Plan | None:
+    """Return the best plan that does not run yet, if it is faster than `best`, or fits and `best` does not."""
+    seconds = best.predicted.step_seconds if best.predicted.fits else None
+    found = find_faster(best.workload, best.system, math.inf if seconds is None else seconds, remats=policies, **fields)
+    return found if found and found.planned_only else None
+
+
+def plan_one_mesh(
+    workload: Workload,
+    mesh: MeshShape,
+    system: System,
+    policies: tuple[Remat, ...],
+    fields: Mapping[str, Any],
+    *,
+    include_planned: bool = False,
+) -> Plan:
+    """Return the best way to run one mesh with `fields` fixed, among those that run if there are any."""
+    fixed = {name: fields[name] for name in ALWAYS_CHOSEN if name in fields}
+    free = {name: value for name, value in fields.items() if name not in fixed}
+    if fixed.get("sp_method", "gather") != "gather":
+        free.setdefault("attention", "flash")
+    check_positions(workload.model, workload.seq_len)
+    held = replace(DEFAULT, **free)
+    check_mesh(workload, mesh, stream_rules(held.tp_stream))
+    check_strategy(workload, mesh, held)
+    space = _space(workload, system, policies, free, mesh, include_planned=include_planned)
+    if not fixed:
+        return rank_space(space, (mesh,), top=1).plans[0]
+    stages = {name: value for name, value in fixed.items() if name != "sp_method"}
+    candidates = [
+        candidate
+        for candidate in space.candidates(mesh)
+        if all(getattr(candidate.strategy, name) == value for name, value in stages.items())
+    ]
+    if not candidates and space.is_runnable:
+        return plan_one_mesh(workload, mesh, system, policies, fields, include_planned=True)
+    if not candidates:
+        said = ", ".join(f"{name}={value}" for name, value in stages.items())
+        raise MeshwrightError(f"{said} cannot run mesh {mesh}: schedules are of pp, and virtual stages divide layers")
+    plans = [
+        make_plan(replace(workload, remat=candidate.remat), mesh, system, replace(candidate.strategy, **fixed))
+        for candidate in candidates
+    ]
+    return min(plans, key=lambda found: (not found.predicted.fits, found.predicted.step_seconds or 0.0))
+
+
+def _space(
+    workload: Workload,
+    system: System,
+    policies: tuple[Remat, ...],
+    fields: Mapping[str, Any],
+    mesh: MeshShape | None = None,
+    *,
+    include_planned: bool,
+) -> Space:
+    """Return the space that `meshwright train` runs; if it is empty, all that can be planned."""
+    if not include_planned:
+        try:
+            space = runnable_space(workload, system, policies, **fields)
+        except MeshwrightError:  # Nothing runs the model yet; `Plan.planned_only` says why.
+            pass
+        else:
+            if space.runs(mesh) if mesh is not None else any(map(space.parts, space.meshes())):
+                return space
+    return whole_space(workload, system, policies, **fields)
+
+
+def plan_as_train_runs(workload: Workload, mesh: MeshShape, system: System) -> Plan:
+    """Return the plan of one mesh with the defaults of `meshwright train`."""
+    if mesh.pp > 1:
+        return plan_stages(workload, mesh, system)
+    return make_plan(workload, mesh, system, run_strategy(workload, mesh, system))
+
+
+def plan_to_run(what: PlanLike, options: Mapping[str, Any]) -> Plan:
+    """Return the runnable plan for `verify` and `train`, from a plan, its file, or a model with `PlanOptions`.
+
+    A plan fixes workload and mesh; strategy (`StrategyOptions`) and param_dtype can still be changed.
+    """
+    said = given(options, PlanOptions.__annotations__)
+    changes = {name: said.pop(name) for name in (*STRATEGY_OPTIONS, "param_dtype") if name in said}
+    if isinstance(what, (str, Path)) and is_plan_file(what):
+        what = read_plan(Path(what))
+    if isinstance(what, Plan):
+        if said:
+            named = ", ".join(f"--{name.replace('_', '-')} ({name}=…)" for name in said)
+            raise MeshwrightError(f"a plan says {named} itself; leave it out")
+        return run_as(as_run(what), changes)
+    mesh = said.pop("mesh", None)
+    workload, system = read_workload(what, said)
+    if mesh is not None:
+        found = plan_as_train_runs(workload, read_mesh(mesh, system.num_devices), system)
+    else:
+        policies = REMATS if said.get("remat") == "auto" else (workload.remat,)
+        found = find_meshes(workload, system, policies, {}, top=1).plans[0]
+    return run_as(as_run(found), changes)
+
+
+def run_as(plan: Plan, changes: Mapping[str, Any]) -> Plan:
+    """Return a plan with some strategy options replaced. Raises an error if the result cannot run."""
+    if not changes:
+        return plan
+    fields = {name: value for name, value in changes.items() if name != "param_dtype"}
+    said = read_strategy(fields, plan.system.num_devices)
+    if said.get("sp_method", "gather") != "gather":
+        said.setdefault("attention", "flash")
+    workload = replace(plan.workload, param_dtype=changes.get("param_dtype", plan.workload.param_dtype))
+    return as_run(make_plan(workload, plan.mesh, plan.system, replace(plan.strategy, **said)))
+
+
+def _only(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options with these names."""
+    return {name: value for name, value in options.items() if name in names}

@@ -1,0 +1,244 @@
+"""Overlap of communication and compute: which collectives ops can hide, and the exposed seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.description.step.passes.pipeline import KEPT_INPUTS
+from meshwright.description.step.rules import IN_USE, RULES
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload, with_remat
+from meshwright.mesh import MeshShape, divisors
+from meshwright.planning.cost.comm_volume import activation_collectives, is_of_weights, weight_collectives
+from meshwright.planning.cost.rates.collective import collective_seconds
+from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
+from meshwright.planning.cost.rates.ring import is_round_ring, ring_work
+from meshwright.planning.cost.seconds import WEIGHT_AXES
+from meshwright.record import Collective, Phase
+
+CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
+"""Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""
+
+WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
+"""The pass whose ops can hide the collectives of each phase. Recompute runs in backward; nothing hides the update."""
+
+
+@dataclass(frozen=True)
+class OverlapBudget:
+    """Seconds of a step's collectives, by what can hide them.
+
+    forward, backward: can be hidden by ops of that pass. critical_forward, critical_backward: the part of these that
+    every microbatch waits for if it takes longer. per_microbatch: nothing hides it, and every microbatch waits.
+    per_step: nothing hides it, and the step waits once. hidden_by_attention: ring sends that run next to the attention
+    of their turn.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    critical_forward: float = 0.0
+    critical_backward: float = 0.0
+    per_microbatch: float = 0.0
+    per_step: float = 0.0
+    hidden_by_attention: float = 0.0
+
+    def __add__(self, other: OverlapBudget) -> OverlapBudget:
+        return OverlapBudget(
+            *(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
+
+    def __mul__(self, times: float) -> OverlapBudget:
+        return OverlapBudget(*(times * seconds for seconds in vars(self).values()))
+
+    def shares(self, forward: float, backward: float) -> dict[str, float]:
+        """The share of each pass's collectives that is exposed where ops take so long in them."""
+        return {"forward": _exposed(self.forward, forward), "backward": _exposed(self.backward, backward)}
+
+    def exposed(self, shares: Mapping[str, float]) -> float:
+        """The seconds of all collectives that nothing hides."""
+        return (
+            self.per_microbatch + self.per_step + shares["forward"] * self.forward + shares["backward"] * self.backward
+        )
+
+    def exposed_per_microbatch(self, shares: Mapping[str, float]) -> float:
+        """The exposed part that every microbatch waits for."""
+        late = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
+        return self.per_microbatch + late
+
+
+_SHAPE = ("num_microbatches", "virtual_stages", "schedule")
+"""Strategy fields that affect only the microbatch schedule."""
+
+FREE_LINKS = OverlapBudget()
+"""Budget with no communication."""
+
+NO_RING: Mapping[Phase, float] = {}
+"""Share of collectives outside rings."""
+
+
+def overlap_budget(
+    moves: Iterable[Collective], layout: MeshPlacement, strategy: Strategy, ring_shares: Mapping[Phase, float] = NO_RING
+) -> OverlapBudget:
+    """Return the budget of collectives. ring_shares: the exposed share of ring sends."""
+    sums = dict.fromkeys(vars(OverlapBudget()), 0.0)
+    for move in moves:
+        seconds, critical = planned_seconds(move, layout), is_critical(move)
+        if is_round_ring(move):
+            sums["per_microbatch"] += ring_shares[move.phase] * seconds
+            sums["hidden_by_attention"] += (1 - ring_shares[move.phase]) * seconds
+        elif can_hide(move, layout, strategy):
+            sums[WINDOWS[move.phase]] += seconds
+            if critical:
+                sums[f"critical_{WINDOWS[move.phase]}"] += seconds
+        else:
+            sums["per_microbatch" if critical and move.phase != "update" else "per_step"] += seconds
+    return OverlapBudget(**sums)
+
+
+def ring_shares(
+    moves: Iterable[Collective], workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> Mapping[Phase, float]:
+    """Return, per phase, the share of ring sends over sp that attention does not hide."""
+    sends: dict[Phase, dict[str, float]] = {}
+    for move in filter(is_round_ring, moves):
+        what = "gradients" if move.array.endswith("gradient") else "keys"
+        each = sends.setdefault(move.phase, {"keys": 0.0, "gradients": 0.0})
+        each[what] += planned_seconds(move, lay_mesh(system, mesh.layout)) / move.count
+    if not sends:
+        return NO_RING
+    work = ring_work(workload, mesh, system, strategy)
+    return {phase: work.exposed_share(phase, **each) for phase, each in sends.items()}
+
+
+def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """The budget of all collectives of a step."""
+    return weight_budget(workload, mesh, system, strategy) + activation_budget(workload, mesh, system, strategy)
+
+
+def least_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """Return a lower bound of `step_budget`: `least_weight_budget`, and the activations of a single microbatch.
+
+    Several microbatches send the same bytes in parts, at no higher bandwidth.
+    """
+    whole = _without(strategy, ("num_microbatches", "virtual_stages", "schedule", "zero_stage"))
+    seconds = _activation_budget(workload, mesh, system, whole).per_microbatch
+    return replace(least_weight_budget(workload, mesh, system, strategy), per_microbatch=seconds)
+
+
+def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """A lower bound of `weight_budget`, cheap to have.
+
+    As if all gathered weights and their gradients went at once, at the full rate of the links.
+    """
+    stored = tuple(axis for axis in RULES["embed"] if mesh.degree(axis) > 1)
+    if not stored or not strategy.overlaps_weights:
+        return FREE_LINKS
+    rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
+    once, each = _gathered_bytes(with_remat(workload, "none"), _ends_of(mesh), _without(strategy, _SHAPE))
+    times = strategy.num_microbatches
+    forward, backward = ((a + times * b) / rate for a, b in zip(once, each, strict=True))
+    return OverlapBudget(forward=forward, backward=backward)
+
+
+def weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """The budget of the collectives of weights and of their gradients."""
+    # Stages of GPipe in lockstep gather a table twice.
+    shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
+    once, each = _weight_budgets(with_remat(workload, "none"), mesh, system, _without(strategy, shape))
+    return once + each * strategy.num_microbatches
+
+
+def activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """Return the budget of activation collectives and of the sums in the loss."""
+    return _activation_budget(workload, mesh, system, _without(strategy, ("zero_stage",)))
+
+
+@lru_cache(maxsize=1 << 15)
+def _activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
+    """`activation_budget` of a strategy without the fields that do not change it."""
+    moves = activation_collectives(workload, mesh, strategy)
+    shares = ring_shares(moves, workload, mesh, system, strategy)
+    return overlap_budget(moves, lay_mesh(system, mesh.layout), strategy, shares)
+
+
+@lru_cache(maxsize=1 << 14)
+def _weight_budgets(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> tuple[OverlapBudget, OverlapBudget]:
+    """The budget of weights once a step, and for each microbatch: each use of a weight takes as long."""
+    layout = lay_mesh(system, mesh.layout)
+    # Virtual stages take microbatches in groups of as many as there are stages.
+    group = mesh.pp if strategy.virtual_stages > 1 else 1
+    one, two = (
+        overlap_budget(weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)), layout, strategy)
+        for parts in (group, 2 * group)
+    )
+    each = (two + one * -1) * (1 / group)
+    return one + each * -group, each
+
+
+def _ends_of(mesh: MeshShape) -> MeshShape:
+    """Return the axes that split weights without gathering them, with the least degree of fsdp, which gathers."""
+    split = {axis: mesh.degree(axis) for axis in (*WEIGHT_AXES, "pp")}
+    return MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], **split)
+
+
+@lru_cache(maxsize=1 << 14)
+def _gather_rate(layout: MeshPlacement, axes: tuple[str, ...]) -> float:
+    """The bytes a second of an all-gather or reduce-scatter that is nothing but bandwidth."""
+    return 1 / collective_seconds("all-gather", 1.0, layout.placement(axes)).bandwidth_seconds
+
+
+@lru_cache(maxsize=1 << 12)
+def _gathered_bytes(
+    workload: Workload, mesh: MeshShape, strategy: Strategy
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The bytes of gathers and scatters over fsdp forward and backward: once, and for each microbatch."""
+    one, two = (
+        [
+            sum(move.bytes for move in moves if WINDOWS.get(move.phase) == window and is_of_weights(move))
+            for window in ("forward", "backward")
+        ]
+        for moves in (weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)) for parts in (1, 2))
+    )
+    each = (two[0] - one[0], two[1] - one[1])
+    return (one[0] - each[0], one[1] - each[1]), each
+
+
+@lru_cache(maxsize=1 << 12)
+def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
+    """Return the strategy with some fields at their defaults, a cache key for strategies that differ only in these."""
+    return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
+
+
+def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> bool:
+    """Whether ops run next to a collective.
+
+    None run next to an all-reduce that the TPU compiler emits for a reduce-scatter (`benchmarks/planned_steps.py`).
+    """
+    if reduce_scatter_runs_as_all_reduce(move, layout):
+        return False
+    if move.kind == "all-reduce" and move.phase == "backward" and not strategy.overlaps_gradients:
+        return False
+    if move.kind in ("all-gather", "reduce-scatter") and not strategy.overlaps_weights:
+        return False
+    return not is_critical(move) or (strategy.collective_matmul and _is_beside_products(move, strategy))
+
+
+def _is_beside_products(move: Collective, strategy: Strategy) -> bool:
+    """Whether overlapped products run a collective over tp in steps; all of them if the stream is whole."""
+    in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
+    return move.axes == ("tp",) and move.phase != "update" and in_steps
+
+
+def is_critical(move: Collective) -> bool:
+    """Whether something waits for the collective: the next product for activations, the update for the norm."""
+    return move.phase == "update" or (CRITICAL.issuperset(move.axes) and move.array != KEPT_INPUTS)
+
+
+def _exposed(wanted: float, free: float) -> float:
+    """Return the share of collectives that takes longer than the ops next to them."""
+    return max(0.0, 1 - free / wanted) if wanted else 0.0

@@ -1,0 +1,215 @@
+"""Predict the record of one candidate: a workload on a mesh of a system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.description.step.blocks import program
+from meshwright.description.step.passes.pipeline import is_shared_before, pre_pipeline_stack
+from meshwright.description.step.rules import RULES
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.strategy_checks import has_reference
+from meshwright.description.step.token_routing import device_blocks, dropless_padding
+from meshwright.description.step.workload import Workload
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.comm_volume import step_collectives
+from meshwright.planning.cost.flops import model_flops, step_flops
+from meshwright.planning.cost.memory import host_bytes, offloaded_bytes, pool_notes, step_memory
+from meshwright.planning.cost.rates.achieved import contention_seconds, straggling_seconds
+from meshwright.planning.cost.rates.borrowed import borrowed_notes
+from meshwright.planning.cost.rates.collective_time import planned_seconds
+from meshwright.planning.cost.rates.hbm import hbm_bytes
+from meshwright.planning.cost.rates.ring import is_round_ring
+from meshwright.planning.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
+from meshwright.planning.overlap import (
+    FREE_LINKS,
+    WINDOWS,
+    OverlapBudget,
+    can_hide,
+    overlap_budget,
+    ring_shares,
+    step_budget,
+)
+from meshwright.planning.reference import reference_seconds, timed_reference_collectives
+from meshwright.record import Bound, Collective, Phase, Record, merge
+from meshwright.units import show_bytes
+
+_WORKED = replace(DEFAULT, spmd_pipeline=False)
+"""The default strategy, but that stages do nothing while they wait."""
+
+SIMULATED = "simulated devices share one machine's cores, so times on cpu are an indication"
+
+
+def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Record:
+    """Return the record of a train step: ops, collectives, pipeline bubble, update.
+
+    Activation collectives are exposed, except overlapped ones over tp and ring sends over sp as far as attention hides
+    them. Weight gathers and gradient sums run next to the ops of their pass; the part that takes longer is exposed.
+    `breakdown_seconds` sums to the step.
+    """
+    layout = lay_mesh(system, mesh.layout)
+    moves = step_collectives(workload, mesh, strategy)
+    in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
+    round_ring = ring_shares(moves, workload, mesh, system, strategy)
+    budget = overlap_budget(moves, layout, strategy, round_ring)
+    breakdown = step_breakdown(workload, mesh, system, strategy, budget)
+    exposed = _exposed(moves, layout, budget.shares(*windows(breakdown)), round_ring, strategy)
+    beside = timed_reference_collectives(workload, mesh, system, strategy)
+    step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
+    return Record(
+        origin="predicted",
+        mesh=mesh.degrees,
+        hardware=str(system),
+        step_seconds=step,
+        mfu=model_flops(workload) / (step * system.peak(workload.compute_dtype) * mesh.num_devices),
+        flops=step_flops(workload, mesh, strategy).total,
+        memory_bytes=memory,
+        fits=memory["peak"] <= system.plannable_bytes,
+        bound=_bound(workload, mesh, system, breakdown),
+        tokens_per_second=workload.tokens / step,
+        breakdown_seconds=breakdown,
+        collectives=merge((*beside, *_in_every_tick(exposed, in_ticks, layout))),
+        notes=layout.notes + _notes(workload, mesh, system, strategy) + pool_notes(system, memory["peak"]),
+    )
+
+
+def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
+    """Return the notes of a prediction."""
+    notes = (SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)
+    if before := pre_pipeline_stack(program(workload.model), mesh, strategy):
+        notes += _repeated(before.num_layers, workload, mesh, strategy)
+    experts = workload.model.experts
+    if system.chip.kind == "gpu" and experts and experts.capacity_factor is None:
+        size = device_blocks(workload, mesh, strategy).size
+        notes += (f"priced with grouped products; XLA has none for GPUs: train multiplies {size} rows at a time",)
+    if system.chip.kind == "gpu" and strategy.attention == "flash" and strategy.profile == DEFAULT.profile:
+        notes += (
+            "attention is priced as one kernel; on GPUs `flash` runs block by block through memory, and took 1.3 (2,048"
+            " tokens) to 4.7 times (65,536) the step on an H200: `--attention cudnn` is NVIDIA's kernel",
+        )
+    if system.chip.kind == "cpu" and experts and (room := dropless_padding(workload, mesh)) > 1:
+        notes += (
+            "planned for tokens spread evenly over experts; as none may be dropped, simulated devices exchange"
+            f" {room:.3g}x the rows, TPUs and GPUs only the rows that there are",
+        )
+    if experts and experts.balance_weight and strategy.num_microbatches > 1:
+        notes += (
+            f"the loss of experts' balance is of each of {strategy.num_microbatches} microbatches, not of the batch:"
+            " losses differ a little from those with another number of them",
+        )
+    if waiting := host_bytes(workload, mesh, strategy):
+        notes += (f"{show_bytes(waiting)} of each device's activations wait in its host's memory",)
+    return notes
+
+
+def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
+    """Note that every stage runs the dense layers before the MoE layers, if stages cannot share them."""
+    if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
+        return ()
+    ours = workload.batch // (mesh.degree(RULES["batch"]) * strategy.num_microbatches)
+    return (
+        f"every stage runs the plain layers before those of experts, {count} of {workload.model.num_layers}:"
+        f" pp={mesh.pp} does not divide a device's sequences of a microbatch, {ours}",
+    )
+
+
+def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
+    """The step time of `predict`, without the rest of the record."""
+    budget = step_budget(workload, mesh, system, strategy)
+    return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
+
+
+def step_breakdown(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget
+) -> dict[str, float]:
+    """Return the seconds of a step by term, with the collectives of `budget`."""
+    once, parts = microbatch_seconds(workload, mesh, system, strategy), strategy.num_microbatches
+    breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
+    for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
+        breakdown[phase] += seconds
+    shares = budget.shares(*windows(breakdown))
+    breakdown["exposed communication"] = budget.exposed(shares)
+    if workload.remat == "offload":
+        # Copies to and from the host run beside the ops of their pass.
+        copying = offloaded_bytes(workload, mesh, strategy) / system.host_bytes_per_second
+        breakdown["host copies"] = sum(max(0.0, copying - window) for window in windows(breakdown))
+    if mesh.pp > 1:
+        breakdown["pipeline bubble"] = bubble_seconds(once, budget.exposed_per_microbatch(shares), mesh, strategy)
+    if system.chip.kind == "gpu":
+        hidden = budget.hidden_by_attention + sum((1 - shares[window]) * getattr(budget, window) for window in shares)
+        breakdown["contention"] = contention_seconds(hidden, system)
+        breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
+    breakdown["update"] = update_seconds(workload, mesh, system, strategy)
+    if has_reference(workload):
+        breakdown = {"reference": reference_seconds(workload, mesh, system, strategy)} | breakdown
+    return breakdown
+
+
+def windows(breakdown: Mapping[str, float]) -> tuple[float, float]:
+    """Return the compute time of forward and of backward with recompute: the time that can hide collectives."""
+    return breakdown["forward"], breakdown["recompute"] + breakdown["backward"]
+
+
+def step_bound_seconds(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget = FREE_LINKS
+) -> float:
+    """A lower bound of a step's time, cheap to have, of a lower bound of its collectives.
+
+    By default: ops, bubble, stragglers and update, as if links were free.
+    """
+    return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
+
+
+def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
+    """The time that a device of a pipeline waits for its first microbatch and for the last one's gradient.
+
+    (p - 1) / v microbatches, so that m / (m + (p - 1) / v) of the time is worked: GPipe (arXiv:1811.06965) and 1F1B
+    with v = 1, interleaved (arXiv:2104.04473, section 2.2) with more. waited_seconds: for collectives, by all
+    microbatches of a step.
+    """
+    return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
+
+
+def _exposed(
+    moves: tuple[Collective, ...],
+    layout: MeshPlacement,
+    shares: Mapping[str, float],
+    round_ring: Mapping[Phase, float],
+    strategy: Strategy,
+) -> Iterator[Collective]:
+    """Return the collectives with their time and its exposed part."""
+    for move in moves:
+        seconds = planned_seconds(move, layout)
+        if is_round_ring(move):
+            share = round_ring[move.phase]
+        else:
+            share = shares[WINDOWS[move.phase]] if can_hide(move, layout, strategy) else 1.0
+        yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
+
+
+def _in_every_tick(
+    exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
+) -> Iterator[Collective]:
+    """Collectives as often as they run, in the ticks of the bubble too, whose wait is a part of the bubble's."""
+    for worked, move in zip(exposed, in_ticks, strict=True):
+        yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
+
+
+def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
+    """Return the resource that most of the step waits for; a bubble is not one."""
+    flops, traffic = step_flops(workload, mesh, _WORKED), hbm_bytes(workload, mesh)
+    seconds: dict[Bound, float] = {
+        "compute": 0.0,
+        "memory": breakdown["update"],
+        "communication": breakdown["exposed communication"],
+    }
+    for phase in ("forward", "recompute", "backward"):
+        computing = getattr(flops, phase) / system.peak(workload.compute_dtype)
+        is_computing = computing >= traffic[phase] / system.hbm_bytes_per_second
+        # A reference's pass is a forward pass, and bound as one.
+        more = breakdown.get("reference", 0.0) if phase == "forward" else 0.0
+        seconds["compute" if is_computing else "memory"] += breakdown[phase] + more
+    return max(seconds, key=seconds.__getitem__)

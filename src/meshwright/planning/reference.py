@@ -1,0 +1,61 @@
+"""The time of a step's frozen reference: the ops of its forward pass, and the collectives that these do not hide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.description.step.reference import reference_pass
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.comm_volume import reference_collectives
+from meshwright.planning.cost.rates.achieved import contention_seconds, straggling_seconds
+from meshwright.planning.cost.rates.collective_time import planned_seconds
+from meshwright.planning.cost.rates.ring import is_round_ring
+from meshwright.planning.cost.seconds import microbatch_seconds
+from meshwright.planning.overlap import can_hide, overlap_budget, ring_shares
+from meshwright.record import Collective
+
+
+def reference_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
+    """The seconds that a step's reference takes, before the policy's forward pass; 0 where a step runs none."""
+    return _timed(workload, mesh, system, strategy)[0]
+
+
+def timed_reference_collectives(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> tuple[Collective, ...]:
+    """Return the collectives of the reference model with their time and its exposed part."""
+    return _timed(workload, mesh, system, strategy)[1]
+
+
+@lru_cache(maxsize=1 << 12)
+def _timed(
+    workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
+) -> tuple[float, tuple[Collective, ...]]:
+    """The time of a reference's pass, and its collectives."""
+    if (own := reference_pass(workload, mesh, strategy)) is None:
+        return 0.0, ()
+    layout, parts = lay_mesh(system, own.mesh.layout), own.strategy.num_microbatches
+    ops = parts * microbatch_seconds(own.workload, own.mesh, system, own.strategy).forward
+    # Behind which ops a collective can hide is said of the passes of a train step.
+    moves = [replace(move, phase="forward") for move in reference_collectives(workload, mesh, strategy)]
+    ring = ring_shares(moves, own.workload, own.mesh, system, own.strategy)
+    budget = overlap_budget(moves, layout, own.strategy, ring)
+    shares = budget.shares(ops, 0.0)
+    timed: list[Collective] = []
+    for move in moves:
+        seconds = planned_seconds(move, layout)
+        if is_round_ring(move):
+            share = ring[move.phase]
+        else:
+            share = shares["forward"] if can_hide(move, layout, own.strategy) else 1.0
+        timed.append(replace(move, phase="reference", seconds=seconds, exposed_seconds=share * seconds))
+    total = ops + budget.exposed(shares)
+    if system.chip.kind == "gpu":
+        hidden = budget.hidden_by_attention + (1 - shares["forward"]) * budget.forward
+        total += contention_seconds(hidden, system) + straggling_seconds(ops, own.mesh.num_devices, system)
+    return total, tuple(timed)

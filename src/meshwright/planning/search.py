@@ -1,0 +1,283 @@
+"""Best-first search for the best ways to run a workload on a system, without pricing the whole space."""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import math
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from typing import Any
+
+from meshwright.description.hardware.system import System
+from meshwright.description.step.legality import check_mesh, check_runnable
+from meshwright.description.step.rules import token_axes
+from meshwright.description.step.stages import check_stage_remat
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Remat, Workload
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.memory import peak_within, step_memory
+from meshwright.planning.overlap import FREE_LINKS, least_budget, least_weight_budget
+from meshwright.planning.plan import Plan, predicted_plan
+from meshwright.planning.prediction import step_bound_seconds, step_seconds
+from meshwright.planning.space import Candidate, Space, runnable_space, whole_space
+
+_BELOW = 1 - 1e-9
+"""Factor on lower bounds, so that rounding never lifts a bound above the time it bounds."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The best plans, one per mesh: those that fit, fastest first; then the rest, by how far they exceed memory.
+
+    num_meshes, num_candidates: legal meshes, and configurations. num_priced: configurations priced in full; no other
+    can be better. num_tied: how many of the first plans the prediction cannot tell apart, the simplest first
+    (`planning.ties`).
+    """
+
+    plans: tuple[Plan, ...]
+    num_meshes: int
+    num_candidates: int
+    num_priced: int
+    num_tied: int = 1
+
+
+def rank(
+    workload: Workload,
+    system: System,
+    *,
+    remats: tuple[Remat, ...] = (),
+    top: int = 8,
+    is_runnable: bool = False,
+    **choices: Any,
+) -> Ranking:
+    """Return the best `top` meshes, each with its best strategy.
+
+    remats: policies to choose from; all by default. is_runnable: only strategies that `meshwright train` can run.
+    choices: strategy fields that are not searched, with their values (`whole_space`). Raises an error with the reason
+    if no mesh is legal.
+    """
+    space = runnable_space if is_runnable else whole_space
+    return rank_space(space(workload, system, remats, **choices), top=top)
+
+
+def find_best(workload: Workload, system: System, *, remats: tuple[Remat, ...] = (), **choices: Any) -> Plan:
+    """Return the best plan; if nothing fits, the one that needs least memory."""
+    return rank(workload, system, remats=remats, top=1, **choices).plans[0]
+
+
+def find_faster(
+    workload: Workload, system: System, seconds: float, *, remats: tuple[Remat, ...] = (), **choices: Any
+) -> Plan | None:
+    """Return the best plan if it fits and its step takes less than `seconds`.
+
+    The search ends at the first lower bound that is not less: nothing behind it is priced.
+    """
+    space = whole_space(workload, system, remats, **choices)
+    with _without_collector():
+        found = next(_Search(space, seconds).plans(tuple(filter(space.parts, space.meshes()))), None)
+    # What is predicted adds up in another order than what the search compares.
+    return found if found and (found.predicted.step_seconds or 0.0) < seconds else None
+
+
+def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
+    """The plan of a mesh with stages, in the best of the ways that run: schedule, microbatches and virtual stages.
+
+    A workload that cannot be run over its stages is an error.
+    """
+    check_mesh(workload, mesh)
+    check_runnable(workload.model, mesh)
+    check_stage_remat(workload.remat, mesh, replace(DEFAULT, schedule="gpipe"))
+    return rank_space(runnable_space(workload, system, (workload.remat,)), (mesh,), top=1).plans[0]
+
+
+def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top: int = 8) -> Ranking:
+    """The best `top` meshes of a space, or of some of its meshes."""
+    shapes = tuple(mesh for mesh in (space.meshes() if meshes is None else meshes) if space.parts(mesh))
+    if not shapes:
+        raise MeshwrightError(
+            f"no mesh leaves a device a multiple of {space.num_microbatches} sequences, one for each microbatch,"
+            f" of a batch of {space.workload.batch}"
+        )
+    search = _Search(space)
+    with _without_collector():
+        plans = list(islice(search.plans(shapes), top))
+    if len(plans) < min(top, len(shapes)):
+        fitting = {plan.mesh for plan in plans}
+        closest = _closest(space, [mesh for mesh in shapes if mesh not in fitting])
+        plans += [_plan(space, candidate) for candidate in closest[: top - len(plans)]]
+    return Ranking(tuple(plans), len(shapes), space.num_candidates(shapes), search.num_priced)
+
+
+@contextmanager
+def _without_collector() -> Generator[None]:
+    """Keep Python's collector from looking for cycles in all that a search keeps, again and again: there are none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Candidates with the same tokens per microbatch, bounded together; one ZeRO stage, or all (None).
+
+    remats: policies in the order of what they keep, most first, so that the first is fastest. is_close: whether the
+    bound includes exposed activation collectives.
+    """
+
+    meshes: tuple[MeshShape, ...]
+    parts: int
+    remats: tuple[Remat, ...]
+    zero_stage: int | None = None
+    is_close: bool = False
+
+    @property
+    def remat(self) -> Remat:
+        """The policy that bounds the group, its only one once it is opened."""
+        return self.remats[0]
+
+
+@dataclass
+class _Search:
+    """Best-first search: the candidate group with the smallest bound is refined until an exact step comes first.
+
+    Groups share their ops except for recompute; they are refined by mesh and ZeRO stage with the exposed weight
+    collectives, then with the exposed activation collectives; then each strategy that fits is priced. limit: find all
+    plans below this many seconds, and no others.
+    """
+
+    space: Space
+    limit: float = math.inf
+    num_priced: int = 0
+    heap: list[tuple[float, float, int, object]] = field(default_factory=list[tuple[float, float, int, object]])
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def plans(self, meshes: tuple[MeshShape, ...]) -> Iterator[Plan]:
+        """The plans that fit, best first, one of each mesh; of two as fast, the one with more memory left."""
+        done: set[MeshShape] = set()
+        for group in _groups(self.space, meshes):
+            self._push(self._bound(group), group)
+        while self.heap:
+            _, _, _, item = heapq.heappop(self.heap)
+            if isinstance(item, _Group):
+                self._open(replace(item, meshes=tuple(mesh for mesh in item.meshes if mesh not in done)))
+            elif isinstance(item, Candidate) and item.mesh not in done:
+                done.add(item.mesh)
+                yield _plan(self.space, item)
+
+    def _push(self, seconds: float, item: object, peak: float = 0.0) -> None:
+        """Keep an item below the limit for later; bounds come before exact times that are equal."""
+        if seconds < self.limit:
+            heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))
+
+    def _open(self, group: _Group) -> None:
+        """Bound the meshes of a group one by one if any can fit; price the candidates of a single mesh."""
+        if not group.meshes:
+            return
+        if len(group.remats) > 1:
+            others = replace(group, remats=group.remats[1:])
+            self._push(self._bound(others), others)
+            group = replace(group, remats=group.remats[:1])
+        if group.is_close:
+            self._price(group)
+        elif group.zero_stage is not None:
+            close = replace(group, is_close=True)
+            self._push(self._bound(close), close)
+        elif self._can_fit(group):
+            for mesh in group.meshes:
+                found = self.space.strategies(mesh, group.parts, group.remat)
+                stages = {strategy.zero_stage for strategy in found}
+                for stage in sorted(stages, reverse=True):
+                    alone = replace(group, meshes=(mesh,), zero_stage=stage)
+                    self._push(self._bound(alone), alone)
+
+    def _bound(self, group: _Group) -> float:
+        """A time that no way of a group is under."""
+        mesh, workload, system = _most_sharded(group), self.space.with_remat(group.remat), self.space.system
+        strategies = self._strategies(group)
+        # Rings beside products leave less to wait for, and make more products of one.
+        fastest = max(strategies, key=lambda strategy: strategy.virtual_stages)
+        hiding = max(strategies, key=lambda strategy: strategy.collective_matmul)
+        budget = FREE_LINKS
+        if group.zero_stage is not None:
+            least = least_budget if group.is_close else least_weight_budget
+            budget = least(workload, mesh, system, hiding)
+        return _BELOW * step_bound_seconds(workload, mesh, system, fastest, budget)
+
+    def _price(self, group: _Group) -> None:
+        """Price the ways of a mesh that fit."""
+        (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
+        for strategy in self._strategies(group):
+            candidate = Candidate(mesh, group.remat, strategy)
+            if (peak := self._fitting_peak(candidate)) is not None:
+                self.num_priced += 1
+                self._push(step_seconds(workload, mesh, system, strategy), candidate, peak)
+
+    def _can_fit(self, group: _Group) -> bool:
+        """Whether the candidate of a group that needs least memory fits."""
+        candidate = Candidate(_most_sharded(group), group.remat, self._strategies(group)[0])
+        return self._fitting_peak(candidate) is not None
+
+    def _fitting_peak(self, candidate: Candidate) -> int | None:
+        """Return the memory that a candidate needs; None if it does not fit."""
+        workload, system = self.space.with_remat(candidate.remat), self.space.system
+        return peak_within(workload, candidate.mesh, candidate.strategy, system.plannable_bytes, kind=system.chip.kind)
+
+    def _strategies(self, group: _Group) -> list[Strategy]:
+        """The strategies of a group on the mesh that stores most shards."""
+        found = self.space.strategies(_most_sharded(group), group.parts, group.remat)
+        return [strategy for strategy in found if group.zero_stage in (None, strategy.zero_stage)]
+
+
+def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
+    """Return the candidates of some meshes in groups that differ only in recompute: same tokens, tp, ep and pp."""
+    alike: dict[tuple[int, ...], list[MeshShape]] = {}
+    for mesh in meshes:
+        shards = mesh.degree(token_axes())
+        for parts in space.parts(mesh):
+            alike.setdefault((mesh.tp, mesh.ep, mesh.pp, shards, parts), []).append(mesh)
+    for (*_, parts), members in alike.items():
+        for remats in space.alike_remats(members[0]):
+            if running := tuple(mesh for mesh in members if space.has_strategies(mesh, parts, remats[0])):
+                yield _Group(running, parts, remats)
+
+
+def _most_sharded(group: _Group) -> MeshShape:
+    """Return the mesh that shards its parameters most, so that it updates and holds least.
+
+    Among several the one that splits the sequence least, because splitting may gather keys.
+    """
+    return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
+
+
+def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
+    """Return, per mesh that does not fit, the candidate that needs least memory, in that order."""
+    candidates = [min(_smallest(space, mesh), key=lambda each: _peak(space, each)) for mesh in meshes]
+    return sorted(candidates, key=lambda each: _peak(space, each))
+
+
+def _smallest(space: Space, mesh: MeshShape) -> Iterator[Candidate]:
+    """Yield the candidates of a mesh that can need least memory: those with most microbatches."""
+    parts = space.parts(mesh)[-1]
+    for remat in space.remats:
+        for strategy in space.strategies(mesh, parts, remat):
+            yield Candidate(mesh, remat, strategy)
+
+
+def _peak(space: Space, candidate: Candidate) -> int:
+    """Return the memory that a candidate needs."""
+    return step_memory(
+        space.with_remat(candidate.remat), candidate.mesh, candidate.strategy, kind=space.system.chip.kind
+    )["peak"]
+
+
+def _plan(space: Space, candidate: Candidate) -> Plan:
+    """Return the plan of a candidate."""
+    return predicted_plan(space.with_remat(candidate.remat), candidate.mesh, space.system, candidate.strategy)

@@ -1,0 +1,207 @@
+"""A serving plan: model, system, mesh, batch and prediction."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.description.families.registry import serving_from_data
+from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.description.hardware.system import System, parse_system
+from meshwright.description.step.serving import CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.memory import pool_notes
+from meshwright.planning.cost.rates.borrowed import borrowed_notes
+from meshwright.planning.cost.serving_bytes import serving_memory
+from meshwright.planning.cost.serving_seconds import ServingStep, serving_flops, serving_step
+from meshwright.planning.files import has_fields, read_data, write_data
+from meshwright.planning.plan import is_plan_file
+from meshwright.record import Record, merge
+from meshwright.support.field_types import from_data
+
+FORMAT = 1
+"""The version of the file; another is refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingPlan:
+    """One phase of serving on a mesh of a system, with its batch and predicted record.
+
+    cache: the dim of the KV cache that is split besides heads. In the record step_seconds is the time of one token of
+    every sequence (decode) or of one batch of prompts (prefill), and tokens_per_second that of the whole system.
+    hardware_file, memory_headroom: as in `Plan`.
+    """
+
+    serving: Serving
+    hardware: str
+    mesh: MeshShape
+    cache: CacheSplit
+    predicted: Record
+    hardware_file: str | None = None
+    memory_headroom: float | None = None
+
+    @property
+    def system(self) -> System:
+        """The system that `hardware` names."""
+        system = parse_system(self.hardware, hardware_file=self.hardware_file)
+        return replace(system, memory_headroom=self.memory_headroom)
+
+    @property
+    def layout(self) -> ServingLayout:
+        """The mesh with the split of the cache."""
+        return ServingLayout(self.mesh, self.cache)
+
+    @property
+    def batch(self) -> int:
+        """The sequences served at once, over all devices."""
+        assert self.serving.batch is not None
+        return self.serving.batch
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step."""
+        return self.predicted.step_seconds or 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The tokens a second of all devices together."""
+        return self.predicted.tokens_per_second or 0.0
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether a step meets the requested latency."""
+        return self.serving.latency_seconds is None or self.seconds <= self.serving.latency_seconds
+
+
+def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -> ServingPlan:
+    """Return the plan of a layout with a given batch. Raises an error if the layout cannot split the model."""
+    if serving.batch is None:
+        raise MeshwrightError(f"a plan to serve {serving.model.name} on {layout} wants a batch; none is said")
+    check_serving(serving, layout)
+    laid = lay_mesh(system, layout.mesh.layout)
+    step = serving_step(serving, layout, serving.batch, laid)
+    return ServingPlan(
+        serving=serving,
+        hardware=str(system),
+        mesh=layout.mesh,
+        cache=layout.cache,
+        predicted=_record(serving, layout, system, laid, step),
+        hardware_file=system.chip.file,
+        memory_headroom=system.memory_headroom,
+    )
+
+
+@dataclass(frozen=True)
+class ServingSpeed:
+    """Planned seconds until the first token and per decode step, and the batch."""
+
+    first_token_seconds: float
+    step_seconds: float
+    batch: int
+
+
+def planned_speed(
+    texts: Serving, layout: ServingLayout, system: System, *, prompts: int, chunk: int | None = None
+) -> ServingSpeed | None:
+    """Return the planned generation speed; None if no layout of the mesh can be planned.
+
+    Args:
+        texts: decode with any batch, rounded up to one that the mesh splits evenly.
+        prompts: prompts read at once, rounded up likewise.
+        chunk: tokens per prefill step; None for whole prompts.
+    """
+
+    def plan(serving: Serving, batch: int) -> ServingPlan:
+        groups = layout.num_groups
+        return make_serving_plan(replace(serving, batch=math.ceil(batch / groups) * groups), layout, system)
+
+    assert texts.batch is not None
+    chunk = None if chunk is None else min(chunk, texts.prompt_len)
+    try:
+        read = plan(replace(texts, phase="prefill", chunk=chunk), prompts)
+        made = plan(texts, texts.batch)
+    except MeshwrightError:
+        return None
+    steps = 1 if chunk is None else math.ceil(texts.prompt_len / chunk)
+    return ServingSpeed(steps * read.seconds, made.seconds, made.batch)
+
+
+def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshPlacement, step: ServingStep) -> Record:
+    """The record of a step."""
+    assert serving.batch is not None
+    memory = serving_memory(serving, layout, serving.batch)
+    rate = serving_flops(serving, serving.batch) / step.seconds
+    return Record(
+        origin="predicted",
+        mesh=layout.mesh.degrees,
+        hardware=str(system),
+        step_seconds=step.seconds,
+        mfu=rate / (system.peak(serving.compute_dtype) * layout.mesh.num_devices),
+        memory_bytes=memory,
+        fits=memory["peak"] <= system.plannable_bytes,
+        bound=step.bound,
+        tokens_per_second=step_tokens(serving, serving.batch) / step.seconds,
+        breakdown_seconds=step.breakdown_seconds,
+        collectives=merge(step.collectives),
+        notes=laid.notes + borrowed_notes(system) + pool_notes(system, memory["peak"]),
+    )
+
+
+def step_tokens(serving: Serving, batch: int) -> int:
+    """The tokens that a step goes through: one of each sequence, whole prompts or a chunk of each."""
+    return batch * serving.step_length
+
+
+def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
+    """The plan as plain data, for JSON or YAML."""
+    return {
+        "meshwright_serving_plan": FORMAT,
+        "serving": asdict(plan.serving),
+        "hardware": plan.hardware,
+        "hardware_file": plan.hardware_file,
+        "memory_headroom": plan.memory_headroom,
+        "mesh": plan.mesh.degrees,
+        "cache": plan.cache,
+        "predicted": plan.predicted.to_json(),
+    }
+
+
+def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
+    """The plan that `serving_plan_to_data` made; `name` is what an error calls it."""
+    if not has_fields(data) or data.get("meshwright_serving_plan") is not FORMAT:
+        training = " but a plan to train" if has_fields(data) and "meshwright_plan" in data else ""
+        raise MeshwrightError(
+            f"{name} is not a serving plan of format {FORMAT}{training};"
+            f" `meshwright plan … --serve decode -o {shlex.quote(name)}` writes one"
+        )
+    try:
+        own = {field.name: data[field.name] for field in fields(ServingPlan) if field.name in data}
+        return from_data(ServingPlan, own, readers={Serving: serving_from_data})
+    except MeshwrightError as error:
+        raise MeshwrightError(f"{name} is not a whole serving plan: {error}") from None
+
+
+def write_serving_plan(plan: ServingPlan, path: Path) -> None:
+    """Write the plan, whole or not at all: as JSON to a .json, else as YAML."""
+    write_data(serving_plan_to_data(plan), path)
+
+
+def is_serving_plan_file(path: str | Path) -> bool:
+    """Whether a path names a file with a serving plan."""
+    if not is_plan_file(path) or not Path(path).is_file():
+        return False
+    data = read_data(Path(path))
+    return has_fields(data) and "meshwright_serving_plan" in data
+
+
+def read_serving_plan(path: Path) -> ServingPlan:
+    """Read a plan from a file, as JSON if it is named so, else as YAML."""
+    if not path.is_file():
+        raise MeshwrightError(
+            f"no serving plan {str(path)!r}; `meshwright plan … --serve decode -o {shlex.quote(str(path))}` writes one"
+        )
+    return serving_plan_from_data(read_data(path), name=str(path))

@@ -1,0 +1,269 @@
+"""The layouts and batches that serve a model on a system, best first, and the frontier of latency and throughput."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.parameter_tree import leaves, parameters
+from meshwright.description.step.serving import (
+    CACHE_SPLITS,
+    CacheSplit,
+    Serving,
+    ServingLayout,
+    ServingPhase,
+    cache_axes,
+    check_serving,
+)
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.planning.cost.serving_bytes import most_sequences
+from meshwright.planning.cost.serving_seconds import serving_step
+from meshwright.planning.options import MeshLike, read_mesh, read_serving
+from meshwright.planning.serving.plan import ServingPlan, make_serving_plan, step_tokens
+from meshwright.planning.space import factorings
+
+AXES = ("dp", "ep", "fsdp", "sp", "tp")
+"""The mesh axes of a server; ep is for experts."""
+
+MOST_SEQUENCES = 1 << 17
+"""The sequences of a group of devices up to which a search looks."""
+
+
+@dataclass(frozen=True)
+class ServingPoint:
+    """A layout at a batch: the time of its step and the tokens a second of all devices."""
+
+    layout: ServingLayout
+    batch: int
+    seconds: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class ServingRanking:
+    """Each layout at its best batch, best first, and the frontier.
+
+    First layouts that fit and meet the latency, by throughput if a latency is given, else by latency; then late ones by
+    latency; then those that do not fit, by memory. frontier: fitting points that no other point beats in both step time
+    and tokens per second, by latency.
+    """
+
+    candidates: tuple[ServingPlan, ...]
+    frontier: tuple[ServingPoint, ...]
+    num_layouts: int
+
+    @property
+    def num_fit(self) -> int:
+        """How many candidates fit in memory."""
+        return sum(bool(plan.predicted.fits) for plan in self.candidates)
+
+
+def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None) -> ServingRanking:
+    """Rank every legal layout, or those of one mesh, at its best batch. Raises an error if there is none.
+
+    Without a latency and a batch, the batch is one sequence per group of devices: the shortest step. With a latency it
+    is the largest batch that fits and is in time (whole rounds if the cache is split by batch), because throughput
+    grows with the batch. The frontier has these batches and every power of two of sequences per group that fits.
+    """
+    system.peak(serving.compute_dtype)  # A dtype without a figure says so before anything is searched.
+    legal, num_layouts = _legal(serving, [mesh] if mesh else serving_meshes(serving, system.num_devices))
+    chosen: list[ServingPlan] = []
+    points: list[ServingPoint] = []
+    for layout in legal:
+        priced = _Priced(serving, layout, system)
+        best = priced.best_sequences()
+        chosen.append(priced.plan(best))
+        points += [priced.point(sequences) for sequences in {*priced.ladder(), best} if priced.fits(sequences)]
+    return ServingRanking(tuple(sorted(chosen, key=_order)), pareto(points), num_layouts)
+
+
+def best_serving_plan(
+    model: str | Path | ModelConfig,
+    phase: ServingPhase,
+    options: Mapping[str, Any],
+    *,
+    mesh: MeshLike | None = None,
+    cache: CacheSplit | None = None,
+) -> ServingPlan:
+    """The best plan to serve a model with the options of `read_serving`.
+
+    mesh, cache: that mesh and split of the cache alone, instead of all.
+    """
+    serving, system = read_serving(model, phase, options)
+    shape = None if mesh is None else read_mesh(mesh, system.num_devices)
+    candidates = rank_serving(serving, system, shape).candidates
+    found = next((plan for plan in candidates if cache in (None, plan.cache)), None)
+    if found is None:
+        splits = ", ".join(dict.fromkeys(plan.cache for plan in candidates))
+        raise MeshwrightError(f"cache is {cache!r}, which splits nothing on {mesh or system}; it can be {splits}")
+    return found
+
+
+def pareto(points: list[ServingPoint]) -> tuple[ServingPoint, ...]:
+    """The points that no other one is better than in time or in throughput without being worse in the other."""
+    frontier: list[ServingPoint] = []
+    for point in sorted(points, key=lambda point: (point.seconds, -point.tokens_per_second)):
+        if not frontier or point.tokens_per_second > frontier[-1].tokens_per_second:
+            frontier.append(point)
+    return tuple(frontier)
+
+
+def best_prefill(serving: Serving, system: System) -> ServingPlan | None:
+    """The layout of most throughput that prefills one prompt in each group at a time; None where none fits."""
+    alone = replace(serving, phase="prefill", batch=None, latency_seconds=None)
+    plans = [_Priced(alone, layout, system) for layout in _legal(alone, serving_meshes(alone, system.num_devices))[0]]
+    points = [(priced.point(1), priced) for priced in plans if priced.fits(1)]
+    if not points:
+        return None
+    return max(points, key=lambda found: found[0].tokens_per_second)[1].plan(1)
+
+
+def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
+    """Yield the meshes of `num_devices` devices for a server, without those that split to no purpose.
+
+    sp takes the devices that kv heads leave over (scaling book, inference: heads first), so no factor that tp could
+    still take; if every query head has its own kv head sp has nothing to split.
+    """
+    sizes = {
+        name: size
+        for _, parameter in leaves(parameters(serving.model))
+        for name, size in zip(parameter.axes, parameter.shape, strict=True)
+    }
+    axes = [axis for axis in AXES if axis != "ep" or "expert" in sizes]
+    for degrees in factorings(num_devices, len(axes)):
+        mesh = MeshShape(**dict(zip(axes, degrees, strict=True)))
+        heads_left = sizes["kv_heads"] // math.gcd(sizes["kv_heads"], mesh.tp)
+        if mesh.sp == 1 or (sizes["group"] > 1 and math.gcd(heads_left, mesh.sp) == 1):
+            yield mesh
+
+
+def serving_layouts(serving: Serving, mesh: MeshShape) -> tuple[ServingLayout, ...]:
+    """A mesh with every split of the cache; whole prompts leave keys and values where their tokens were."""
+    splits = CACHE_SPLITS if mesh.degree(cache_axes(serving.model)) > 1 else CACHE_SPLITS[:1]
+    return tuple(ServingLayout(mesh, split) for split in (splits if serving.is_paged else splits[-1:]))
+
+
+def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingLayout], int]:
+    """Return the legal layouts of some meshes and the number tried. Raises an error if there is none."""
+    layouts = [layout for mesh in shapes for layout in serving_layouts(serving, mesh)]
+    found: list[ServingLayout] = []
+    refusals: list[str] = []
+    for layout in layouts:
+        try:
+            check_serving(serving, layout)
+        except MeshwrightError as error:
+            refusals.append(f"{layout}: {error}")
+        else:
+            found.append(layout)
+    if not found:
+        raise MeshwrightError(
+            f"none of {len(layouts)} layouts can serve {serving.model.name} on {layouts[0].mesh.num_devices} devices;"
+            f" for one, {refusals[0]}"
+        )
+    return found, len(layouts)
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A layout of a system, priced at several batches."""
+
+    serving: Serving
+    layout: ServingLayout
+    system: System
+
+    @functools.cached_property
+    def laid(self) -> MeshPlacement:
+        """The mesh laid on the system."""
+        return lay_mesh(self.system, self.layout.mesh.layout)
+
+    @functools.cached_property
+    def most(self) -> int:
+        """The sequences a group that fit."""
+        return most_sequences(self.serving, self.layout, self.system.plannable_bytes, MOST_SEQUENCES)
+
+    @functools.cached_property
+    def _known(self) -> dict[int, float]:
+        """The steps that were priced: their time by the sequences a group."""
+        return {}
+
+    def seconds(self, sequences: int) -> float:
+        """Return the time of a step with `sequences` per group."""
+        if sequences not in self._known:
+            batch = sequences * self.layout.num_groups
+            step = serving_step(self.serving, self.layout, batch, self.laid)
+            self._known[sequences] = step.seconds
+        return self._known[sequences]
+
+    def fits(self, sequences: int) -> bool:
+        """Whether `sequences` per group fit."""
+        return 1 <= sequences <= self.most
+
+    def best_sequences(self) -> int:
+        """The sequences a group at which a layout is ranked; one where nothing larger can be."""
+        if self.serving.batch is not None:
+            return self.serving.batch // self.layout.num_groups
+        limit = self.serving.latency_seconds
+        if limit is None:
+            return 1
+        most = self._last_in_time(limit)
+        # A cache split by batch is used in full at multiples of the split: above one, a step grows by a whole sequence.
+        split = self.layout.mesh.degree(cache_axes(self.serving.model)) if self.layout.cache == "batch" else 1
+        return max(
+            (max(most, 1), most // split * split or 1), key=lambda sequences: sequences / self.seconds(sequences)
+        )
+
+    def _last_in_time(self, limit: float) -> int:
+        """The most sequences a group that fit and take no longer than a limit; 0 where one takes longer.
+
+        Times between two batches are nearly on a line, so that a guess on it finds the last in a few steps.
+        """
+        low, high = 0, 1
+        while high <= self.most and self.seconds(high) <= limit:
+            low, high = high, 2 * high
+        if high > self.most:
+            if low == 0 or self.seconds(self.most) <= limit:
+                return self.most
+            high = self.most
+        guesses = itertools.cycle((True, False))
+        while high - low > 1:
+            on_line = (limit - self.seconds(low)) / (self.seconds(high) - self.seconds(low)) if low else 0.5
+            middle = low + int((on_line if next(guesses) else 0.5) * (high - low))
+            for tried in (middle, middle + 1):
+                if low < tried < high:
+                    low, high = (tried, high) if self.seconds(tried) <= limit else (low, tried)
+        return low
+
+    def ladder(self) -> Iterator[int]:
+        """Return the sequences per group of the frontier: powers of two, and the most that fit."""
+        if self.serving.batch is None:
+            yield from (1 << power for power in range(self.most.bit_length()))
+            yield self.most
+
+    def point(self, sequences: int) -> ServingPoint:
+        """The layout at a batch, for the frontier."""
+        batch, seconds = sequences * self.layout.num_groups, self.seconds(sequences)
+        return ServingPoint(self.layout, batch, seconds, step_tokens(self.serving, batch) / seconds)
+
+    def plan(self, sequences: int) -> ServingPlan:
+        """The plan at a batch."""
+        filled = replace(self.serving, batch=sequences * self.layout.num_groups)
+        return make_serving_plan(filled, self.layout, self.system)
+
+
+def _order(plan: ServingPlan) -> tuple[int, float, float]:
+    """Sort key: in time, late, does not fit; then as in `ServingRanking`; then the smaller batch."""
+    peak = plan.predicted.memory_bytes["peak"]
+    if not plan.predicted.fits:
+        return 2, peak, plan.seconds
+    if not plan.is_in_time:
+        return 1, plan.seconds, peak
+    return 0, -plan.tokens_per_second if plan.serving.latency_seconds else plan.seconds, peak

@@ -1,0 +1,345 @@
+"""The space of a search: every mesh that can split a workload, and every way to run it on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.description.step.blocks import layers
+from meshwright.description.step.layer import Attention as AttentionOfLayer
+from meshwright.description.step.legality import check_mesh, check_positions, check_runnable, limits
+from meshwright.description.step.model import Model
+from meshwright.description.step.rules import RULES, stream_rules
+from meshwright.description.step.sequence import sequence_method
+from meshwright.description.step.stages import STAGE_REMATS, num_staged_layers
+from meshwright.description.step.strategy import DEFAULT, Attention, SequenceMethod, Strategy, TpStream
+from meshwright.description.step.workload import REMATS, Remat, Workload, with_remat
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import AXES, MeshShape, divisors
+from meshwright.planning.plan import check_kernel
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration: mesh, remat policy and strategy."""
+
+    mesh: MeshShape
+    remat: Remat
+    strategy: Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """All configurations of a workload on all devices of a system.
+
+    axes: mesh axes that may be larger than 1. remats: remat policies to choose from. bases: strategies that differ in
+    attention, best first; a mesh uses the first one it supports. num_microbatches, zero_stage: fixed values, or None.
+    is_runnable: only what `meshwright train` runs today, including overlapped products over tp on GPUs.
+    """
+
+    workload: Workload
+    system: System
+    axes: tuple[str, ...]
+    remats: tuple[Remat, ...]
+    bases: tuple[Strategy, ...]
+    num_microbatches: int | None = None
+    zero_stage: int | None = None
+    is_runnable: bool = False
+
+    def meshes(self) -> tuple[MeshShape, ...]:
+        """Return the legal meshes. Raises an error with the reason of one mesh if there is none."""
+        found = _legal(self.workload, self.system.num_devices, self.axes, self.bases[0].tp_stream)
+        return tuple(mesh for mesh in found if self.runs(mesh)) if self.is_runnable else found
+
+    def candidates(self, mesh: MeshShape) -> Iterator[Candidate]:
+        """Every way to run a mesh."""
+        for parts in self.parts(mesh):
+            for remat in self.remats:
+                for strategy in self.strategies(mesh, parts, remat):
+                    yield Candidate(mesh, remat, strategy)
+
+    def num_candidates(self, meshes: tuple[MeshShape, ...]) -> int:
+        """All ways on some meshes."""
+        return sum(
+            len(remats) * len(self._forms(mesh, parts, remats[0]))
+            for mesh in meshes
+            for remats in self.alike_remats(mesh)
+            for parts in self.parts(mesh)
+        )
+
+    def parts(self, mesh: MeshShape) -> list[int]:
+        """The numbers of microbatches that a device's batch can be cut into."""
+        each = self.workload.batch // mesh.degree(RULES["batch"])
+        if self.num_microbatches is not None:
+            return [] if each % self.num_microbatches else [self.num_microbatches]
+        return _divisors(each)
+
+    def strategies(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
+        """Return the strategies of a mesh with `parts` microbatches, least memory first."""
+        return _with_microbatches(self._forms(mesh, parts, remat), parts)
+
+    def alike_remats(self, mesh: MeshShape) -> tuple[tuple[Remat, ...], ...]:
+        """Return the remat policies in groups with the same strategies on a mesh, those that keep more first.
+
+        Policies of other frameworks are not comparable with ours.
+        """
+        if self._is_by_remat(mesh):
+            return tuple((remat,) for remat in self.remats)
+        found: list[tuple[Remat, ...]] = [tuple(remat for remat in REMATS if remat in self.remats)]
+        found.extend((remat,) for remat in self.remats if remat not in REMATS)
+        return tuple(filter(None, found))
+
+    def _is_by_remat(self, mesh: MeshShape) -> bool:
+        """Whether the strategies of a mesh depend on the policy: the schedules that run keep different things."""
+        return self.is_runnable and mesh.pp > 1
+
+    def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
+        """The strategies of a mesh, whose microbatches are still to be set; they depend on whether a round is whole."""
+        is_whole = parts % mesh.pp == 0
+        forms = self._known_forms.get((mesh, is_whole))
+        if forms is None:
+            found = (self._of_base(base, mesh, is_whole) for base in self.bases)
+            forms = self._known_forms[mesh, is_whole] = next(filter(None, found), ())
+        if not self._is_by_remat(mesh):
+            return forms
+        return tuple(form for form in forms if remat in STAGE_REMATS[form.schedule])
+
+    def _of_base(self, base: Strategy, mesh: MeshShape, is_whole: bool) -> tuple[Strategy, ...]:
+        """Every ZeRO stage and schedule that a mesh can have."""
+        # What ZeRO shards is over fsdp; over sp, where parameters are stored too, they are gathered for each use.
+        stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 else (3,)
+        if self.zero_stage is not None and mesh.fsdp > 1:
+            stages = (self.zero_stage,)
+        model = self.workload.model
+        found = _forms(_on_mesh(base, model, mesh), num_staged_layers(model), mesh.pp, is_whole, stages)
+        return self._of_which_run(mesh, found) if self.is_runnable else found
+
+    @cached_property
+    def _known_forms(self) -> dict[tuple[MeshShape, bool], tuple[Strategy, ...]]:
+        """The forms that were looked for, by mesh and whether microbatches fill whole rounds of its stages."""
+        return {}
+
+    def _of_which_run(self, mesh: MeshShape, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+        """Return the strategies that run on a mesh, and their variants with overlapped products.
+
+        Not on simulated devices, which send nothing while they compute, nor on TPUs: ring copies took longer than what
+        they hid in the schedule of two layers of Llama-2-7B on v5e:2x4 with tp=4 (libtpu 0.0.42.1).
+        """
+        if mesh.tp > 1 and self.system.chip.kind == "gpu":
+            found = tuple(ring for form in found for ring in _with_and_without_rings(form))
+        shape = _run_shape(mesh)
+        return tuple(form for form in found if _does_run(self.workload.model, shape, form))
+
+    def runs(self, mesh: MeshShape) -> bool:
+        """Whether what runs takes a mesh."""
+        if lay_mesh(self.system, mesh.layout).is_refused:
+            return False
+        return any(self.has_strategies(mesh, parts, remat) for parts in self.parts(mesh)[:1] for remat in self.remats)
+
+    def has_strategies(self, mesh: MeshShape, parts: int, remat: Remat) -> bool:
+        """Whether a mesh has a strategy with `parts` microbatches."""
+        return bool(self._forms(mesh, parts, remat))
+
+    def with_remat(self, remat: Remat) -> Workload:
+        """The workload with a policy."""
+        return with_remat(self.workload, remat)
+
+
+def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
+    """Return everything that can be planned: all axes, and attention as it runs at scale (`planned_attention`).
+
+    remats: policies to choose from; all by default. choices: fixed fields of the strategy; None leaves a field open.
+    """
+    return _space(workload, system, remats, choices, (planned_attention(system),), is_runnable=False)
+
+
+def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
+    """What `meshwright train` runs today, with the arguments of `whole_space`; a model that it does not run raises."""
+    check_runnable(workload.model, MeshShape())
+    return _space(workload, system, remats, choices, run_attentions(workload, system), is_runnable=True)
+
+
+def _space(
+    workload: Workload,
+    system: System,
+    remats: tuple[Remat, ...],
+    choices: Mapping[str, Any],
+    attentions: tuple[Attention, ...],
+    *,
+    is_runnable: bool,
+) -> Space:
+    """Return the space for `choices`, with `attentions` if they name none."""
+    said = {name: value for name, value in choices.items() if value is not None}
+    only = {name: said.pop(name, None) for name in ("num_microbatches", "zero_stage")}
+    bases = tuple(replace(DEFAULT, **({"attention": attention} | said)) for attention in attentions)
+    bases = tuple(dict.fromkeys(bases))
+    for base in bases:
+        check_kernel(system, base)
+    return Space(
+        workload=workload,
+        system=system,
+        axes=AXES,
+        remats=remats or _policies(bases[0]),
+        bases=bases,
+        is_runnable=is_runnable,
+        **only,
+    )
+
+
+def _policies(base: Strategy) -> tuple[Remat, ...]:
+    """Return the distinct remat policies. A fused kernel has no scores to drop; offload must be requested."""
+    left_out = ("offload",) if base.attention == "scores" else ("offload", "attention")
+    return tuple(remat for remat in REMATS if remat not in left_out)
+
+
+def run_strategy(workload: Workload, mesh: MeshShape, system: System) -> Strategy:
+    """Return the default strategy of a mesh."""
+    model = workload.model
+    found = [_on_mesh(replace(DEFAULT, attention=each), model, mesh) for each in run_attentions(workload, system)]
+    return next((strategy for strategy in found if _does_run(model, mesh, strategy)), found[-1])
+
+
+def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
+    """Return the attention implementations that a step can use by default, best first.
+
+    No kernel supports capped scores. cuDNN takes half precision and head sizes up to 128 that are a multiple of 8 (JAX
+    0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), not every mesh, and one document a row.
+    """
+    ops = [op for stack in layers(workload.model) for op in stack.ops if isinstance(op, AttentionOfLayer)]
+    if any(op.softcap for op in ops) or system.chip.kind == "cpu":
+        return ("scores",)
+    if system.chip.kind == "tpu":
+        return ("flash",)
+    has_cudnn = workload.compute_dtype == "bf16" and not workload.packed
+    has_cudnn &= all(dim <= 128 and dim % 8 == 0 for op in ops for dim in (op.qk_dim, op.value_dim))
+    return ("cudnn", "scores") if has_cudnn else ("scores",)
+
+
+def planned_attention(system: System) -> Attention:
+    """How a plan takes attention to be computed: by a fused kernel; on simulated CPU devices through memory."""
+    return "scores" if system.chip.kind == "cpu" else "flash"
+
+
+def factorings(product: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to write a number as an ordered product of `count` factors."""
+    if count == 1:
+        yield (product,)
+        return
+    for first in _divisors(product):
+        for rest in factorings(product // first, count - 1):
+            yield (first, *rest)
+
+
+@lru_cache(maxsize=1 << 6)
+def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_stream: TpStream) -> tuple[MeshShape, ...]:
+    """Return the meshes of `num_devices` devices that can split a workload."""
+    check_positions(workload.model, workload.seq_len)
+    sizes = [
+        (size, [axes.index(axis) for axis in over if axis in axes])
+        for size, over in limits(workload, stream_rules(tp_stream))
+    ]
+    stages = axes.index("pp") if "pp" in axes else None
+    found, shapes = list[MeshShape](), list(factorings(num_devices, len(axes)))
+    for degrees in shapes:
+        if stages is not None and degrees[stages] > workload.model.num_layers:
+            continue
+        for size, over in sizes:
+            for index in over:
+                if size % degrees[index]:
+                    break
+                size //= degrees[index]
+            else:
+                continue
+            break
+        else:
+            found.append(MeshShape(**dict(zip(axes, degrees, strict=True))))
+    if not found:
+        raise MeshwrightError(_none_legal(workload, axes, shapes, tp_stream))
+    return tuple(found)
+
+
+def _none_legal(workload: Workload, axes: tuple[str, ...], shapes: list[tuple[int, ...]], tp_stream: TpStream) -> str:
+    """The message where no mesh is legal, with the reason of the first."""
+    mesh = MeshShape(**dict(zip(axes, shapes[0], strict=True)))
+    try:
+        check_mesh(workload, mesh, stream_rules(tp_stream))
+    except MeshwrightError as error:
+        reason = str(error)
+    else:
+        raise AssertionError(f"{mesh} is legal, but not within the limits of its workload")
+    return (
+        f"none of {len(shapes)} meshes of {mesh.num_devices} devices can split {workload.model.name} with a batch"
+        f" of {workload.batch} x {workload.seq_len} tokens; for one, {mesh}: {reason}"
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _forms(base: Strategy, num_layers: int, stages: int, is_whole: bool, zero: tuple[int, ...]) -> tuple[Strategy, ...]:
+    """Yield strategies of a mesh: ZeRO stages and pipeline schedules, with one round of microbatches.
+
+    Virtual stages need layers that divide evenly and whole rounds of microbatches (arXiv:2104.04473, section 2.2).
+    """
+    each, rest = divmod(num_layers, stages)
+    schedules = [("1f1b", 1)]
+    if stages > 1:
+        virtual = _divisors(each)[1:] if not rest and is_whole else []
+        schedules += [("1f1b", v) for v in virtual] + [("gpipe", 1)]
+    parts = stages if is_whole else 1
+    return tuple(
+        replace(base, num_microbatches=parts, zero_stage=stage, schedule=schedule, virtual_stages=v)  # pyright: ignore[reportArgumentType]
+        for stage in zero
+        for schedule, v in schedules
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _with_microbatches(forms: tuple[Strategy, ...], parts: int) -> tuple[Strategy, ...]:
+    """Return the strategies with `parts` microbatches; the objects are cached."""
+    return tuple(replace(form, num_microbatches=parts) for form in forms)
+
+
+@lru_cache(maxsize=1 << 14)
+def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
+    """Whether what runs takes a strategy on a mesh."""
+    try:
+        check_runnable(model, mesh, strategy)
+    except MeshwrightError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1 << 12)
+def _run_shape(mesh: MeshShape) -> MeshShape:
+    """The part of a mesh that decides which strategies run: dp never does, and fsdp only by the ends of stages."""
+    return replace(mesh, dp=1) if mesh.pp > 1 else replace(mesh, dp=1, fsdp=1)
+
+
+def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
+    """Return the strategy with the best sequence method of a mesh; scores gather keys, cuDNN needs whole sequences."""
+    if mesh.sp == 1 or base.attention == "scores" or base.sp_method != DEFAULT.sp_method:
+        return base
+    if base.attention == "cudnn":
+        return _with_sequence(base, "ulysses")
+    return _with_sequence(base, sequence_method(model, mesh))
+
+
+@lru_cache(maxsize=1 << 12)
+def _with_and_without_rings(base: Strategy) -> tuple[Strategy, ...]:
+    """The strategy, and the same with overlapped products."""
+    return base, replace(base, collective_matmul=True)
+
+
+@lru_cache(maxsize=1 << 5)
+def _with_sequence(base: Strategy, method: SequenceMethod) -> Strategy:
+    """Return the strategy with a sequence method; cached, so that equal results are one object."""
+    return replace(base, sp_method=method)
+
+
+@lru_cache(maxsize=1 << 10)
+def _divisors(size: int) -> list[int]:
+    """Every whole number that divides a size."""
+    return divisors(size)

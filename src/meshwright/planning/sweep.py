@@ -1,0 +1,108 @@
+"""A sweep: the best mesh of each of several numbers of chips, batches or sequence lengths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwright.description.hardware.system import System
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.planning.plan import Plan
+from meshwright.record import Record
+from meshwright.units import parse_count
+
+KEYS = ("chips", "batch", "seq_len")
+"""What a sweep can change; `chips` counts devices on a switched fabric."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The quantity that changes, and its values."""
+
+    key: str
+    values: tuple[int, ...]
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The options of a workload that the values stand for."""
+        return () if self.key == "chips" else (self.key, "batch_tokens")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value with its best plan, or the reason why there is none."""
+
+    value: int
+    system: str
+    plan: Plan | None
+    reason: str = ""
+
+    @property
+    def record(self) -> Record | None:
+        """The predicted record."""
+        return self.plan.predicted if self.plan else None
+
+
+def read_sweep(text: str) -> Sweep:
+    """The sweep that a text means: `chips=64..1024` doubles from 64, `batch=96,192,256` takes these.
+
+    >>> read_sweep("chips=64..256").values
+    (64, 128, 256)
+    """
+    key, _, said = text.partition("=")
+    key = key.strip().replace("-", "_")
+    if key not in KEYS or not said:
+        raise MeshwrightError(f"sweep {text!r} is not {', '.join(KEYS)} and values, as chips=64..1024 or batch=96,192")
+    bounds = re.fullmatch(r"(.+?)\.\.(.+)", said)
+    values = _doubled(*map(parse_count, bounds.groups())) if bounds else tuple(map(parse_count, said.split(",")))
+    if not values or min(values) < 1:
+        raise MeshwrightError(f"sweep {text!r} has no values; they are whole numbers from 1, ascending in a range")
+    if twice := [value for value in values if values.count(value) > 1]:
+        raise MeshwrightError(f"sweep {text!r} has {twice[0]} twice; leave one out")
+    return Sweep(key, values)
+
+
+def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a workload with the first value of the sweep.
+
+    Raises:
+        MeshwrightError: the sweep is over lengths and the batch is not a number of sequences.
+    """
+    if sweep.key == "chips":
+        return dict(options)
+    if sweep.key == "seq_len" and options.get("batch") is None:
+        raise MeshwrightError(
+            "--sweep seq-len needs --batch (batch=…): so many tokens are another batch at each length"
+        )
+    return {**options, sweep.key: sweep.values[0]}
+
+
+def run_sweep(
+    sweep: Sweep, workload: Workload, system: System, best: Callable[[Workload, System], Plan]
+) -> tuple[Point, ...]:
+    """The points of a sweep, each with what `best` finds for it; a value that cannot be has the reason."""
+    return tuple(_point(sweep.key, value, workload, system, best) for value in sweep.values)
+
+
+def _point(key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Plan]) -> Point:
+    """One point of a sweep."""
+    try:
+        if key == "chips":
+            system = system.resized(value)
+        else:
+            workload = replace(workload, **{key: value})
+        return Point(value, str(system), best(workload, system))
+    except MeshwrightError as error:
+        return Point(value, str(system) if key != "chips" else f"{system.chip.name}:{value}", None, str(error))
+
+
+def _doubled(first: int, last: int) -> tuple[int, ...]:
+    """The numbers from the first to the last, each twice the one before."""
+    values: list[int] = []
+    while first and first <= last:
+        values.append(first)
+        first *= 2
+    return tuple(values)

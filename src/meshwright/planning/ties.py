@@ -1,0 +1,41 @@
+"""Ties: plans that the prediction cannot tell apart, and the simplest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.planning.plan import Plan
+
+RATIO_ERROR = 0.0546
+"""How far the predicted ratio of two step times is from the measured one: the median over pairs of published runs.
+
+The 157 pairs of one rank group on the same chips (`benchmarks/published_runs.py`, "ratios").
+"""
+
+
+def ties(plan: Plan, faster: Plan) -> bool:
+    """Whether a plan's step is longer than a faster one's by no more than `RATIO_ERROR`."""
+    return (plan.predicted.step_seconds or 0.0) <= (1 + RATIO_ERROR) * (faster.predicted.step_seconds or 0.0)
+
+
+def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
+    """Move the simplest plan of those that fit and tie with the fastest to the front; also return how many tie.
+
+    plans: those that fit, fastest first, then the others.
+    """
+    tied = [plan for plan in plans if plan.predicted.fits and ties(plan, plans[0])]
+    others = plans[len(tied) :]
+    tied.sort(key=lambda plan: (num_parts(plan), plan.predicted.step_seconds))
+    return (*tied, *others), len(tied)
+
+
+def num_parts(plan: Plan) -> int:
+    """Count the settings of a plan: mesh axes, pipeline, virtual stages, microbatches, overlapped products."""
+    strategy = plan.strategy
+    return (
+        sum(degree > 1 for degree in plan.mesh.degrees.values())
+        + (plan.mesh.pp > 1)
+        + (strategy.virtual_stages > 1)
+        + (strategy.num_microbatches > 1)
+        + strategy.collective_matmul
+    )

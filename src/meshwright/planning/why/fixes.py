@@ -1,0 +1,190 @@
+"""Changes that make a step fit in memory, with their cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+
+from meshwright.description.hardware.system import System
+from meshwright.description.step.legality import check_mesh
+from meshwright.description.step.rules import RULES, stream_rules
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import REMATS, Workload
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import AXES, MeshShape, divisors
+from meshwright.planning.cost.memory import step_memory
+from meshwright.planning.prediction import predict
+
+MOST_CHANGES = 3
+"""Maximum number of changes combined."""
+
+WORTH_IT = 0.98
+"""Two changes are listed next to a single one only if they take less than this share of its time."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One changed option of `meshwright plan`; the value may be a mesh."""
+
+    option: str
+    value: str | int | MeshShape
+
+    @property
+    def flag(self) -> str:
+        """The change as a command-line argument."""
+        return f"--{self.option.replace('_', '-')} {self.value}"
+
+    def made(self, step: _Step) -> _Step:
+        """Return the step with this change."""
+        if isinstance(self.value, MeshShape):
+            return replace(step, mesh=self.value)
+        if self.option in WORKLOAD_FIELDS:
+            return replace(step, workload=replace(step.workload, **{self.option: self.value}))
+        return replace(step, strategy=replace(step.strategy, **{self.option: self.value}))
+
+    def __str__(self) -> str:
+        match self.option, self.value:
+            case "remat", "offload":
+                return "keep the inputs of layers in the host's memory"
+            case "num_microbatches", count:
+                return f"{count} microbatches"
+            case "zero_stage", stage:
+                return f"ZeRO stage {stage}"
+            case "optimizer", _:
+                return "moments in 8 bits"
+            case "param_dtype", _:
+                return "parameters and moments in bf16"
+            case "attention", _:
+                return "a fused attention kernel"
+            case _:
+                return f"{self.option} {self.value}"
+
+
+WORKLOAD_FIELDS = ("remat", "param_dtype")
+"""Options of the workload; all others belong to the strategy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """Changes that make a step fit, and their cost.
+
+    workload, mesh, strategy: of the changed step. peak_bytes: per device. extra_seconds: predicted step time minus that
+    of the original step; negative if the change is also faster.
+    """
+
+    changes: tuple[Change, ...]
+    workload: Workload
+    mesh: MeshShape
+    strategy: Strategy
+    peak_bytes: int
+    step_seconds: float
+    extra_seconds: float
+
+
+def lacking_bytes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> int:
+    """Return the bytes per device by which a step exceeds the memory; 0 if it fits."""
+    return max(0, int(step_memory(workload, mesh, strategy, kind=system.chip.kind)["peak"] - system.plannable_bytes))
+
+
+def ways_to_fit(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> tuple[Fix, ...]:
+    """Return the changes that make a step fit, fastest first: the fastest of each kind, or combination of kinds.
+
+    Combines as few changes as possible, at most `MOST_CHANGES`. Pairs are listed next to single changes only if clearly
+    faster (`WORTH_IT`). Empty if the step fits already, or if nothing helps.
+    """
+    start = _Step(workload, mesh, strategy)
+    if start.fits(system):
+        return ()
+    kinds = [list(kind) for kind in (_remats(start), _meshes(start, system), *_strategies(start)) if kind]
+    before = predict(workload, mesh, system, strategy).step_seconds or 0.0
+    found: list[Fix] = []
+    for count in range(1, MOST_CHANGES + 1):
+        if found and count > 2:
+            break
+        best = WORTH_IT * min((fix.step_seconds for fix in found), default=math.inf)
+        fixes = (_fastest(start, some, system, before) for some in combinations(kinds, count))
+        found += [fix for fix in fixes if fix and fix.step_seconds < best]
+    return tuple(sorted(found, key=lambda fix: fix.step_seconds))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step and its strategy."""
+
+    workload: Workload
+    mesh: MeshShape
+    strategy: Strategy
+
+    def fits(self, system: System) -> bool:
+        """Whether it fits in the memory of a device."""
+        return lacking_bytes(self.workload, self.mesh, system, self.strategy) == 0
+
+
+def _fastest(start: _Step, kinds: tuple[list[Change], ...], system: System, before: float) -> Fix | None:
+    """Return the fastest combination of one change per kind that fits; None if none does."""
+    fixes: list[Fix] = []
+    for changes in product(*kinds):
+        step = start
+        for change in changes:
+            step = change.made(step)
+        if _is_legal(step) and step.fits(system):
+            fixes.append(_fix(step, changes, system, before))
+    return min(fixes, key=lambda fix: fix.step_seconds, default=None)
+
+
+def _fix(step: _Step, changes: tuple[Change, ...], system: System, before: float) -> Fix:
+    record = predict(step.workload, step.mesh, system, step.strategy)
+    seconds = record.step_seconds or 0.0
+    return Fix(
+        changes=changes,
+        workload=step.workload,
+        mesh=step.mesh,
+        strategy=step.strategy,
+        peak_bytes=record.memory_bytes["peak"],
+        step_seconds=seconds,
+        extra_seconds=seconds - before,
+    )
+
+
+def _is_legal(step: _Step) -> bool:
+    local = step.workload.batch // step.mesh.degree(RULES["batch"])
+    if local % step.strategy.num_microbatches:
+        return False
+    try:
+        check_mesh(step.workload, step.mesh, stream_rules(step.strategy.tp_stream))
+    except MeshwrightError:
+        return False
+    return True
+
+
+def _remats(step: _Step) -> Iterator[Change]:
+    """Yield the remat policies that keep less than the current one."""
+    for remat in REMATS[REMATS.index(step.workload.remat) + 1 :]:
+        yield Change("remat", remat)
+
+
+def _meshes(step: _Step, system: System) -> Iterator[Change]:
+    """Yield meshes that move devices from another axis to fsdp, tp or sp."""
+    mesh = step.mesh
+    for giver in AXES:
+        for taker in ("fsdp", "tp", "sp"):
+            if taker == giver:
+                continue
+            for part in divisors(mesh.degrees[giver])[1:]:
+                degrees = {giver: mesh.degrees[giver] // part, taker: mesh.degrees[taker] * part}
+                other = replace(mesh, **degrees)
+                if system.chip.levels and other.tp > max(mesh.tp, system.chip.levels[0].degree):
+                    continue
+                yield Change("mesh", other)
+
+
+def _strategies(step: _Step) -> Iterator[list[Change]]:
+    """Yield lists of strategy changes, one list per kind."""
+    now, local = step.strategy, step.workload.batch // step.mesh.degree(RULES["batch"])
+    yield [Change("num_microbatches", parts) for parts in divisors(local) if parts > now.num_microbatches]
+    yield [Change("zero_stage", stage) for stage in range(now.zero_stage + 1, 4) if step.mesh.fsdp > 1]
+    yield [Change("optimizer", "adamw-8bit")] * (now.optimizer == "adamw")
+    yield [Change("param_dtype", "bf16")] * (step.workload.param_dtype == "f32")
+    yield [Change("attention", "flash")] * (now.attention == "scores")

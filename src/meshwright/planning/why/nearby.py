@@ -1,0 +1,266 @@
+"""Thresholds near a plan: the number of chips, batch and sequence length at which something else limits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from meshwright.description.step.legality import check_mesh, learned_positions
+from meshwright.description.step.rules import RULES, stream_rules
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.planning.plan import Plan, make_plan
+from meshwright.planning.search import find_best
+from meshwright.planning.why.fact import Fact
+from meshwright.planning.why.gap import dearest_axes
+from meshwright.planning.why.step import data_axes, local_tokens, wanted_tokens
+from meshwright.record import Bound
+from meshwright.units import show_bytes, show_percent
+
+MAX_FACTOR = 64
+"""Largest factor tried."""
+
+
+@dataclass(frozen=True)
+class Exposure(Fact):
+    """Axes with exposed communication, its share of the step, and the tokens per device if these are too few."""
+
+    axes: tuple[str, ...]
+    share: float
+    tokens: int = 0
+    wanted: int = 0
+    """Tokens that would hide the communication; 0 if tokens are not the reason."""
+
+    def __str__(self) -> str:
+        over, exposed = "*".join(self.axes), f"{show_percent(self.share)} of the step exposed"
+        if self.wanted:
+            return f"on {over}: {self.tokens:,} tokens per device < {self.wanted:,}, {exposed}"
+        return f"on {over}: {exposed}"
+
+
+class BoundChange(StrEnum):
+    """How the bound of a plan changes with more chips or another batch."""
+
+    ALREADY = "already communication bound"
+    CHANGES = "changes"
+    STAYS = "stays"
+    NOT_LEGAL = "stays until it is no longer legal"
+
+
+@dataclass(frozen=True)
+class MoreChips(Fact):
+    """The number of chips at which a plan becomes communication bound with the same batch."""
+
+    change: BoundChange
+    bound: Bound | None
+    factor: int = 1
+    chips: int = 0
+    exposure: Exposure | None = None
+    by_rule: bool = False
+    """Communication bound by the rule of thumb only, not in the predicted step."""
+    reason: str = ""
+    """Why more chips are not possible."""
+
+    def __str__(self) -> str:
+        match self.change:
+            case BoundChange.ALREADY:
+                by_rule = "by the rule of thumb " if self.by_rule else ""
+                return f"{by_rule}communication bound already {self.exposure}"
+            case BoundChange.CHANGES:
+                return f"at {self.factor}x the chips ({self.chips:,}) this becomes communication bound {self.exposure}"
+            case BoundChange.NOT_LEGAL:
+                return f"up to {self.chips:,} chips it stays {self.bound} bound; beyond: {self.reason}"
+            case BoundChange.STAYS:
+                return f"at {self.factor}x the chips ({self.chips:,}) it is {self.bound} bound still"
+
+
+@dataclass(frozen=True)
+class OtherBatch(Fact):
+    """The batch at which a plan changes between compute bound and communication bound on the same chips."""
+
+    change: BoundChange
+    batch: int
+    """The batch at which the bound changes, or the last one tried."""
+    is_larger: bool
+    bound: Bound | None
+    tokens: int = 0
+    """Per device at that batch."""
+    exposure: Exposure | None = None
+
+    def __str__(self) -> str:
+        if self.change is BoundChange.CHANGES:
+            becomes = f"{self.bound} bound by that too, with {self.tokens:,} tokens per device"
+            if self.exposure:
+                becomes = f"communication bound {self.exposure}"
+            return f"at a batch of {self.batch:,} this becomes {becomes}"
+        if self.change is BoundChange.NOT_LEGAL:
+            return f"no smaller batch than {self.batch:,} can be shared out on this mesh"
+        way = "up" if self.is_larger else "down"
+        return f"{way} to a batch of {self.batch:,} it stays {self.bound} bound on this mesh"
+
+
+class SequenceLimit(StrEnum):
+    """Why sequences cannot be longer."""
+
+    NONE = "fits still"
+    MEMORY = "memory"
+    POSITIONS = "positions"
+    MESH = "mesh"
+    ALREADY = "does not fit as it is"
+
+
+@dataclass(frozen=True)
+class LongerSequences(Fact):
+    """The sequence length up to which a plan fits, and why not further."""
+
+    limit: SequenceLimit
+    seq_len: int = 0
+    """The first length that exceeds memory if memory is the limit, else the last one that fits."""
+    peak_bytes: int = 0
+    usable_bytes: float = 0.0
+    model: str = ""
+    positions: int = 0
+    """Learned positions of the model."""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        match self.limit:
+            case SequenceLimit.ALREADY:
+                return "it does not fit as it is"
+            case SequenceLimit.POSITIONS:
+                return f"sequences of {self.seq_len:,} tokens fit; {self.model} has {self.positions:,} positions"
+            case SequenceLimit.MESH:
+                return f"sequences up to {self.seq_len:,} tokens fit; beyond: {self.reason}"
+            case SequenceLimit.MEMORY:
+                amount = f"{show_bytes(self.peak_bytes)} of {show_bytes(self.usable_bytes)}"
+                return f"at {self.seq_len:,} tokens a sequence it no longer fits: {amount}"
+            case SequenceLimit.NONE:
+                return f"sequences of {self.seq_len:,} tokens fit still"
+
+
+NearbyFact = MoreChips | OtherBatch | LongerSequences
+
+
+def nearby(plan: Plan) -> tuple[NearbyFact, ...]:
+    """Return the thresholds near a plan: chips, batch and sequence length.
+
+    The strategy is kept. More chips go to fsdp, or to dp if fsdp is 1; the number of microbatches follows the batch so
+    that a microbatch keeps its tokens.
+    """
+    return (_more_chips(plan), _batch(plan), _longer(plan))
+
+
+def chips_that_fit(plan: Plan) -> Plan | None:
+    """Return the best plan on the fewest chips that fit it, trying factors of 2; None beyond `MAX_FACTOR`."""
+    choices = {"attention": plan.strategy.attention, "optimizer": plan.strategy.optimizer}
+    is_run = not plan.planned_only
+    for factor in _factors():
+        try:
+            system = plan.system.resized(factor * plan.system.num_chips)
+            found = find_best(plan.workload, system, remats=(plan.workload.remat,), is_runnable=is_run, **choices)
+        except MeshwrightError:
+            continue
+        if found.predicted.fits:
+            return found
+    return None
+
+
+def is_communication_bound(plan: Plan) -> bool:
+    """Whether collectives take longer than the computation that could hide them."""
+    axes = data_axes(plan)
+    by_rule = bool(axes) and local_tokens(plan) < wanted_tokens(plan, axes)
+    return by_rule or plan.predicted.bound == "communication"
+
+
+def _more_chips(plan: Plan) -> MoreChips:
+    bound = plan.predicted.bound
+    if is_communication_bound(plan):
+        return MoreChips(BoundChange.ALREADY, bound, exposure=_exposure(plan), by_rule=bound != "communication")
+    axis = "fsdp" if plan.mesh.fsdp > 1 else "dp"
+    last, factor = plan, 1
+    for factor in _factors():
+        try:
+            last = _plan(plan, mesh=replace(plan.mesh, **{axis: factor * plan.mesh.degree(axis)}), factor=factor)
+        except MeshwrightError as error:
+            return MoreChips(
+                BoundChange.NOT_LEGAL, last.predicted.bound, factor, last.system.num_chips, reason=str(error)
+            )
+        if is_communication_bound(last):
+            return MoreChips(BoundChange.CHANGES, last.predicted.bound, factor, last.system.num_chips, _exposure(last))
+    return MoreChips(BoundChange.STAYS, last.predicted.bound, factor, last.system.num_chips)
+
+
+def _batch(plan: Plan) -> OtherBatch:
+    is_bound = is_communication_bound(plan)
+    last = plan
+    for factor in _factors():
+        batch = plan.workload.batch * factor if is_bound else plan.workload.batch // factor
+        try:
+            last = _plan(plan, workload=replace(plan.workload, batch=max(1, batch)))
+        except MeshwrightError:
+            break
+        if is_communication_bound(last) != is_bound:
+            exposure = None if is_bound else _exposure(last)
+            return OtherBatch(BoundChange.CHANGES, batch, is_bound, last.predicted.bound, local_tokens(last), exposure)
+    change = BoundChange.NOT_LEGAL if last is plan else BoundChange.STAYS
+    return OtherBatch(change, last.workload.batch, is_bound, "communication" if is_bound else plan.predicted.bound)
+
+
+def _longer(plan: Plan) -> LongerSequences:
+    if not plan.predicted.fits:
+        return LongerSequences(SequenceLimit.ALREADY)
+    model, last = plan.workload.model, plan
+    most = learned_positions(model)
+    for factor in _factors():
+        seq_len = factor * plan.workload.seq_len
+        if most is not None and seq_len > most:
+            return LongerSequences(SequenceLimit.POSITIONS, last.workload.seq_len, model=model.name, positions=most)
+        try:
+            last = _plan(plan, workload=replace(plan.workload, seq_len=seq_len), parts=factor)
+        except MeshwrightError as error:
+            return LongerSequences(SequenceLimit.MESH, seq_len // 2, reason=str(error))
+        if not last.predicted.fits:
+            peak = last.predicted.memory_bytes["peak"]
+            return LongerSequences(SequenceLimit.MEMORY, seq_len, peak, plan.system.plannable_bytes)
+    return LongerSequences(SequenceLimit.NONE, last.workload.seq_len)
+
+
+def _plan(
+    plan: Plan, *, workload: Workload | None = None, mesh: MeshShape | None = None, factor: int = 1, parts: int = 1
+) -> Plan:
+    """Return the plan of another workload, or of another mesh on `factor` x the chips, with `parts` x microbatches."""
+    system = plan.system if factor == 1 else plan.system.resized(factor * plan.system.num_chips)
+    read, shape = workload or plan.workload, mesh or plan.mesh
+    shards = shape.degree(RULES["batch"])
+    if read.batch % shards:
+        raise MeshwrightError(f"a batch of {read.batch:,} sequences cannot be shared out over {shards:,} devices")
+    check_mesh(read, shape, stream_rules(plan.strategy.tp_stream))
+    each = read.batch // shards
+    strategy = plan.strategy
+    fewer = replace(strategy, num_microbatches=math.gcd(each, parts * strategy.num_microbatches))
+    if fewer.reference_mesh is not None and factor > 1:
+        # More chips have more copies of the reference.
+        own = fewer.reference_mesh
+        fewer = replace(fewer, reference_mesh=replace(own, dp=factor * own.dp))
+    if fewer.num_microbatches % shape.pp:
+        fewer = replace(fewer, virtual_stages=1)
+    return make_plan(read, shape, system, fewer)
+
+
+def _exposure(plan: Plan) -> Exposure:
+    share = plan.predicted.breakdown_seconds["exposed communication"] / (plan.predicted.step_seconds or 1.0)
+    axes = data_axes(plan)
+    if axes and (tokens := local_tokens(plan)) < (wanted := wanted_tokens(plan, axes)):
+        return Exposure(axes, share, tokens, wanted)
+    return Exposure(dearest_axes(plan.predicted), share)
+
+
+def _factors() -> Iterator[int]:
+    """Yield 2, 4, 8, … up to `MAX_FACTOR`."""
+    factor = 2
+    while factor <= MAX_FACTOR:
+        yield factor
+        factor *= 2

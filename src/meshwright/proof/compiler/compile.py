@@ -1,0 +1,172 @@
+"""Compile programs in child processes that have the target's compiler environment, with a cache on disk."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import meshwright
+from meshwright.description.hardware.system import System, parse_system
+from meshwright.errors import MeshwrightError
+from meshwright.proof.compiler.process import CompileProcess
+from meshwright.proof.compiler.program import CompiledProgram, CompileRequest, program_from_json
+from meshwright.proof.compiler.targets import check_compiler, compiler_name
+from meshwright.support.files import user_cache, write_file
+
+_CHILD_BYTES = 4 << 30
+"""Memory a compiling process may need; docs/verify.md has the largest measured."""
+
+_POLL_SECONDS = 0.05
+
+
+def compile_in_child(request: CompileRequest) -> CompiledProgram:
+    """Compile a request, or read its program from the cache.
+
+    The cache key is the request, the versions of JAX and the compiler, the sources of meshwright and of the function's
+    module (not of modules that it imports). Raises MeshwrightError where the compiler is not installed, the function
+    fails, or the program does not fit a TPU's memory (the GPU compiler does not check). An interrupt ends the child.
+    """
+    ((_, outcome),) = compile_all([request])
+    if isinstance(outcome, MeshwrightError):
+        raise outcome
+    return outcome
+
+
+def compile_all(requests: Sequence[CompileRequest]) -> Iterator[tuple[int, CompiledProgram | MeshwrightError]]:
+    """Compile requests in parallel; yields (index, program or error) as each is done, cached ones first.
+
+    As many run at once as this machine has cores and free memory for. Errors are those of `compile_in_child`.
+    """
+    waiting: deque[tuple[int, _Job]] = deque()
+    for number, request in enumerate(requests):
+        try:
+            job = _job(request)
+        except MeshwrightError as error:
+            yield number, error
+            continue
+        if (found := _read(job.file)) is not None:
+            yield number, found
+        else:
+            waiting.append((number, job))
+    at_once = _num_children()
+    running: dict[int, tuple[_Job, CompileProcess]] = {}
+    with ExitStack() as children:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                number, job = waiting.popleft()
+                running[number] = job, children.enter_context(CompileProcess(job.request, job.system))
+            for number in [number for number, (_, child) in running.items() if child.is_done]:
+                yield number, _outcome(*running.pop(number))
+            time.sleep(_POLL_SECONDS if running else 0)
+
+
+def cache_directory() -> Path:
+    """Where compiled programs are cached: meshwright/programs in $XDG_CACHE_HOME, or in ~/.cache."""
+    return user_cache() / "programs"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A request, its hardware, and its cache file."""
+
+    request: CompileRequest
+    system: System
+    file: Path
+
+
+def _job(request: CompileRequest) -> _Job:
+    """A job that can be compiled here. Raises where it cannot."""
+    system = parse_system(request.hardware)
+    check_compiler(system)
+    return _Job(request, system, cache_directory() / f"{_key(request, system)}.json.gz")
+
+
+def _outcome(job: _Job, child: CompileProcess) -> CompiledProgram | MeshwrightError:
+    """The program of a finished process, which is cached, or its error."""
+    with child:
+        try:
+            program = child.program()
+        except MeshwrightError as error:
+            return error
+    _write(job.file, program)
+    return program
+
+
+def _num_children() -> int:
+    """How many processes may compile at once, at least one."""
+    return max(1, min(os.cpu_count() or 1, _free_bytes() // _CHILD_BYTES))
+
+
+def _free_bytes() -> int:
+    """Memory available to new processes; 0 if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
+
+
+def _key(request: CompileRequest, system: System) -> str:
+    """The cache key of a request."""
+    try:
+        request_text = json.dumps(request.to_json())
+    except TypeError as error:
+        raise MeshwrightError(f"the arguments of {request.function} must be plain data, as JSON has: {error}") from None
+    parts = [
+        request_text,
+        f"jax {version('jax')}, jaxlib {version('jaxlib')}, {compiler_name(system)}, python {sys.version_info[:2]}",
+        _own_sources(),
+        _source_of(request.function),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@cache
+def _own_sources() -> str:
+    """A hash over the sources of meshwright."""
+    root = Path(meshwright.__file__).parent
+    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".toml", ".json"))
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _source_of(function: str) -> str:
+    """A hash of the file of a function's module; '' where there is none."""
+    try:
+        spec = importlib.util.find_spec(function.partition(":")[0])
+    except (ImportError, ValueError):
+        return ""
+    file = Path(spec.origin) if spec and spec.origin else None
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else ""
+
+
+def _read(file: Path) -> CompiledProgram | None:
+    """The program in a cache file; None where there is none that can be read."""
+    try:
+        return program_from_json(json.loads(gzip.decompress(file.read_bytes())), cached=True)
+    except (OSError, EOFError, zlib.error, ValueError, TypeError):
+        return None
+
+
+def _write(file: Path, program: CompiledProgram) -> None:
+    """Cache a program atomically; a read-only directory caches nothing."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, gzip.compress(json.dumps(program.to_json()).encode(), compresslevel=3))
+    except (OSError, MeshwrightError):
+        return

@@ -1,0 +1,69 @@
+"""XLA's warnings about involuntary full rematerialization: values gathered whole on every device to be resharded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.phases import scope_of
+from meshwright.description.hlo.shapes import Shape
+from meshwright.description.hlo.specs import Spec, parse_hlo_sharding
+from meshwright.proof.compiler.program import CompiledProgram
+
+_WARNING = re.compile(
+    r"Involuntary full rematerialization\. The compiler (?:cannot|was not able to) go from sharding (\{.*?\})"
+    r" to (?:sharding )?(\{.*?\}) (?:efficiently |without doing a full rematerialization of the tensor )?"
+    r"for HLO operation:? %?([\w.\-]+) = (\w+)\[([\d,]*)\]"
+)
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]++|\\.)*+)"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullRematerialization:
+    """A value resharded by gathering it whole on every device.
+
+    op: scopes and primitive. array: its per-device shape before. before, after: shardings in mesh axes, or as the
+    compiler writes them where mesh axes cannot express them.
+    """
+
+    op: str
+    source: str
+    array: Shape
+    before: Spec | str
+    after: Spec | str
+
+
+def read_full_rematerializations(
+    program: CompiledProgram, mesh: Mapping[str, int]
+) -> tuple[FullRematerialization, ...]:
+    """Read a compiler's warnings of involuntary full rematerialization, each once, in order.
+
+    mesh: every axis and its degree, outermost first. XLA gathers such a value over every axis.
+    """
+    if not _WARNING.search(program.messages):
+        return ()
+    instructions = list(parse_hlo(program.propagated).instructions()) if program.propagated else []
+    source_by_name = {one.name: one.source for one in instructions}
+    source_by_op_name = {one.op_name: one.source for one in instructions if one.source}
+    warnings = []
+    for line in program.messages.splitlines():
+        found = _WARNING.search(line)
+        if found is None:
+            continue
+        before, after, name, dtype, dims = found.groups()
+        path = _OP_NAME.search(line)
+        op_name = path[1] if path else ""
+        array = Shape(dtype, tuple(int(dim) for dim in dims.split(",") if dim))
+        rank = len(array.dims)
+        warnings.append(
+            FullRematerialization(
+                op=scope_of(op_name) or name,
+                source=source_by_op_name.get(op_name) or source_by_name.get(name, ""),
+                array=array,
+                before=parse_hlo_sharding(before, rank, mesh) or before,
+                after=parse_hlo_sharding(after, rank, mesh) or after,
+            )
+        )
+    return tuple(dict.fromkeys(warnings))

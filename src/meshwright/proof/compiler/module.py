@@ -1,0 +1,119 @@
+"""A program that one process lowers and another compiles: its StableHLO module, and what compiling it needs.
+
+`jax.export` would drop donation, layouts and memory kinds of the arguments, and rename what a step consists of.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.interpreters import mlir, pxla
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from meshwright.errors import MeshwrightError
+from meshwright.proof.compiler.program import LoweredProgram, UnusedConstraint
+
+LOAD_MODULE = "meshwright.proof.compiler.module:load_module"
+
+
+def pack_module(program: LoweredProgram) -> dict[str, Any]:
+    """A lowered program as plain data, for `load_module`.
+
+    What its arguments' shardings are is in no public attribute of JAX 0.10 and 0.11.
+    """
+    lowering = getattr(program.lowered, "_lowering", None)
+    known = getattr(lowering, "compile_args", {})
+    if missing := [name for name in ("ordered_effects", "in_shardings", "out_shardings") if name not in known]:
+        raise MeshwrightError(
+            f"JAX {jax.__version__} keeps no {missing[0]} with a lowered program, which another process needs to"
+            f" compile it; inspect it without on=, or take JAX 0.10 or 0.11"
+        )
+    assert lowering is not None
+    tokens = [False] * len(known["ordered_effects"])
+    bytecode = mlir.module_to_bytecode(lowering.stablehlo())
+    return {
+        "module": base64.b64encode(gzip.compress(bytecode, mtime=0)).decode(),
+        "free_inputs": tokens + [not isinstance(one, Sharding) for one in known["in_shardings"]],
+        "free_outputs": tokens + [_is_free(one) for one in known["out_shardings"]],
+        "output_names": list(output_names(program)),
+        "unused_constraints": [list(one) for one in program.unused_constraints],
+        "notes": list(program.notes),
+    }
+
+
+def load_module(
+    mesh: Mesh,
+    *,
+    module: str,
+    free_inputs: Sequence[bool],
+    free_outputs: Sequence[bool],
+    output_names: Sequence[str],
+    unused_constraints: Sequence[Sequence[Any]],
+    notes: Sequence[str],
+) -> LoweredProgram:
+    """The program of `pack_module`, to be compiled for the devices of a mesh in their order.
+
+    free_inputs, free_outputs: whether the partitioner may choose the sharding of each.
+    """
+    unused = tuple(UnusedConstraint(dtype, tuple(dims), *told) for dtype, dims, *told in unused_constraints)
+    bytecode = gzip.decompress(base64.b64decode(module))
+    lowered = _Module(bytecode, mesh, tuple(free_inputs), tuple(free_outputs))
+    return LoweredProgram(lowered, unused, tuple(notes), tuple(output_names))
+
+
+def output_names(program: LoweredProgram) -> tuple[str, ...]:
+    """The path of each result."""
+    if program.output_names is not None:
+        return program.output_names
+    paths, _ = jax.tree_util.tree_flatten_with_path(program.lowered.out_info)
+    return tuple(jax.tree_util.keystr(path) for path, _ in paths)
+
+
+def _is_free(sharding: Any) -> bool:
+    """Whether the partitioner may choose any of a result's sharding."""
+    if not isinstance(sharding, Sharding):  # but a sign that nobody gave one
+        return True
+    return PartitionSpec.UNCONSTRAINED in getattr(sharding, "spec", ())
+
+
+class _Module:
+    """A module that compiles as a `jax.stages.Lowered` does."""
+
+    def __init__(self, bytecode: bytes, mesh: Mesh, inputs: Sequence[bool], outputs: Sequence[bool]) -> None:
+        self.bytecode, self.mesh, self.inputs, self.outputs = bytecode, mesh, inputs, outputs
+
+    def compile(self, *, compiler_options: Mapping[str, Any]) -> _Executable:
+        """Compile it for the devices of its mesh, in their order."""
+        client = self.mesh.devices.flat[0].client
+        is_here = type(client).__name__ != "CompileOnlyPyClient"
+        compile_ = client.compile_and_load if is_here else client.compile
+        with mlir.make_ir_context():
+            module = mlir.ir.Module.parse(self.bytecode)
+            options = pxla.create_compile_options(
+                module, False, self.inputs, self.outputs, client, self.mesh.devices.flatten(), dict(compiler_options)
+            )
+            devices = NamedSharding(self.mesh, PartitionSpec())._internal_device_list
+            return _Executable(compile_(module, executable_devices=devices, compile_options=options))
+
+
+class _Executable:
+    """What a compiler made, with those methods of a `jax.stages.Compiled` that are used here."""
+
+    def __init__(self, executable: Any) -> None:
+        self.executable = executable
+
+    def as_text(self) -> str:
+        """The optimized HLO."""
+        return "\n\n".join(module.to_string() for module in self.executable.hlo_modules())
+
+    def memory_analysis(self) -> Any:
+        """The compiler's figures of memory."""
+        return self.executable.get_compiled_memory_stats()
+
+    def runtime_executable(self) -> Any:
+        """The executable itself."""
+        return self.executable

@@ -1,0 +1,135 @@
+"""A compile request and a compiled program: plain data, passed between processes and cached on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from meshwright.proof.compiler.targets import Effort
+
+
+class MeshMethod(StrEnum):
+    """How a mesh was arranged on devices."""
+
+    MAKE_MESH = "jax.make_mesh"
+    SPLIT_PHYSICAL_AXES = "mesh_utils.create_device_mesh, physical axes split"
+    OVER_SLICES = "mesh_utils.create_hybrid_device_mesh"
+    OWN = "the function's own mesh"
+
+
+class UnusedConstraint(NamedTuple):
+    """A sharding constraint that JAX drops when it lowers. source: file:line.
+
+    device: of a `device_put` to it, which does nothing inside of `jit`, or the spec of one to a sharding; '' for a
+    `with_sharding_constraint` whose result nothing uses.
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+    source: str
+    device: str = ""
+
+
+class LoweredProgram(NamedTuple):
+    """A `jax.stages.Lowered` with findings from its tracing. output_names: None to read them from `lowered`."""
+
+    lowered: Any
+    unused_constraints: tuple[UnusedConstraint, ...] = ()
+    notes: tuple[str, ...] = ()
+    output_names: tuple[str, ...] | None = None
+
+
+class FailureKind(StrEnum):
+    """Why a child process has no program."""
+
+    REFUSED = "refused"
+    """A MeshwrightError: its message is for users."""
+    OUT_OF_MEMORY = "out of memory"
+    """The program does not fit a device."""
+    FAILED = "failed"
+    """The user's function or the compiler failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A failed compilation, as the child process reports it.
+
+    message: of the error. needed, available: bytes of `memory` (HBM, VMEM, ...), as the compiler prints them. hlo: the
+    program that did not fit; '' if the compiler failed before it had one.
+    """
+
+    kind: FailureKind
+    message: str
+    needed: str = ""
+    available: str = ""
+    memory: str = ""
+    hlo: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest:
+    """A program to compile in a child process.
+
+    function: `module:function`. It is called in the child as `function(mesh, **arguments)` with a `jax.sharding.Mesh`
+    of explicit axes over the target's devices, and returns a `jax.stages.Lowered` or a `LoweredProgram`. arguments:
+    plain data, as in JSON. mesh: every axis and its degree, outermost first (`MeshShape.layout`).
+    """
+
+    function: str
+    hardware: str
+    mesh: Mapping[str, int]
+    arguments: Mapping[str, Any]
+    effort: Effort = "default"
+
+    def to_json(self) -> dict[str, Any]:
+        """This request as plain data."""
+        return asdict(self) | {"mesh": dict(self.mesh), "arguments": dict(self.arguments)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledProgram:
+    """A compiled program.
+
+    hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias`
+    (shared by outputs and arguments), `code`, and `peak` = arguments + outputs - alias + temporaries. On TPUs
+    temporaries are what the compiler's peak leaves for them. messages: warnings on the compiler's stderr.
+    unused_constraints, notes: found when the program was traced. mesh_method: how the mesh was arranged on the devices.
+    cached: read from disk; compile_seconds is then that of the original compilation.
+
+    annotated, propagated, partitioned: the module before, between and after the partitioner's passes: with global
+    shapes and the requested shardings; with the shardings of every value; with per-device shapes and collectives, still
+    equal for every backend. All three are '' where nothing was partitioned. output_names: the path of each result.
+    """
+
+    hlo: str
+    memory_bytes: Mapping[str, int]
+    messages: str
+    compile_seconds: float
+    compiler: str
+    mesh_method: MeshMethod
+    annotated: str = ""
+    propagated: str = ""
+    partitioned: str = ""
+    output_names: tuple[str, ...] = ()
+    unused_constraints: tuple[UnusedConstraint, ...] = ()
+    notes: tuple[str, ...] = ()
+    cached: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """This program as plain data."""
+        return asdict(self) | {"memory_bytes": dict(self.memory_bytes)}
+
+
+def program_from_json(data: Mapping[str, Any], *, cached: bool) -> CompiledProgram:
+    """The inverse of `CompiledProgram.to_json`."""
+    unused = (UnusedConstraint(dtype, tuple(dims), *told) for dtype, dims, *told in data.get("unused_constraints", ()))
+    return replace(
+        CompiledProgram(**data),
+        mesh_method=MeshMethod(data["mesh_method"]),
+        output_names=tuple(data.get("output_names", ())),
+        unused_constraints=tuple(unused),
+        notes=tuple(data.get("notes", ())),
+        cached=cached,
+    )

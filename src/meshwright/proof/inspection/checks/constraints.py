@@ -1,0 +1,85 @@
+"""Sharding constraints that have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.shapes import Shape
+from meshwright.description.hlo.specs import Spec
+from meshwright.proof.compiler.shardings import ShardingPair
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class DroppedConstraint(Finding):
+    """Nothing uses the result of a constraint, or it is a `device_put` to one device inside of `jit`."""
+
+    kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
+
+    shape: Shape
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnevenConstraint(Finding):
+    """A constraint shards a dim that the degree of its axes does not divide, so the partitioner pads it."""
+
+    kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
+    merged_by = ("degree", "padded")
+
+    shape: Shape
+    dim: int
+    axes: tuple[str, ...]
+    degree: int
+    padded: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverruledConstraint(Finding):
+    """The partitioner gave a value another sharding than its constraint requests."""
+
+    kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
+
+    shape: Shape
+    requested: Spec
+    actual: Spec
+
+
+def constraints_without_effect(context: ProgramContext) -> Iterator[Finding]:
+    """Constraints whose results are unused, that do not divide the dim they shard, or that were overruled."""
+    if context.program is None:
+        return
+    for dtype, dims, source, device in context.program.unused_constraints:
+        shape = Shape(dtype, dims)
+        if context.module.num_devices > 1 or not device:
+            yield DroppedConstraint(shape=shape, device=device, bytes=shape.bytes, cost_seconds=None, source=source)
+    for pair in context.shardings:
+        if pair.role == "intermediate" and pair.requested is not None:
+            yield from _uneven(context, pair, pair.requested)
+            if pair.actual is not None and not pair.is_satisfied:
+                yield OverruledConstraint(
+                    shape=pair.array,
+                    requested=pair.requested,
+                    actual=pair.actual,
+                    bytes=pair.array.bytes,
+                    cost_seconds=None,
+                    source=pair.source,
+                )
+
+
+def _uneven(context: ProgramContext, pair: ShardingPair, requested: Spec) -> Iterator[Finding]:
+    for dim, (size, axes) in enumerate(zip(pair.array.dims, requested.dims, strict=False)):
+        degree = context.degree(axes or ())
+        if size % degree:
+            yield UnevenConstraint(
+                shape=pair.array,
+                dim=dim,
+                axes=axes or (),
+                degree=degree,
+                padded=-(-size // degree) * degree,
+                bytes=pair.array.bytes,
+                cost_seconds=None,
+                source=pair.source,
+            )

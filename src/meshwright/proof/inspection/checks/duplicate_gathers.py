@@ -1,0 +1,70 @@
+"""Tensors that are gathered more than once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.dataflow import VIEWS, origin
+from meshwright.description.hlo.module import Instruction
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.record import Phase
+
+LEAST_BYTES = 1024
+"""Smaller collectives carry scalars and counts, which are not worth a finding."""
+
+_SAME_TENSOR = frozenset(VIEWS | {"convert"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatheredTwice(Finding):
+    """A tensor gathered by several all-gathers of a phase, or in every iteration of a loop (`iterations` > 1)."""
+
+    kind = FindingKind.GATHERED_TWICE
+
+    tensor: str
+    shape: Shape
+    axes: tuple[str, ...]
+    phase: Phase
+    num_gathers: int
+    iterations: int
+
+
+def duplicate_gathers(context: ProgramContext) -> Iterator[Finding]:
+    """Tensors that several all-gathers of one phase gather, or one all-gather repeats in a loop without change.
+
+    Except where that is intended, as for sharded weights that every microbatch gathers.
+    """
+    groups: dict[tuple[str, str, tuple[str, ...], Phase], list[CompiledCollective]] = defaultdict(list)
+    for move in context.collectives:
+        one = move.collective
+        for operand in context.module.operands(move.instruction):
+            if one.kind == "all-gather" and one.bytes >= LEAST_BYTES:
+                source = origin(context.module, operand, _SAME_TENSOR)
+                groups[source.computation, source.name, one.axes, one.phase].append(move)
+    for (computation, name, axes, phase), gathers in groups.items():
+        if context.is_expected("all-gather", axes, phase):
+            continue
+        source = context.module.computations[computation].instructions[name]
+        if sum(gather.collective.count for gather in gathers) > max(1, context.execution_counts.times[computation]):
+            yield _finding(context, source, gathers)
+
+
+def _finding(context: ProgramContext, source: Instruction, gathers: list[CompiledCollective]) -> Finding:
+    first, runs = gathers[0].collective, max(1, context.execution_counts.times[source.computation])
+    times = sum(gather.collective.count for gather in gathers)
+    size = source.shape.bytes * context.degree(first.axes)
+    return GatheredTwice(
+        tensor=source.op_name or source.name,
+        shape=source.shape,
+        axes=first.axes,
+        phase=first.phase,
+        num_gathers=len(gathers),
+        iterations=times // runs,
+        bytes=size * (times - runs),
+        cost_seconds=context.collective_seconds("all-gather", size, first.axes, count=times - runs),
+        source=gathers[-1].collective.source,
+    )

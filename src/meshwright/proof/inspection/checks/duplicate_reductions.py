@@ -1,0 +1,104 @@
+"""Reductions over an axis along which all devices already hold the same value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.dataflow import VIEWS, origin, uses
+from meshwright.description.hlo.module import Instruction
+from meshwright.description.hlo.phases import Description, describe
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.record import Collective, Kind, Phase
+
+_FORWARDS = frozenset(VIEWS | {"convert"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReducedTwice(Finding):
+    """A reduction of equal values. equal_axes: axes along which all `degree` devices hold the same.
+
+    is_sum: the result is `degree` times the value; otherwise the reduction has no effect.
+    """
+
+    kind = FindingKind.REDUCED_TWICE
+    merged_by = ("equal_axes",)
+
+    collective: Kind
+    shape: Shape
+    axes: tuple[str, ...]
+    phase: Phase
+    equal_axes: tuple[str, ...]
+    degree: int
+    is_sum: bool
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the result is wrong: a second sum of equal values is, a second maximum is not."""
+        return self.is_sum
+
+
+def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
+    """Reductions over an axis along which all devices hold the same value; combined ones array by array."""
+    for instruction, (first, *_) in context.communicating_instructions:
+        if first.kind not in ("all-reduce", "reduce-scatter"):
+            continue
+        operands = context.module.operands(instruction)
+        said = describe(context.module, instruction, number=len(operands))
+        for operand, description in zip(operands, said, strict=True):
+            axes = tuple(axis for axis in first.axes if axis not in context.variance.axes(operand))
+            if not axes or origin(context.module, operand, _FORWARDS).opcode in ("constant", "iota"):
+                continue  # what a program counts by summing ones is meant
+            is_sum = context.module.root(instruction.called("to_apply")[0]).opcode == "add"
+            is_sum = is_sum and not _is_divided(context, instruction, context.degree(first.axes))
+            # A value summed twice is wrong, however small it is; a reduction that changes nothing only costs.
+            if is_sum or operand.shape.bytes >= LEAST_BYTES:
+                yield _finding(context, instruction, first, operand, axes, description, is_sum=is_sum)
+
+
+def _is_divided(context: ProgramContext, instruction: Instruction, degree: int) -> bool:
+    """Whether a sum is divided by the number of devices at once, as a mean is."""
+    for user, _ in uses(context.module, instruction, _FORWARDS):
+        if user.opcode in ("multiply", "divide"):
+            sides = [origin(context.module, side, _FORWARDS | {"broadcast"}) for side in context.module.operands(user)]
+            wanted = 1 / degree if user.opcode == "multiply" else degree
+            texts = [side.text for side in sides if side.opcode == "constant"]
+            if any(_number(text) == wanted for text in texts):
+                return True
+    return False
+
+
+def _number(text: str) -> float | None:
+    """The value of a scalar constant."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _finding(
+    context: ProgramContext,
+    instruction: Instruction,
+    first: Collective,
+    operand: Instruction,
+    axes: tuple[str, ...],
+    description: Description,
+    *,
+    is_sum: bool,
+) -> Finding:
+    times = context.execution_counts.times[instruction.computation]
+    return ReducedTwice(
+        collective=first.kind,
+        shape=operand.shape,
+        axes=first.axes,
+        phase=description.phase,
+        equal_axes=axes,
+        degree=context.degree(axes),
+        is_sum=is_sum,
+        bytes=times * operand.shape.bytes,
+        cost_seconds=context.collective_seconds(first.kind, operand.shape.bytes, first.axes, count=times),
+        source=description.place,
+    )

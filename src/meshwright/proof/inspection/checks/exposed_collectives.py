@@ -1,0 +1,89 @@
+"""Collectives that ops wait for although other ops do not depend on them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from meshwright.description.hlo.module import Instruction
+from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.simulate.events import COMPUTE
+from meshwright.record import Kind, Phase
+
+_SHARE_OF_STEP = 0.02
+"""The fraction of a step below which waiting is not reported."""
+
+_LEAST_SECONDS = 1e-5
+"""Shorter collectives are latency: overlapping them would cost as much as it saves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExposedCollective(Finding):
+    """Ops wait for a collective while independent ops could run."""
+
+    kind = FindingKind.EXPOSED_COMMUNICATION
+    merged_by = ("collective", "axes")
+    is_one_everywhere = True
+
+    collective: Kind
+    array: str
+    axes: tuple[str, ...]
+    phase: Phase
+    exposed_seconds: float
+    independent_seconds: float
+    step_seconds: float
+
+
+def exposed_collectives(context: ProgramContext) -> Iterator[Finding]:
+    """Collectives whose wait could be filled with independent ops of the same computation."""
+    if context.schedule is None:
+        return
+    step = context.schedule.step_seconds
+    ops: defaultdict[str, float] = defaultdict(float)
+    for event in context.schedule.events:
+        if event.lane == COMPUTE and event.kind != "loop":
+            ops[event.name] += event.total_seconds
+    for instruction, entries in context.communicating_instructions:
+        exposed = context.exposed_seconds.get(instruction.name, 0.0)
+        times = context.execution_counts.times[instruction.computation]
+        largest = max(entries, key=lambda entry: entry.bytes)
+        if largest.bytes < LEAST_BYTES * largest.count:
+            continue
+        if exposed < max(_SHARE_OF_STEP * step, _LEAST_SECONDS * times):
+            continue
+        free = _independent_seconds(context, instruction, ops)
+        if min(exposed, free) >= _SHARE_OF_STEP * step:
+            yield ExposedCollective(
+                collective=largest.kind,
+                array=largest.array,
+                axes=largest.axes,
+                phase=largest.phase,
+                exposed_seconds=exposed,
+                independent_seconds=free,
+                step_seconds=step,
+                bytes=largest.bytes,
+                cost_seconds=min(exposed, free),
+                source=largest.source,
+            )
+
+
+def _independent_seconds(context: ProgramContext, instruction: Instruction, ops: Mapping[str, float]) -> float:
+    """The time per step of ops in a collective's computation that neither produce its input nor use its result."""
+    instructions = context.module.computations[instruction.computation].instructions
+    tied = _reached(context, instruction, forward=True) | _reached(context, instruction, forward=False)
+    return sum(seconds for name, seconds in ops.items() if name in instructions and name not in tied)
+
+
+def _reached(context: ProgramContext, instruction: Instruction, *, forward: bool) -> set[str]:
+    """The instructions of a computation that depend on this one (`forward`), or that it depends on."""
+    waiting, seen = [instruction], {instruction.name}
+    while waiting:
+        one = waiting.pop()
+        for other in context.module.users(one) if forward else context.module.operands(one):
+            if other.name not in seen:
+                seen.add(other.name)
+                waiting.append(other)
+    return seen

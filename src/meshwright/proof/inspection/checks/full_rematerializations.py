@@ -1,0 +1,44 @@
+"""Values that the partitioner gathers whole on every device to reshard them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.shapes import Shape
+from meshwright.description.hlo.specs import Spec
+from meshwright.proof.compiler.full_rematerializations import read_full_rematerializations
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatheredToReshard(Finding):
+    """A value that is gathered whole on every device between two shardings. shape: per device, before."""
+
+    kind = FindingKind.FULL_REMATERIALIZATION
+
+    shape: Shape
+    before: Spec | str
+    after: Spec | str
+    op: str
+
+
+def full_rematerializations(context: ProgramContext) -> Iterator[Finding]:
+    """The involuntary full rematerializations that XLA warned of."""
+    if context.program is None:
+        return
+    for value in read_full_rematerializations(context.program, context.mesh):
+        axes: tuple[str, ...] = ()
+        if isinstance(value.before, Spec):
+            axes = (*(axis for dim in value.before.dims for axis in dim or ()), *value.before.unreduced)
+        size = value.array.bytes * context.degree(axes)
+        yield GatheredToReshard(
+            shape=value.array,
+            before=value.before,
+            after=value.after,
+            op=value.op,
+            bytes=size,
+            cost_seconds=context.collective_seconds("all-gather", size, axes),
+            source=value.source,
+        )

@@ -1,0 +1,76 @@
+"""Meshes whose order of axes puts collectives on slow links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.errors import MeshwrightError
+from meshwright.planning.cost.rates.collective_time import achieved_seconds
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.record import Collective, Kind, merge
+
+_SAVED = 0.1
+"""The fraction of all collectives' time that another order must save to be reported."""
+
+_LEAST_SECONDS = 1e-5
+"""Smaller differences are a few hops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowMeshOrder(Finding):
+    """Another order of the mesh axes would put collectives on faster links.
+
+    order: the better one, axes with their degrees, outermost first. collective, axes: what gains most. now, then: the
+    links it runs over.
+    """
+
+    kind = FindingKind.MESH_ORDER
+
+    seconds_now: float
+    seconds_then: float
+    order: tuple[tuple[str, int], ...]
+    collective: Kind
+    axes: tuple[str, ...]
+    now: str
+    then: str
+
+
+def mesh_order(context: ProgramContext) -> Iterator[Finding]:
+    """The order of the same mesh axes in which the program's collectives take much less time, if there is one."""
+    if context.layout is None or context.system is None or context.system.chip.kind == "cpu":
+        return
+    moves = merge(move.collective for move in context.collectives if move.collective.axes)
+    live = [(axis, degree) for axis, degree in context.mesh.items() if degree > 1]
+    now = _seconds(context.layout, moves)
+    best, seconds = context.layout, now
+    for order in permutations(live):
+        try:
+            layout = lay_mesh(context.system, dict(order))
+        except MeshwrightError:  # slices that do not divide these outermost axes
+            continue
+        if (taken := _seconds(layout, moves)) < seconds:
+            best, seconds = layout, taken
+    if now - seconds < max(_SAVED * now, _LEAST_SECONDS):
+        return
+    worst = max(moves, key=lambda move: _seconds(context.layout, [move]) - _seconds(best, [move]))  # type: ignore[arg-type]
+    yield SlowMeshOrder(
+        seconds_now=now,
+        seconds_then=seconds,
+        order=tuple(best.degrees.items()),
+        collective=worst.kind,
+        axes=worst.axes,
+        now=str(context.layout.placement(worst.axes)),
+        then=str(best.placement(worst.axes)),
+        bytes=worst.bytes,
+        cost_seconds=now - seconds,
+        source="",
+    )
+
+
+def _seconds(layout: MeshPlacement, moves: list[Collective] | tuple[Collective, ...]) -> float:
+    """The time of all collectives on one placement of the mesh."""
+    return sum(m.count * achieved_seconds(m.kind, m.bytes / m.count, layout, m.axes) for m in moves)

@@ -1,0 +1,70 @@
+"""Results declared equal on all devices along an axis that are not equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.dataflow import VIEWS, origin
+from meshwright.description.hlo.module import Instruction
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingSum(Finding):
+    """A result of `shard_map` that differs along axes which its sharding leaves out: each device keeps its own."""
+
+    kind = FindingKind.MISSING_SUM
+    merged_by = ("axes",)
+
+    name: str
+    shape: Shape
+    axes: tuple[str, ...]
+    degree: int
+
+    @property
+    def is_wrong(self) -> bool:
+        """Always: each device continues with a value of its own."""
+        return True
+
+
+def missing_sums(context: ProgramContext) -> Iterator[Finding]:
+    """Return results of `shard_map` that differ along axes over which nothing sums or gathers them.
+
+    Only manual code can do that: the partitioner's results are equal wherever their sharding says so. Axes with
+    point-to-point sends are skipped, since rings may gather or sum too.
+    """
+    if context.program is None:
+        return
+    sent = {
+        axis
+        for _, entries in context.communicating_instructions
+        for entry in entries
+        if entry.kind in ("collective-permute", "all-to-all")
+        for axis in entry.axes
+    }
+    outputs = [pair for pair in context.shardings if pair.role == "output"]
+    for pair, value in zip(outputs, _results(context), strict=False):
+        made = origin(context.module, value, frozenset(VIEWS | {"convert"}))
+        if pair.actual is None or "shard_map" not in made.op_name:
+            continue
+        split = {*sent, *pair.actual.axes, *pair.actual.unreduced}
+        axes = tuple(axis for axis in context.mesh if axis in context.variance.axes(value) and axis not in split)
+        if axes:
+            yield MissingSum(
+                name=pair.name,
+                shape=value.shape,
+                axes=axes,
+                degree=context.degree(axes),
+                bytes=value.shape.bytes,
+                cost_seconds=0.0 if context.system else None,
+                source=context.place(made),
+            )
+
+
+def _results(context: ProgramContext) -> tuple[Instruction, ...]:
+    """The results of the program, in order."""
+    root = context.module.root(context.module.entry)
+    return context.module.operands(root) if root.opcode == "tuple" else (root,)

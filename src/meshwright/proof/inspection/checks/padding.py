@@ -1,0 +1,76 @@
+"""Arrays that take more memory than their elements, because TPUs store them in tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.module import Instruction
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+
+_SHARE_OF_MEMORY = 0.02
+"""The fraction of a program's memory below which padding is not reported."""
+
+_GROWTH = 1.25
+"""How much larger than its elements an array must be stored."""
+
+_MOST = 3
+"""How many shapes are reported, largest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddedArrays(Finding):
+    """Arrays of one shape whose tiles are not filled. stored_bytes: of all of them, with padding."""
+
+    kind = FindingKind.PADDING
+
+    shape: Shape
+    count: int
+    stored_bytes: int
+
+
+def padding(context: ProgramContext) -> Iterator[Finding]:
+    """The shapes that waste the most memory on unfilled tiles."""
+    held = _held(context)
+    floor = _SHARE_OF_MEMORY * _peak(context)
+    wasted = {shape: (shape.padded_bytes - shape.bytes) * count for shape, (count, _) in held.items()}
+    for shape in sorted(wasted, key=wasted.__getitem__, reverse=True)[:_MOST]:
+        count, first = held[shape]
+        if wasted[shape] < max(floor, 1) or shape.padded_bytes < _GROWTH * shape.bytes:
+            continue
+        rate = None if context.system is None else context.system.hbm_bytes_per_second
+        yield PaddedArrays(
+            shape=shape,
+            count=count,
+            stored_bytes=count * shape.padded_bytes,
+            bytes=wasted[shape],
+            cost_seconds=wasted[shape] / rate if rate else None,  # to read the padding once
+            source=context.first_use(first) if first.opcode == "parameter" else context.place(first),
+        )
+
+
+def _held(context: ProgramContext) -> dict[Shape, tuple[int, Instruction]]:
+    """The arrays in memory by shape: a lower bound of how many are live at once, and the first of them.
+
+    Arguments are live together; of other arrays of one shape, one.
+    """
+    held: dict[Shape, tuple[int, Instruction]] = {}
+    for argument in context.arguments:
+        count, first = held.get(argument.instruction.shape, (0, argument.instruction))
+        held[argument.instruction.shape] = (count + 1, first)
+    fused = {name for one in context.module.instructions() for name in one.called("calls", "to_apply")}
+    for instruction in context.module.instructions():
+        if instruction.computation in fused or not context.execution_counts.times[instruction.computation]:
+            continue
+        if instruction.shape.dtype != "tuple" and instruction.shape.is_in_hbm:
+            held.setdefault(instruction.shape, (1, instruction))
+    return held
+
+
+def _peak(context: ProgramContext) -> int:
+    """The program's peak memory, or that of its arguments where nothing else is known."""
+    if context.program and context.program.memory_bytes:
+        return context.program.memory_bytes["peak"]
+    return sum(argument.instruction.shape.padded_bytes for argument in context.arguments)

@@ -1,0 +1,49 @@
+"""Matmuls that several devices compute identically."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+
+SHARE_OF_WORK = 0.05
+"""The fraction of a step's flops below which redundant or uneven work is not reported: a router, a small projection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedundantCompute(Finding):
+    """Products that all devices along an axis compute alike. Flops are per device and step."""
+
+    kind = FindingKind.REDUNDANT_COMPUTE
+    merged_by = ("axis",)
+    is_share_of_work = True
+
+    axis: str
+    degree: int
+    flops: int
+    total_flops: int
+    wasted_flops: int
+
+
+def redundant_compute(context: ProgramContext) -> Iterator[Finding]:
+    """Mesh axes along which all devices compute the same products."""
+    total = sum(work.flops for work in context.products)
+    for axis, degree in context.mesh.items():
+        repeated = [work for work in context.products if axis in context.variance.copies(work.instruction)]
+        flops = sum(work.flops for work in repeated)
+        if degree < 2 or flops < SHARE_OF_WORK * total or not flops:
+            continue
+        largest = max(repeated, key=lambda work: work.flops)
+        wasted = flops - flops // degree
+        yield RedundantCompute(
+            axis=axis,
+            degree=degree,
+            flops=flops,
+            total_flops=total,
+            wasted_flops=wasted,
+            bytes=0,
+            cost_seconds=context.flop_seconds(wasted),
+            source=context.place(largest.instruction),
+        )

@@ -1,0 +1,125 @@
+"""Arguments that are whole on devices that should share them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.checks.replicated_states import replicated_names
+from meshwright.proof.inspection.context import Argument, ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+
+SHARE_OF_TREE = 0.01
+"""The fraction of its tree that an argument must be to be reported without a rule."""
+
+MOST_SHARD = 0.5
+"""If this fraction of a tree is sharded, a part that is replicated is taken for forgotten."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicatedParameter(Finding):
+    """An argument that is whole on devices that should share it.
+
+    tree, sharded_share: the tree it belongs to, and the share of that which is sharded over the axes; '' and None where
+    a rule requests the sharding. others: arguments of the same path and shape in other trees, as its moments.
+    """
+
+    kind = FindingKind.REPLICATED_PARAMETER
+    merged_by = ("name", "axes")
+
+    name: str
+    shape: Shape
+    axes: tuple[str, ...]
+    degree: int
+    tree: str = ""
+    sharded_share: float | None = None
+    others: tuple[str, ...] = ()
+
+
+def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
+    """Arguments that a rule shards and the program does not; without rules, those unlike the rest of their tree."""
+    if context.rules:
+        yield from _against_rules(context)
+        return
+    trees: dict[str, list[Argument]] = {}
+    states = replicated_names(context)
+    for argument in context.arguments:
+        if (
+            argument.name not in states
+            and argument.spec is not None
+            and argument.instruction.shape.dtype[:1] in ("f", "b")
+        ):
+            trees.setdefault(argument.tree, []).append(argument)
+    found: dict[object, ReplicatedParameter] = {}
+    for name, tree in trees.items():
+        for one in _unlike_the_rest(context, name, tree):
+            key = re.findall(r"[^\[.\]]+", one.name)[-1], str(one.shape), one.axes
+            first = found.get(key)
+            more = first and replace(first, others=(*first.others, one.name), bytes=first.bytes + one.bytes)
+            found[key] = more or one
+    yield from found.values()
+
+
+def _against_rules(context: ProgramContext) -> Iterator[Finding]:
+    """Arguments that lack an axis that their rule shards them over."""
+    for argument in context.arguments:
+        rule = next((rule for pattern, rule in context.rules.items() if re.search(pattern, argument.name)), None)
+        if rule is None or argument.spec is None:
+            continue
+        wanted = {axis for dim in rule for axis in _axes(dim)}
+        missing = tuple(a for a, n in context.mesh.items() if n > 1 and a in wanted and a not in argument.spec.axes)
+        if missing:
+            yield _finding(context, argument, missing)
+
+
+def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -> Iterator[ReplicatedParameter]:
+    """Large replicated arguments of a tree that is mostly sharded over an axis of the batch.
+
+    Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended.
+    """
+    sizes = [_global_bytes(context, argument) for argument in tree]
+    whole = sum(sizes)
+    for axis, degree in context.mesh.items():
+        split = sum(size for one, size in zip(tree, sizes, strict=True) if one.spec and axis in one.spec.axes)
+        if axis not in context.batch_axes or degree < 2 or split < MOST_SHARD * whole:
+            continue
+        for argument, size in zip(tree, sizes, strict=True):
+            dims = argument.instruction.shape.dims
+            fits = len(dims) > 1 and any(dim % degree == 0 for dim in dims)
+            if argument.spec and not argument.spec.axes and fits and size >= SHARE_OF_TREE * whole:
+                yield _finding(context, argument, (axis,), tree=name, sharded_share=split / whole)
+        return
+
+
+def _finding(
+    context: ProgramContext,
+    argument: Argument,
+    axes: tuple[str, ...],
+    *,
+    tree: str = "",
+    sharded_share: float | None = None,
+) -> ReplicatedParameter:
+    shape, degree = argument.instruction.shape, context.degree(axes)
+    return ReplicatedParameter(
+        name=argument.name,
+        shape=shape,
+        axes=axes,
+        degree=degree,
+        tree=tree,
+        sharded_share=sharded_share,
+        bytes=shape.bytes - shape.bytes // degree,
+        cost_seconds=0.0 if context.system else None,
+        source=context.first_use(argument.instruction),
+    )
+
+
+def _global_bytes(context: ProgramContext, argument: Argument) -> int:
+    """The bytes of all shards of an argument."""
+    return argument.instruction.shape.bytes * context.degree(argument.spec.axes if argument.spec else ())
+
+
+def _axes(dim: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The axes of one entry of a PartitionSpec."""
+    return () if dim is None else (dim,) if isinstance(dim, str) else tuple(dim)

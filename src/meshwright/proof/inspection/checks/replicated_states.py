@@ -1,0 +1,108 @@
+"""Optimizer states that are replicated while parameters are split."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.context import Argument, ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicatedStates(Finding):
+    """Arrays of a tree that are whole along axes that split the parameter of the same path and shape.
+
+    name, shape: of the largest; `like` is its parameter.
+    """
+
+    kind = FindingKind.REPLICATED_STATES
+
+    tree: str
+    name: str
+    shape: Shape
+    like: str
+    count: int
+    axes: tuple[str, ...]
+    degree: int
+
+
+def replicated_states(context: ProgramContext) -> Iterator[Finding]:
+    """The arrays of each tree that lack axes which split their parameters."""
+    found: defaultdict[tuple[str, tuple[str, ...]], list[tuple[Argument, Argument]]] = defaultdict(list)
+    for number, state in enumerate(context.arguments):
+        parameter = _parameter_of(context, state) or _trained_with(context, number, state)
+        if parameter is not None and (axes := _missing(context, state, parameter)):
+            found[state.tree, axes].append((state, parameter))
+    for (tree, axes), pairs in found.items():
+        largest, like = max(pairs, key=lambda pair: pair[0].instruction.shape.bytes)
+        held, degree = sum(state.instruction.shape.bytes for state, _ in pairs), context.degree(axes)
+        yield ReplicatedStates(
+            tree=tree,
+            name=largest.name,
+            shape=largest.instruction.shape,
+            like=like.name,
+            count=len(pairs),
+            axes=axes,
+            degree=degree,
+            bytes=held - held // degree,
+            cost_seconds=0.0 if context.system else None,
+            source=context.first_use(largest.instruction),
+        )
+
+
+def replicated_names(context: ProgramContext) -> frozenset[str]:
+    """The names of all arguments that are such states."""
+    pairs = ((state, _trained_with(context, number, state)) for number, state in enumerate(context.arguments))
+    return frozenset(state.name for state, parameter in pairs if parameter and _missing(context, state, parameter))
+
+
+def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
+    """Return the parameter of an optimizer state, in an earlier tree of the arguments; None if there is none.
+
+    It has the same global shape, and its path is the end of the state's. Replicated parameters with split states are no
+    mistake: that is ZeRO stage 1.
+    """
+    for other in context.arguments:
+        if other.tree == state.tree:
+            return None
+        path = other.name.removeprefix(other.tree)
+        if path and state.name.endswith(path) and context.whole_shape(other).dims == context.whole_shape(state).dims:
+            return other
+    return None
+
+
+def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argument | None:
+    """The parameter that a train step has a state for, in one tree with it or in another.
+
+    A state is what the step updates and does not differentiate by. Its parameter has its whole shape and the end of its
+    path; or all that have its shape are split alike, where a library hides the paths (`nnx.jit`).
+    """
+    if number in context.differentiated or number not in context.updated:
+        return None
+    alike = [
+        other
+        for each in sorted(context.differentiated & context.updated)
+        if context.whole_shape(other := context.arguments[each]).dims == context.whole_shape(state).dims
+    ]
+    path = _parts(state.name)
+    named = [other for other in alike if (end := _parts(other.name)[2:]) and path[-len(end) :] == end]
+    if named:
+        return named[0]
+    is_hidden = ".states[" in state.name and len({other.spec for other in alike}) == 1
+    return alike[0] if is_hidden else None
+
+
+def _parts(name: str) -> list[str]:
+    """The parts of a path: state, params, w of `state.params['w']`."""
+    return re.findall(r"[^\[\].']+", name)
+
+
+def _missing(context: ProgramContext, state: Argument, parameter: Argument) -> tuple[str, ...]:
+    """The axes that split a parameter and not its state, where the state is split over no other instead."""
+    if state.spec is None or parameter.spec is None or state.spec.axes:
+        return ()
+    return tuple(axis for axis in parameter.spec.axes if context.mesh[axis] > 1)

@@ -1,0 +1,68 @@
+"""All-reduces of arrays of which each device keeps a shard: a reduce-scatter would suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.dataflow import VIEWS, uses
+from meshwright.description.hlo.module import Instruction
+from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.record import Phase
+
+_ELEMENTWISE = frozenset(
+    {"add", "subtract", "multiply", "divide", "negate", "sqrt", "rsqrt", "power", "maximum", "minimum"}
+    | {"convert", "select", "abs", "exponential", "log", "tanh", "reduce-window"}
+)
+"""Ops that a sum may pass through before it is sliced. XLA:CPU takes norms of large arrays by windows first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlicedAllReduce(Finding):
+    """An all-reduce of which every device uses a shard. is_sliced_at_once: nothing is computed with the whole sum."""
+
+    kind = FindingKind.SLICED_ALL_REDUCE
+    merged_by = ("is_sliced_at_once",)
+
+    array: str
+    axes: tuple[str, ...]
+    phase: Phase
+    reduced_bytes: int
+    is_sliced_at_once: bool
+
+
+def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
+    """All-reduces of whole arrays of which each device then uses a shard."""
+    for move in context.collectives:
+        one = move.collective
+        if move.kind != "all-reduce" or one.bytes < LEAST_BYTES:
+            continue
+        is_sliced_at_once = one.kind == "reduce-scatter" and context.has_reduce_scatter
+        single = one.kind == "all-reduce" and len(move.instruction.operands) == 1
+        if is_sliced_at_once or (single and _is_sliced_later(context, move.instruction)):
+            yield SlicedAllReduce(
+                array=one.array,
+                axes=one.axes,
+                phase=one.phase,
+                reduced_bytes=one.bytes,
+                is_sliced_at_once=is_sliced_at_once,
+                bytes=one.bytes - one.bytes // context.degree(one.axes),
+                cost_seconds=one.seconds / 2 if one.seconds is not None else None,
+                source=one.source,
+            )
+
+
+def _is_sliced_later(context: ProgramContext, instruction: Instruction) -> bool:
+    """Whether a sum is only used elementwise until it is sliced by the device's id, or reduced to scalars."""
+    cut = False
+    for user, held in uses(context.module, instruction, VIEWS | _ELEMENTWISE):
+        if user.opcode == "dynamic-slice" and user.operands[0] == held.name:
+            offsets = context.module.operands(user)[1:]
+            if not any(context.variance.axes(offset) for offset in offsets):
+                return False
+            cut = True
+        elif user.shape.dtype == "tuple" or user.shape.size > 1:
+            return False
+    return cut

@@ -1,0 +1,90 @@
+"""State that comes back updated and is not donated, so that a step holds both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.context import Argument, ProgramContext, Result
+from meshwright.proof.inspection.finding import Finding, FindingKind
+
+_LEAST_BYTES = 1 << 20
+"""Least bytes on a device, of all together, to be reported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotDonated(Finding):
+    """State whose new values a train step returns in new buffers."""
+
+    kind = FindingKind.NOT_DONATED
+
+    name: str  # Of the largest.
+    shape: Shape
+    count: int
+    trees: tuple[str, ...]
+
+
+def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
+    """Return arguments of a train step whose update is a result of equal shape and sharding in another buffer.
+
+    Updates are recognized by what computes them (`hlo.updates.Updates`), or named by the caller as state.
+    """
+    if context.program is None or not context.is_train_step:
+        return
+    aliased_results, aliased_arguments = context.aliases
+    free = [result for number, result in enumerate(context.results) if number not in aliased_results]
+    kept = []
+    for number, argument in enumerate(context.arguments):
+        if number in aliased_arguments:
+            continue
+        same = [result for result in free if _fits(context, argument, result)]
+        new = next((result for result in same if _is_update(context, number, argument, result)), None)
+        if new is not None:
+            free.remove(new)
+            kept.append(argument)
+    size = sum(argument.instruction.shape.bytes for argument in kept)
+    if size < _LEAST_BYTES:
+        return
+    largest = max(kept, key=lambda argument: argument.instruction.shape.bytes)
+    yield NotDonated(
+        name=largest.name,
+        shape=largest.instruction.shape,
+        count=len(kept),
+        trees=tuple(dict.fromkeys(argument.tree for argument in kept)),
+        bytes=size,
+        cost_seconds=0.0 if context.system else None,
+        source=context.first_use(largest.instruction),
+    )
+
+
+def _fits(context: ProgramContext, argument: Argument, result: Result) -> bool:
+    """Whether a result could have the buffer of an argument."""
+    return result.spec == argument.spec and result.shape == context.whole_shape(argument)
+
+
+def _is_update(context: ProgramContext, number: int, argument: Argument, result: Result) -> bool:
+    """Whether a result is the new value of an argument."""
+    shares = context.updates(result)
+    if context.state is not None:
+        return argument.tree in context.state and (number in shares or _has_path_of(argument, result))
+    share = shares.get(number)
+    if share is None:
+        # Parameters in low precision are rounded from those that the optimizer keeps.
+        of_others = any(one.is_changed and one.factor == 1.0 for one in shares.values())
+        return of_others and _has_path_of(argument, result)
+    if argument.name == argument.tree and number in context.differentiated and _is_split_as_data(context, argument):
+        return False  # an adversarial example, say, whose batch the caller still has a use for
+    return share.is_changed or argument.tree in context.trained_trees
+
+
+def _has_path_of(argument: Argument, result: Result) -> bool:
+    """Whether a result has the path of an argument within its tree."""
+    path = argument.name.removeprefix(argument.tree)
+    return bool(path) and result.name.endswith(path)
+
+
+def _is_split_as_data(context: ProgramContext, argument: Argument) -> bool:
+    """Whether the first dim of an argument is split as batches are, and it is not gathered as parameters are."""
+    split = argument.spec.dims[0] if argument.spec and argument.spec.dims else ()
+    return bool(context.batch_axes.intersection(split or ())) and argument.instruction.name not in context.gathered

@@ -1,0 +1,194 @@
+"""Collectives that nobody asked for: inserted by the partitioner because shardings do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from meshwright.description.hlo.module import Instruction
+from meshwright.description.hlo.phases import scope_of, split_op_name
+from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.record import Collective, Kind, Phase
+
+_ASKED_FOR = frozenset(
+    {"all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ragged_all_to_all", "reduce_scatter"}
+    | {"psum", "psum_invariant", "psum_scatter", "unreduced_psum", "unreduced_reduce_scatter", "pmax", "pmin", "pmean"}
+    | {"ppermute", "pshuffle", "pbroadcast", "pvary", "pcast"}
+    | {"reshard", "sharding_constraint", "sharding_cast", "mesh_cast", "device_put"}
+)
+"""Primitives that request a collective or another sharding."""
+
+_REARRANGE = frozenset(
+    {"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "concatenate", "split", "pad", "rev", "roll"}
+    | {"slice", "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "scatter-add", "scatter_add", "take"}
+)
+"""Primitives that move elements along dims: if the dim is sharded, data must follow."""
+
+_NEEDS_WHOLE = frozenset(
+    {"fft", "sort", "argsort", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
+    | {"reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"}
+)
+"""Primitives that need all of a dim in one place, for which the partitioner gathers; cumulative sums run in windows."""
+
+_ONE_OPERAND = frozenset(
+    {
+        "convert_element_type",
+        "copy",
+        "neg",
+        "abs",
+        "sign",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+    }
+    | {"sin", "cos", "tan", "tanh", "logistic", "erf", "integer_pow", "square", "floor", "ceil", "round", "name"}
+)
+"""Elementwise primitives of one operand: a collective there comes from constraints on both sides."""
+
+_SHARE = 0.01
+"""Fraction of all communicated bytes below which a collective is not reported without expectations."""
+
+
+class UnexpectedBecause(StrEnum):
+    """Return why a collective cannot be intended; None if it can."""
+
+    NOT_EXPECTED = "not expected"
+    """It is not among the expected collectives."""
+    MOVES_SPLIT = "moves a split"
+    """The partitioner moves a split from one dim to another."""
+    NEEDS_WHOLE = "needs a whole dim"
+    """The primitive needs whole lines of its array, which the partitioner gathers."""
+    REARRANGES = "rearranges"
+    """The primitive rearranges the sharded dim, so data must follow."""
+    GATHERS_BATCH = "gathers the batch"
+    """It gathers a computed value over an axis that shards the batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnexpectedCollective(Finding):
+    """A collective that was not asked for. primitive: the JAX primitive it is made for."""
+
+    kind = FindingKind.UNPLANNED_COLLECTIVE
+    merged_by = ("because", "conflict")
+
+    collective: Kind
+    array: str
+    axes: tuple[str, ...]
+    phase: Phase
+    count: int
+    because: UnexpectedBecause
+    primitive: str
+
+    @property
+    def conflict(self) -> tuple[str, ...]:
+        """Return what findings at one place have in common if they are one mistake."""
+        if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
+            return (self.primitive,)
+        return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
+
+
+def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
+    """Collectives that are not expected. Without expectations, those that reveal shardings that do not fit.
+
+    Where a computed value is gathered over an axis that splits the batch, what follows it over this axis is counted
+    with it: one constraint is missing.
+    """
+    found = list(_each(context))
+    first: dict[tuple[str, ...], int] = {}
+    for number, one in enumerate(found):
+        if one.because == UnexpectedBecause.GATHERS_BATCH and one.source[:1] not in ("", "("):
+            earliest = first.setdefault(one.axes, number)
+            if found[earliest].phase != "forward" and one.phase == "forward":
+                first[one.axes] = number
+    for number, one in enumerate(found):
+        if number == first.get(one.axes):
+            rest = [other for other in found if other is not one and _follows(other, one)]
+            places = dict.fromkeys(other.source for other in rest if other.source and other.source != one.source)
+            yield replace(
+                one,
+                bytes=one.bytes + sum(other.bytes for other in rest),
+                cost_seconds=None if one.cost_seconds is None else sum(x.cost_seconds or 0.0 for x in (one, *rest)),
+                elsewhere=tuple(places),
+            )
+        elif one.axes not in first or not _follows(one, found[first[one.axes]]):
+            yield one
+
+
+def _follows(other: UnexpectedCollective, first: UnexpectedCollective) -> bool:
+    """Whether a collective follows from the gather of a batch."""
+    own = (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
+    return other.axes == first.axes and other.because not in own
+
+
+def _each(context: ProgramContext) -> Iterator[UnexpectedCollective]:
+    floor = _SHARE * sum(found.collective.bytes for found in context.collectives)
+    for found in context.collectives:
+        one, because = found.collective, None
+        if context.expected is not None:
+            because = None if _is_expected(context.expected, one) else UnexpectedBecause.NOT_EXPECTED
+        elif one.bytes >= floor:
+            because = _because(context, found)
+        if because is not None:
+            yield UnexpectedCollective(
+                collective=one.kind,
+                array=one.array,
+                axes=one.axes,
+                phase=one.phase,
+                count=one.count,
+                because=because,
+                primitive=_primitive(found.instruction),
+                bytes=one.bytes,
+                cost_seconds=one.seconds,
+                source=one.source,
+            )
+
+
+def _is_expected(expected: tuple[Collective, ...], found: Collective) -> bool:
+    """Whether a collective is expected, or an all-reduce over the axes of several expected ones at once."""
+    alike = [one for one in expected if one.kind == found.kind and one.phase == found.phase]
+    axes = set(found.axes)
+    covered = {axis for one in alike if set(one.axes) <= axes for axis in one.axes}
+    return any(set(one.axes) == axes for one in alike) or (found.kind == "all-reduce" and covered == axes)
+
+
+def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBecause | None:
+    """Why a collective cannot have been intended; None where it can."""
+    primitive = _primitive(found.instruction)
+    if not primitive or primitive in _ASKED_FOR or primitive in _ONE_OPERAND:
+        return None
+    kind = found.collective.kind
+    if primitive in _NEEDS_WHOLE:
+        return UnexpectedBecause.NEEDS_WHOLE
+    if kind == "all-to-all":
+        return UnexpectedBecause.MOVES_SPLIT
+    gathers_computed = kind == "all-gather" and not _is_stored(context, found)
+    if primitive in _REARRANGE and (kind == "collective-permute" or gathers_computed):
+        return UnexpectedBecause.REARRANGES
+    if gathers_computed and context.batch_axes.intersection(found.collective.axes):
+        return UnexpectedBecause.GATHERS_BATCH
+    return None
+
+
+def _primitive(instruction: Instruction) -> str:
+    """The JAX primitive a collective is made for; '' where the compiler kept none."""
+    return scope_of(split_op_name(instruction.op_name)[0]).rpartition("/")[2]
+
+
+def _is_stored(context: ProgramContext, found: CompiledCollective) -> bool:
+    """Whether a collective moves an argument of the program, as FSDP gathers its weights."""
+    return context.source_of(found).opcode == "parameter" or _comes_from_loop(context, found)
+
+
+def _comes_from_loop(context: ProgramContext, found: CompiledCollective) -> bool:
+    """Whether the value is one layer of a stack that a loop iterates over."""
+    source = context.source_of(found)
+    if source.opcode != "get-tuple-element":
+        return False
+    return context.module.operand(source).opcode == "parameter"

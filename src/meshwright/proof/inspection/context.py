@@ -1,0 +1,313 @@
+"""Input of checks: the parsed module and the cost of its parts."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.description.hlo.canonical import canonicalize_collective
+from meshwright.description.hlo.collectives import each_collective
+from meshwright.description.hlo.dataflow import VIEWS, origin
+from meshwright.description.hlo.flops import flops_of
+from meshwright.description.hlo.loops import ExecutionCounts, count_executions
+from meshwright.description.hlo.module import Instruction, Module
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.phases import describe
+from meshwright.description.hlo.shapes import Shape
+from meshwright.description.hlo.specs import Spec, parse_hlo_sharding
+from meshwright.description.hlo.updates import Share, Updates
+from meshwright.errors import MeshwrightError
+from meshwright.planning.cost.rates.collective_time import achieved_seconds
+from meshwright.proof.compiler.program import CompiledProgram
+from meshwright.proof.compiler.shardings import ShardingPair, read_shardings
+from meshwright.proof.inspection.variance import Variance
+from meshwright.proof.simulate.schedule import Schedule
+from meshwright.record import Collective, Kind, Phase
+
+_ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
+_TREE = re.compile(r"args\[\d+\]|[^\[.]*")
+_STORED = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "broadcast"})
+"""Ops through which a stored value is still that stored value."""
+
+Rules = Mapping[str, Sequence[str | Sequence[str] | None]]
+"""Regular expressions over argument paths, each with the mesh axes of every dim, as in a PartitionSpec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledCollective:
+    """A canonical collective, the instruction that makes it, and the kind of collective it was lowered to."""
+
+    instruction: Instruction
+    kind: Kind
+    collective: Collective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A product, and the flops of all its executions in a step on one device."""
+
+    instruction: Instruction
+    flops: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """An argument of a program: its path, its parameter, its sharding; None where mesh axes cannot express it."""
+
+    name: str
+    instruction: Instruction
+    spec: Spec | None
+
+    @property
+    def tree(self) -> str:
+        """The name of the function argument it belongs to: `params` for `params['wq']`, or `args[0]` of `*args`."""
+        found = _TREE.match(self.name)
+        return found[0] if found else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A result of a program: its path, the shape of all its shards, its sharding, and what computes it."""
+
+    name: str
+    shape: Shape
+    spec: Spec | None
+    instruction: Instruction
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramContext:
+    """A compiled program on a mesh, and its intent as far as known."""
+
+    module: Module
+    mesh: Mapping[str, int]  # Degree of every axis, outermost first.
+    system: System | None = None  # For times; None if unknown.
+    # With memory, messages and the partitioner's modules; None for HLO text alone.
+    program: CompiledProgram | None = None
+    schedule: Schedule | None = None  # Simulated step, if the program's schedule is final.
+    # Intended spec by regular expression over argument paths; the first match counts.
+    rules: Rules = field(default_factory=dict)
+    expected: tuple[Collective, ...] | None = None  # Intended collectives; None if there is no intent.
+    # Arguments that a step returns new values of; None: those that the program computes updates of.
+    state: tuple[str, ...] | None = None
+
+    @cached_property
+    def shardings(self) -> tuple[ShardingPair, ...]:
+        """Each value's sharding, requested and actual; empty if nothing was partitioned."""
+        return read_shardings(self.program, self.mesh) if self.program else ()
+
+    @cached_property
+    def results(self) -> tuple[Result, ...]:
+        """The results in order; empty where a program on several devices does not tell their shardings."""
+        module = self._with_names.module
+        root = module.root(module.entry)
+        made = module.operands(root) if root.opcode == "tuple" else (root,)
+        told = [(one.name, one.array, one.actual) for one in self.shardings if one.role == "output"]
+        if not told and self.module.num_devices == 1:
+            names = self.program.output_names if self.program else ()
+            told = [(name, replace(one.shape, layout=""), None) for name, one in zip(names, made, strict=False)]
+        return tuple(
+            Result(name=name, shape=shape, spec=spec, instruction=one)
+            for (name, shape, spec), one in zip(told, made, strict=False)
+        )
+
+    def check_state(self) -> None:
+        """Raise where `state` names no argument. Arguments that nothing uses are not in a compiled program."""
+        trees = dict.fromkeys(argument.tree for argument in self.arguments)
+        for name in self.state or ():
+            if name not in trees:
+                raise MeshwrightError(f"state names {name!r}; the program's arguments are {', '.join(trees)}")
+
+    def updates(self, result: Result) -> Mapping[int, Share]:
+        """Numbers of arguments that a result updates, and the fraction it keeps of each."""
+        return self._with_names.of(result.instruction)
+
+    @cached_property
+    def differentiated(self) -> frozenset[int]:
+        """Numbers of arguments that JAX differentiates by, or that the differentiated function reads."""
+        return self._with_names.differentiated
+
+    @cached_property
+    def updated(self) -> frozenset[int]:
+        """The numbers of the arguments that come back updated."""
+        shares = (self.updates(result).items() for result in self.results)
+        return frozenset(number for each in shares for number, share in each if share.is_changed)
+
+    @cached_property
+    def trained_trees(self) -> frozenset[str]:
+        """The trees in which a step updates anything that it differentiates by."""
+        return frozenset(self.arguments[number].tree for number in self.updated & self.differentiated)
+
+    @cached_property
+    def _with_names(self) -> Updates:
+        """The module before optimization, where ops still have the names that JAX gave them; else the module."""
+        text = self.program.annotated if self.program else ""
+        return Updates(parse_hlo(text) if text else self.module)
+
+    @cached_property
+    def execution_counts(self) -> ExecutionCounts:
+        """How often each computation runs."""
+        return count_executions(self.module)
+
+    @cached_property
+    def variance(self) -> Variance:
+        """Along which axes each value differs."""
+        return Variance(self.module, self.mesh)
+
+    @cached_property
+    def communicating_instructions(self) -> tuple[tuple[Instruction, tuple[Collective, ...]], ...]:
+        """Every instruction that communicates, with its collectives as compiled."""
+        return tuple(each_collective(self.module, self.mesh, self.execution_counts))
+
+    @cached_property
+    def exposed_seconds(self) -> Mapping[str, float]:
+        """The exposed seconds per step of each instruction of the schedule, by name."""
+        waits: defaultdict[str, float] = defaultdict(float)
+        for event in self.schedule.events if self.schedule else ():
+            waits[event.name] += event.exposed_seconds * event.count
+        return waits
+
+    @cached_property
+    def collectives(self) -> tuple[CompiledCollective, ...]:
+        """Every collective, canonicalized, with its time."""
+        return tuple(
+            CompiledCollective(
+                instruction=instruction, kind=entry.kind, collective=replace(one, seconds=self._seconds_of(entry, one))
+            )
+            for instruction, entries in self.communicating_instructions
+            for entry in entries
+            for one in canonicalize_collective(entry, self.mesh)
+        )
+
+    @cached_property
+    def batch_axes(self) -> frozenset[str]:
+        """Mesh axes that shard the first dim of data: of integer arrays (tokens), else of what looks like a batch.
+
+        That is a tree whose leaves have equal first dims, sharded alike, none of which is gathered like stored weights.
+        """
+        trees: dict[str, list[Argument]] = {}
+        for argument in self.arguments:
+            if len(argument.instruction.shape.dims) > 1:
+                trees.setdefault(argument.tree, []).append(argument)
+        tokens = [one for tree in trees.values() for one in tree if one.instruction.shape.dtype[:1] in "su"]
+        alike = [
+            tree[0]
+            for tree in trees.values()
+            if len({(one.instruction.shape.dims[0], one.spec.dims[0] if one.spec else ()) for one in tree}) == 1
+            and not self.gathered.intersection(one.instruction.name for one in tree)
+        ]
+        return frozenset(axis for one in tokens or alike if one.spec for axis in one.spec.dims[0] or ())
+
+    @cached_property
+    def gathered(self) -> frozenset[str]:
+        """The names of the instructions whose values all-gathers gather, arguments among them."""
+        moves = (move for move in self.collectives if move.collective.kind == "all-gather")
+        return frozenset(self.source_of(move).name for move in moves)
+
+    @cached_property
+    def is_train_step(self) -> bool:
+        """Whether the program differentiates, by the names that JAX gives to what runs backward."""
+        return any("transpose(" in instruction.op_name for instruction in self.module.instructions())
+
+    @cached_property
+    def aliases(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Numbers of results that alias an argument's buffer, and of these arguments."""
+        found = _ALIAS.findall(self.module.attributes.get("input_output_alias", ""))
+        return frozenset(int(result or 0) for result, _ in found), frozenset(int(argument) for _, argument in found)
+
+    def whole_shape(self, argument: Argument) -> Shape:
+        """The shape of all shards of an argument together."""
+        shape = argument.instruction.shape
+        dims = argument.spec.dims if argument.spec else ((),) * len(shape.dims)
+        whole = tuple(size * self.degree(axes or ()) for size, axes in zip(shape.dims, dims, strict=True))
+        return Shape(shape.dtype, whole)
+
+    def source_of(self, move: CompiledCollective) -> Instruction:
+        """The instruction that made a collective's value, before layouts, dtypes and slices of a stack of layers."""
+        return origin(self.module, self.module.operand(move.instruction), _STORED)
+
+    def is_expected(self, kind: Kind, axes: Sequence[str], phase: Phase) -> bool:
+        """Whether collectives of a kind over some axes in a phase move no more bytes than expected."""
+
+        def moved(collectives: Iterable[Collective]) -> int:
+            alike = (one for one in collectives if (one.kind, one.phase) == (kind, phase))
+            return sum(one.bytes for one in alike if set(one.axes) == set(axes))
+
+        return self.expected is not None and moved(move.collective for move in self.collectives) <= moved(self.expected)
+
+    @property
+    def has_reduce_scatter(self) -> bool:
+        """Whether the compiler of the system has a reduce-scatter; False where the system is not known."""
+        return self.system is not None and self.system.chip.kind != "cpu"
+
+    @cached_property
+    def products(self) -> tuple[Product, ...]:
+        """Every product that runs."""
+        return tuple(self._products())
+
+    @cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The arguments of the program, in order."""
+        parameters = self.module.computations[self.module.entry].parameters
+        return tuple(self._argument(parameters[number]) for number in sorted(parameters))
+
+    @cached_property
+    def layout(self) -> MeshPlacement | None:
+        """The placement of the mesh on the system; None where the system is not known."""
+        return lay_mesh(self.system, self.mesh) if self.system else None
+
+    def degree(self, axes: Sequence[str]) -> int:
+        """The product of the degrees of some axes."""
+        product = 1
+        for axis in axes:
+            product *= self.mesh[axis]
+        return product
+
+    def seconds_of(self, move: Collective) -> float | None:
+        """The time of all executions of a collective."""
+        return self.collective_seconds(move.kind, move.bytes / move.count, move.axes, count=move.count)
+
+    def collective_seconds(self, kind: Kind, size: float, axes: Sequence[str], *, count: int = 1) -> float | None:
+        """The time of `count` collectives on an array of `size` bytes; None where axes or system are not known."""
+        if self.layout is None or not axes:
+            return None
+        return count * achieved_seconds(kind, size, self.layout, tuple(axes))
+
+    def flop_seconds(self, flops: float) -> float | None:
+        """The time of products at the chip's peak, in the dtype it is built for."""
+        if self.system is None:
+            return None
+        return flops / self.system.peak("f32" if self.system.chip.kind == "cpu" else "bf16")
+
+    def place(self, instruction: Instruction, *, moves: bool = False) -> str:
+        """Source and scopes of an instruction; `moves`: it only moves data."""
+        return describe(self.module, instruction, moves=moves)[0].place
+
+    def _seconds_of(self, made: Collective, meant: Collective) -> float | None:
+        """The time of a collective: as lowered, if the compiler could have made the canonical one."""
+        return self.seconds_of(made if self.has_reduce_scatter else meant)
+
+    def first_use(self, parameter: Instruction) -> str:
+        """The place where the program first uses an argument."""
+        places = (self.place(user, moves=True) for user in self.module.users(parameter))
+        return next((place for place in places if place and not place.startswith("(")), "")
+
+    def _products(self) -> Iterator[Product]:
+        for instruction in self.module.instructions():
+            times = self.execution_counts.times[instruction.computation]
+            flops = (flops_of(self.module, instruction) or 0) * times
+            if flops:
+                yield Product(instruction=instruction, flops=flops)
+
+    def _argument(self, parameter: Instruction) -> Argument:
+        """An argument; the compiler escapes quotes in its path."""
+        return Argument(
+            name=parameter.op_name.replace("\\'", "'") or parameter.name,
+            instruction=parameter,
+            spec=parse_hlo_sharding(parameter.attributes.get("sharding", ""), len(parameter.shape.dims), self.mesh),
+        )

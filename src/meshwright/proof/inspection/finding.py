@@ -1,0 +1,68 @@
+"""One mistake in a compiled program, as data. `inspection.words` has the sentences about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from meshwright.description.hlo.shapes import Shape
+from meshwright.description.hlo.specs import Spec
+
+
+class FindingKind(StrEnum):
+    """The kind of a mistake."""
+
+    REPLICATED_PARAMETER = "replicated parameter"
+    REPLICATED_STATES = "replicated optimizer state"
+    REPLICATED_BATCH = "replicated batch"
+    NOT_DONATED = "not donated"
+    CONSTRAINT_WITHOUT_EFFECT = "constraint without effect"
+    FULL_REMATERIALIZATION = "full rematerialization"
+    UNPLANNED_COLLECTIVE = "unplanned collective"
+    SLICED_ALL_REDUCE = "all-reduce for reduce-scatter"
+    GATHERED_TWICE = "gathered twice"
+    REDUCED_TWICE = "reduced twice"
+    MISSING_SUM = "missing sum"
+    REDUNDANT_COMPUTE = "repeated work"
+    MESH_ORDER = "mesh against the fabric"
+    EXPOSED_COMMUNICATION = "exposed communication"
+    PADDING = "padding"
+    UNEVEN_STAGES = "uneven stages"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A mistake in a compiled program; each check has a subclass with its figures."""
+
+    kind: ClassVar[FindingKind]
+    merged_by: ClassVar[tuple[str, ...]] = ()
+    """Fields that are equal in findings that are one mistake, if they also have a source in common."""
+    is_one_everywhere: ClassVar[bool] = False
+    """Whether findings with equal `merged_by` are one mistake wherever they stand."""
+
+    is_share_of_work: ClassVar[bool] = False
+    """Whether it is reported by the fraction of flops that it wastes, however short they are in a small program."""
+
+    bytes: int  # Cost per device and step, communicated or stored.
+    cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
+    source: str  # file:line (scopes); '' if the compiler kept none.
+    elsewhere: tuple[str, ...] = ()  # Other places with the same mistake.
+    evidence: str = ""  # What the program does, with figures.
+    fix: str = ""  # What to change.
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the result is wrong, not slow: then no cost is too small to tell."""
+        return False
+
+    def to_json(self) -> dict[str, Any]:
+        """This finding as plain data."""
+        return {"kind": self.kind} | {key: _plain(value) for key, value in vars(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    """Shapes and shardings as text, axes as lists."""
+    if isinstance(value, Shape | Spec):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

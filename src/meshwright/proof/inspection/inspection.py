@@ -1,0 +1,238 @@
+"""The result of an inspection: record, flops by scope, findings."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.slices import across_slices, within_slice
+from meshwright.description.hardware.system import System
+from meshwright.description.hlo.module import Module, contradictions_as_errors
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.phases import describe
+from meshwright.description.hlo.records import read_module
+from meshwright.errors import MeshwrightError
+from meshwright.planning.cost.rates.collective_time import achieved_seconds
+from meshwright.proof.compiler.program import CompiledProgram
+from meshwright.proof.compiler.records import read_optimized
+from meshwright.proof.inspection.context import ProgramContext, Rules
+from meshwright.proof.inspection.finding import Finding
+from meshwright.proof.inspection.run_checks import run_checks
+from meshwright.proof.simulate.buffers import Buffer, read_buffers
+from meshwright.proof.simulate.perfetto import write_trace
+from meshwright.proof.simulate.schedule import Schedule, simulate
+from meshwright.record import MOST_SHOWN, Collective, Record
+from meshwright.support.files import write_file
+from meshwright.support.notebook import card
+from meshwright.units import show_degrees, show_flops, show_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """Result of an inspection, per device and step.
+
+    record: like a plan's; each collective with its source, and its time if the hardware is known. flops_by_scope: of
+    matmuls, by named scope. schedule: the simulated step; None for simulated devices and the TPU compiler's fast
+    effort. program: None for HLO text alone.
+    """
+
+    name: str
+    record: Record
+    findings: tuple[Finding, ...]
+    flops_by_scope: Mapping[str, int]
+    module: Module
+    program: CompiledProgram | None = None
+    schedule: Schedule | None = None
+
+    def __str__(self) -> str:
+        """The screen of `meshwright inspect`, as plain text."""
+        from meshwright.cli.inspect.screen import screen_text
+
+        return screen_text(self)
+
+    def html(self, file: str | Path | None = None, *, trace: str | Path | None = None) -> str:
+        """The page of `meshwright inspect --html`, self-contained; also written to a file, where one is given.
+
+        trace: a file that `trace` writes, which the page links to.
+        """
+        from meshwright.pictures.pages import inspection_page
+
+        page = inspection_page(self, None if trace is None else os.path.relpath(trace, Path(file or "page").parent))
+        if file is not None:
+            write_file(file, page)
+        return page
+
+    def trace(self, file: str | Path) -> None:
+        """Write the simulated step as a trace for Perfetto (ui.perfetto.dev), packed where the name ends in .gz."""
+        if self.schedule is None:
+            raise MeshwrightError(
+                f"{self.name} has no simulated step to trace: it needs a schedule that a TPU's or a GPU's compiler made"
+            )
+        write_trace(self.schedule, file)
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """The buffers in a device's memory at the peak, largest first; none where the program has no schedule."""
+        return () if self.module.attributes.get("is_scheduled") != "true" else read_buffers(self.module).live
+
+    def __repr__(self) -> str:
+        """A line: the program, its mesh, how much it moves, and the findings; the rest is in the fields."""
+        mesh, kinds = show_degrees(self.record.mesh), ", ".join(finding.kind for finding in self.findings[:3])
+        found = f"{len(self.findings)} findings: {kinds}" if self.findings else "no finding"
+        return f"<Inspection of {self.name} on {mesh}: {len(self.collectives)} collectives, {found}>"
+
+    def _repr_html_(self) -> str:
+        """The inspection in a notebook: the findings, then collectives, memory and flops by scope."""
+        record, count = self.record, len(self.findings)
+        mesh = show_degrees(record.mesh)
+        rows = [
+            (found.kind, show_seconds(found.cost_seconds) if found.cost_seconds else "", found.evidence, found.fix)
+            for found in self.findings[:MOST_SHOWN]
+        ]
+        scopes = [(scope or "(no scope)", show_flops(flops)) for scope, flops in self.flops_by_scope.items()]
+        tables = (
+            (("finding", "costs a step", "evidence", "fix"), rows),
+            *record.tables(),
+            (("flops by scope", ""), scopes[:MOST_SHOWN]),
+        )
+        answer = f"{count} finding{'s' if count != 1 else ''}" if count else "no finding"
+        return card(f"{self.name} · {mesh} · {record.hardware}", answer, tables, record.notes)
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives, one entry for each instruction and phase."""
+        return self.record.collectives
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of each term of the memory, and `peak`; empty for a bare HLO text."""
+        return self.record.memory_bytes
+
+    @property
+    def flops(self) -> float:
+        """The flops of all products, including recomputation."""
+        return self.record.flops or 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """This inspection as plain data."""
+        return {
+            "name": self.name,
+            "record": self.record.to_json(),
+            "flops_by_scope": dict(self.flops_by_scope),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def read_inspection(
+    name: str,
+    hlo: str,
+    mesh: Mapping[str, int],
+    *,
+    hardware: str,
+    system: System | None,
+    program: CompiledProgram | None = None,
+    is_scheduled: bool = False,
+    rules: Rules | None = None,
+    expected: Sequence[Collective] | None = None,
+    state: Sequence[str] | None = None,
+) -> Inspection:
+    """Inspect a compiled program given as HLO text.
+
+    Args:
+        name: shown to the user.
+        hlo: the optimized module.
+        mesh: every axis and its degree, outermost first.
+        hardware: recorded as it is.
+        system: for times; None if unknown.
+        program: the compiled program of the text.
+        is_scheduled: its schedule is final, so a simulated step is meaningful.
+        rules: see `ProgramContext`.
+        expected: see `ProgramContext`.
+        state: see `ProgramContext`.
+    """
+    module = read_optimized(program) if program else parse_hlo(hlo)
+    within = within_slice(mesh, system.num_slices) if system else dict(mesh)
+    across = across_slices(mesh, system.num_slices) if system and system.num_slices > 1 else None
+    record = read_module(module, within, hardware=hardware, across=across)
+    schedule = simulate(module, mesh, system) if system and is_scheduled else None
+    context = ProgramContext(
+        module=module,
+        mesh=within,
+        system=replace(system, num_slices=1) if system else None,
+        program=program,
+        schedule=schedule,
+        rules=rules or {},
+        expected=None if expected is None else tuple(expected),
+        state=None if state is None else tuple(state),
+    )
+    context.check_state()
+    with contradictions_as_errors(module):
+        findings, notes = run_checks(context)
+        record = _with_times(_with_memory(record, mesh, system, program), context, system)
+        return Inspection(
+            name=name,
+            record=replace(record, notes=(*record.notes, *notes)),
+            findings=findings,
+            flops_by_scope=_flops_by_scope(context),
+            module=module,
+            program=program,
+            schedule=schedule,
+        )
+
+
+def _with_memory(
+    record: Record, mesh: Mapping[str, int], system: System | None, program: CompiledProgram | None
+) -> Record:
+    """The record of the whole mesh, with the memory of its program."""
+    if program is None:
+        return replace(record, mesh=dict(mesh))
+    is_limited = system is not None and system.chip.kind != "cpu"
+    fits = program.memory_bytes["peak"] <= system.usable_bytes if system and is_limited else None
+    notes = (*program.notes, *record.notes)
+    return replace(record, mesh=dict(mesh), memory_bytes=dict(program.memory_bytes), fits=fits, notes=notes)
+
+
+def _with_times(record: Record, context: ProgramContext, system: System | None) -> Record:
+    """Return the record with times of collectives, and exposed times if there is a schedule.
+
+    Times of collectives between slices are known if all of their axis is between slices; exposed ones never are.
+    """
+    timed = []
+    for instruction, entries in context.communicating_instructions:
+        whole = sum(entry.bytes for entry in entries)
+        for entry in entries:
+            seconds, exposed = context.seconds_of(entry), None
+            if context.schedule is not None:
+                share = entry.bytes / whole if whole else 1.0
+                exposed = share * context.exposed_seconds.get(instruction.name, 0.0)
+            timed.append(replace(entry, seconds=seconds, exposed_seconds=exposed))
+    for move in record.collectives[len(timed) :]:  # between slices
+        is_whole = system is not None and all(context.mesh[axis] == 1 for axis in move.axes)
+        layout = lay_mesh(system, record.mesh) if system is not None and is_whole else None
+        seconds = (
+            move.count * achieved_seconds(move.kind, move.bytes / move.count, layout, move.axes) if layout else None
+        )
+        timed.append(replace(move, seconds=seconds))
+    if context.schedule is None:
+        return replace(record, collectives=tuple(timed))
+    return replace(
+        record,
+        collectives=tuple(timed),
+        step_seconds=context.schedule.step_seconds,
+        breakdown_seconds=dict(context.schedule.breakdown_seconds),
+        notes=tuple(dict.fromkeys((*record.notes, *context.schedule.notes))),
+    )
+
+
+def _flops_by_scope(context: ProgramContext) -> dict[str, int]:
+    """Flops of products by named scope, largest first. An einsum's formula is not a scope."""
+    flops: Counter[str] = Counter()
+    for work in context.products:
+        *scopes, _ = ("", *describe(context.module, work.instruction)[0].scope.split("/"))
+        flops["/".join(scope for scope in scopes if scope and "->" not in scope)] += work.flops
+    return dict(flops.most_common())

@@ -1,0 +1,245 @@
+"""Lower whatever JAX, Flax or Equinox can, here or in the process that compiles, as its user would run it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.interpreters import mlir
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.stages import Compiled, Lowered, Traced
+
+import meshwright
+from meshwright.description.hardware.dtypes import canonical_dtype
+from meshwright.errors import MeshwrightError
+from meshwright.proof.compiler.load import load_function
+from meshwright.proof.compiler.program import LoweredProgram, UnusedConstraint
+from meshwright.proof.compiler.worker import error_text
+from meshwright.proof.inspection.advice import advice
+from meshwright.proof.inspection.meshes import Call, function_name, with_types
+
+LOWER_NAMED = "meshwright.proof.inspection.lower:lower_named"
+
+_STAGES = (Traced, Lowered, Compiled)
+
+
+def stage_of(thing: Any) -> Any:
+    """Return JAX's stage inside a library's wrapper (Flax, Equinox), found as an attribute; else the object itself."""
+    for name in ("traced", "lowered", "compiled"):
+        inner = thing if isinstance(thing, _STAGES) else getattr(thing, name, None)
+        if isinstance(inner, _STAGES):
+            return inner
+    return thing
+
+
+def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
+    """Lower a call in the context of this thread.
+
+    Accepts functions, jitted or not, objects with `.trace` or `.lower` as made by `nnx.jit` and `eqx.filter_jit`, and
+    results of these methods.
+
+    Args:
+        call: the function and its arguments.
+        platform: to lower for, as `lowering_platforms`; by default that of the devices.
+    """
+    with _lowering_for(platform):
+        stage = _stage(call)
+        if isinstance(stage, Traced):
+            return LoweredProgram(stage.lower(), tuple(dict.fromkeys(_unused(stage.jaxpr.jaxpr))))
+    if not isinstance(stage, Lowered):
+        raise MeshwrightError(
+            f"lowering {function_name(call.function)} returned {type(stage).__name__}, in which JAX lowered nothing"
+        )
+    return LoweredProgram(stage)
+
+
+def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredProgram]]]) -> LoweredProgram:
+    """Return the first program that JAX lowers in one of several ways, with a note if it is not the first way.
+
+    ways: a description and a function that lowers, for each.
+    """
+    failed: list[tuple[str, str, Exception]] = []
+    for words, lower in ways:
+        try:
+            program = lower()
+        except MeshwrightError:
+            raise
+        except Exception as error:  # A user's function may raise anything; another way may lower.
+            failed.append((words, _in_a_line(error_text(error)), error))
+            continue
+        note = tuple(f"lowered {words}; {before}: {said}" for before, said, _ in failed)
+        return program._replace(notes=(*program.notes, *note))
+    said = dict.fromkeys(said for _, said, _ in failed)
+    if len(said) == 1:
+        raise MeshwrightError(f"{name} does not lower: {next(iter(said))}") from failed[-1][2]
+    each = "; ".join(f"{words}: {text}" for words, text, _ in failed)
+    raise MeshwrightError(f"{name} does not lower: {each}") from failed[-1][2]
+
+
+def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str) -> LoweredProgram:
+    """Lower the result of `module:function` for a mesh, something lowered or (function, args), in the child process.
+
+    types: of the mesh's axes, tried in order. sources: a hash of imported files, which only distinguishes cache
+    entries.
+    """
+    del sources
+    make = load_function(function)
+    ways = []
+    for kind in types:
+        typed = with_types(mesh, [AxisType[kind]] * len(mesh.axis_names))
+        ways.append((f"with {kind.lower()} axes", functools.partial(_lower_made, make, function, typed)))
+    return first_that_lowers(function, ways)
+
+
+def source_hash() -> str:
+    """A hash over the Python files that this process has imported, without installed packages."""
+    own, library = Path(meshwright.__file__).parent, sysconfig.get_paths()["stdlib"]
+    installed = [Path(path).resolve() for path in (*site.getsitepackages(), library, own)]
+    files = {Path(file).resolve() for one in list(sys.modules.values()) if (file := getattr(one, "__file__", None))}
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        if file.suffix == ".py" and not any(file.is_relative_to(path) for path in installed) and file.is_file():
+            digest.update(str(file).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
+    """Lower the result of a named function under the mesh that it gets."""
+    made = make(mesh)
+    if isinstance(stage_of(made), (Lowered, Traced)):
+        return lower_call(Call(made))
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
+        raise MeshwrightError(
+            f"{name} returned {type(made).__name__}; it must return jax.jit(...).lower(...) or (function, args)"
+        )
+    with jax.set_mesh(mesh):
+        return lower_call(Call(made[0], tuple(made[1])))
+
+
+def _stage(call: Call) -> Any:
+    """Return the latest stage of `jax.stages` that the function's own `trace` or `lower` returns."""
+    function: Any = call.function
+    args, kwargs = call.args, call.kwargs
+    if isinstance(held := stage_of(function), _STAGES):
+        if args or kwargs:
+            raise MeshwrightError(f"a {type(held).__name__} has its arguments already; give none beside it")
+        return held
+    # A partial of a jitted function is called with all that was said when it was jitted, as what it donates.
+    while isinstance(function, functools.partial) and hasattr(function.func, "lower"):
+        function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
+    for name in ("trace", "lower"):
+        if callable(method := getattr(function, name, None)):
+            return stage_of(method(*args, **kwargs))
+    return jax.jit(function).trace(*args, **kwargs)
+
+
+class _NoClient:
+    """Stands for the client of a platform that is not here."""
+
+    def make_python_callback_from_host_send_and_recv(self, *args: Any, **kwargs: Any) -> None:
+        """Stand in for a TPU client's callback, which only a run would need."""
+
+
+@contextmanager
+def _lowering_for(platform: str | None) -> Iterator[None]:
+    """Lower for a platform that need not exist here, also in cases that JAX 0.10 and 0.11 have no argument for.
+
+    Two methods of JAX are replaced meanwhile, since there is no public way. Objects with `.lower` and no `.trace` call
+    `Traced.lower` themselves without `lowering_platforms` (Equinox). `jax.debug.print` and other callbacks ask for the
+    platform's client, without using it, despite `lowering_platforms`. `pure_callback` and `io_callback` need no devices
+    either, without which JAX refuses them.
+    """
+    if platform is None:
+        yield
+        return
+    for owner, name, parameter in (
+        (Traced, "lower", "lowering_platforms"),
+        (mlir.ModuleContext, "get_backend", "optional"),
+    ):
+        if parameter not in inspect.signature(getattr(owner, name, lambda: None)).parameters:
+            raise MeshwrightError(
+                f"JAX {jax.__version__} has no {owner.__name__}.{name}({parameter}=…), by which a function is lowered"
+                f" for {platform} without one; inspect it without on=, or take JAX 0.10 or 0.11"
+            )
+    lower, get_backend = Traced.lower, mlir.ModuleContext.get_backend
+
+    def lower_for_platform(self: Traced, **given: Any) -> Lowered:
+        lowering: Any = {"lowering_platforms": (platform,)} | given
+        return lower(self, **lowering)
+
+    def get_backend_if_any(self: Any, optional: bool = False) -> Any:
+        try:
+            found = get_backend(self, optional=True)
+        except RuntimeError:
+            found = None
+        return found or (None if optional else _NoClient())
+
+    # Where a JAX keeps them otherwise, it refuses callbacks in its own words.
+    dispatch = getattr(inspect.unwrap(jax.pure_callback), "__globals__", {}).get("dispatch")
+    refused = getattr(dispatch, "prim_requires_devices_during_lowering", set())
+    callbacks = {one for one in refused if one.name in ("pure_callback", "io_callback")}
+    Traced.lower, mlir.ModuleContext.get_backend = lower_for_platform, get_backend_if_any  # type: ignore[method-assign]
+    refused -= callbacks
+    try:
+        yield
+    finally:
+        refused |= callbacks
+        Traced.lower, mlir.ModuleContext.get_backend = lower, get_backend  # type: ignore[method-assign]
+
+
+def _in_a_line(text: str) -> str:
+    """Return an error's first line, two more if it ends in a colon, its last place, and advice."""
+    first, *rest = text.strip().split("\n")
+    place = rest[-1].rpartition(" (")[2] if rest and rest[-1].endswith(")") else ""
+    if first.endswith(":"):
+        rest[-1:] = [rest[-1].removesuffix(f" ({place}")] if rest else []
+        first = " ".join([first, *(line.strip() for line in rest if line.strip())][:3])
+    told = f"{first} ({place}" if place else first
+    return f"{told}; {what_to_do}" if (what_to_do := advice(text)) else told
+
+
+def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
+    """Return sharding constraints in a jaxpr, with inner ones, that JAX drops: unused ones, and those to one device."""
+    used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "sharding_constraint" and id(eqn.outvars[0]) not in used:
+            aval = eqn.outvars[0].aval
+            yield UnusedConstraint(canonical_dtype(aval.dtype.name), tuple(aval.shape), _place(eqn))
+        if eqn.primitive.name == "device_put":
+            for old, var, device in zip(eqn.invars, eqn.outvars, eqn.params["devices"], strict=True):
+                if isinstance(device, jax.Device) or _is_dropped(old.aval, device):
+                    dtype, shape = canonical_dtype(var.aval.dtype.name), tuple(var.aval.shape)
+                    where = str(getattr(device, "spec", device))
+                    yield UnusedConstraint(dtype, shape, _place(eqn), where.replace("PartitionSpec", "P"))
+        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from _unused(getattr(inner, "jaxpr", inner))
+
+
+def _is_dropped(aval: Any, target: Any) -> bool:
+    """Whether a `device_put` inside of `jit` would only split an array in another way, which JAX does not do there.
+
+    Between memories it moves arrays.
+    """
+    if not isinstance(target, NamedSharding) or target.is_fully_replicated:
+        return False
+    is_device = target.memory_kind in (None, "device", "unpinned_host")
+    return is_device and "host" not in str(getattr(aval, "memory_space", "")).lower()
+
+
+def _place(eqn: Any) -> str:
+    """file:line of the user code of an equation."""
+    traceback = eqn.source_info.traceback
+    frames = traceback.frames if traceback is not None else []
+    own = Path(jax.__file__).parent
+    frame = next((one for one in frames if not Path(one.file_name).is_relative_to(own)), None)
+    return f"{frame.file_name}:{frame.line_num}" if frame else "an unknown line"

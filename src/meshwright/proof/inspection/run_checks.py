@@ -1,0 +1,105 @@
+"""Run every check on a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from meshwright.proof.inspection.checks.constraints import constraints_without_effect
+from meshwright.proof.inspection.checks.duplicate_gathers import duplicate_gathers
+from meshwright.proof.inspection.checks.duplicate_reductions import duplicate_reductions
+from meshwright.proof.inspection.checks.exposed_collectives import exposed_collectives
+from meshwright.proof.inspection.checks.full_rematerializations import full_rematerializations
+from meshwright.proof.inspection.checks.mesh_order import mesh_order
+from meshwright.proof.inspection.checks.missing_sums import missing_sums
+from meshwright.proof.inspection.checks.padding import padding
+from meshwright.proof.inspection.checks.redundant_compute import redundant_compute
+from meshwright.proof.inspection.checks.replicated_batches import replicated_batches
+from meshwright.proof.inspection.checks.replicated_parameters import replicated_parameters
+from meshwright.proof.inspection.checks.replicated_states import replicated_states
+from meshwright.proof.inspection.checks.sliced_all_reduces import sliced_all_reduces
+from meshwright.proof.inspection.checks.undonated_buffers import undonated_buffers
+from meshwright.proof.inspection.checks.uneven_stages import uneven_stages
+from meshwright.proof.inspection.checks.unexpected_collectives import unexpected_collectives
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding
+from meshwright.proof.inspection.words import evidence, fix
+from meshwright.units import show_seconds
+
+CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
+    redundant_compute,
+    replicated_parameters,
+    replicated_states,
+    replicated_batches,
+    undonated_buffers,
+    constraints_without_effect,
+    full_rematerializations,
+    unexpected_collectives,
+    sliced_all_reduces,
+    duplicate_gathers,
+    duplicate_reductions,
+    missing_sums,
+    mesh_order,
+    exposed_collectives,
+    padding,
+    uneven_stages,
+)
+
+
+_LEAST_SECONDS = 1e-6
+"""Least cost of a finding, in seconds of a step, on any hardware."""
+
+_LEAST_SHARE = 1e-4
+"""The fraction of a step that is the same, where the step is simulated."""
+
+_MOST_NOTED = 3
+"""How many findings that cost too little are named."""
+
+
+def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """The findings of a program, most expensive first: by seconds, then by bytes; and notes of what costs too little.
+
+    Findings of one kind at one place in the source are merged, their costs added up.
+    """
+    merged: dict[object, Finding] = {}
+    for check in CHECKS:
+        for finding in check(context):
+            same = tuple(getattr(finding, name) for name in finding.merged_by)
+            place = "" if finding.is_one_everywhere else finding.source
+            key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
+            merged[key] = _merge(merged[key], finding) if key in merged else finding
+    told = [replace(found, evidence=evidence(found), fix=fix(found)) for found in merged.values()]
+    told.sort(key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
+    step = context.schedule.step_seconds if context.schedule else 0.0
+    least = max(_LEAST_SECONDS, _LEAST_SHARE * step)
+    small = [
+        found
+        for found in told
+        if 0 < (found.cost_seconds or 0.0) < least and not (found.is_wrong or found.is_share_of_work)
+    ]
+    return tuple(found for found in told if found not in small), tuple(_notes(small, least))
+
+
+def _notes(small: list[Finding], least: float) -> Iterator[str]:
+    """A note of findings that cost less than a step would show."""
+    if small:
+        each = "; ".join(
+            f"{found.kind}{f' at {place}' if (place := found.source.partition(' ')[0]) else ''}"
+            f" ({show_seconds(found.cost_seconds or 0.0)})"
+            for found in small[:_MOST_NOTED]
+        )
+        rest = f"; {len(small) - _MOST_NOTED} more" if len(small) > _MOST_NOTED else ""
+        yield f"under {show_seconds(least)} a step, so no findings: {each}{rest}"
+
+
+def _merge(first: Finding, other: Finding) -> Finding:
+    """Both findings as one, with the figures of the larger and the cost of both."""
+    known = first.cost_seconds is not None and other.cost_seconds is not None
+    larger = max(first, other, key=lambda found: found.bytes)
+    places = dict.fromkeys((first.source, *first.elsewhere, other.source, *other.elsewhere))
+    return replace(
+        larger,
+        bytes=first.bytes + other.bytes,
+        cost_seconds=(first.cost_seconds or 0.0) + (other.cost_seconds or 0.0) if known else None,
+        elsewhere=tuple(place for place in places if place and place != larger.source),
+    )

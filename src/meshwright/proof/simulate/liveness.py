@@ -1,0 +1,197 @@
+"""When each buffer of a program is in use, computation by computation, and where the sum peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+
+from meshwright.description.hlo.loops import called_in_sequence, sequential_computations
+from meshwright.description.hlo.module import Instruction, Module
+from meshwright.proof.simulate.aliasing import Leaf, alias_buffers, leaves, reusable_operands
+
+_FORWARDS = frozenset({"tuple", "get-tuple-element"})
+
+
+@dataclass(frozen=True)
+class Span:
+    """The live range of a buffer in a computation: positions of its first definition and its last use.
+
+    leaf: the first of the leaves that share the buffer.
+    """
+
+    first: int
+    last: int
+    leaf: Leaf
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest sum of live buffers of a computation and what it calls: bytes, instructions, buffers."""
+
+    num_bytes: int
+    moment: tuple[str, ...]
+    live: tuple[Span, ...]
+
+
+_EMPTY = Peak(0, (), ())
+
+
+class Liveness:
+    """Live ranges and peaks of the computations of a module that run instruction by instruction."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.aliases = alias_buffers(module, sequential_computations(module))
+        self._peaks: dict[str, Peak] = {}
+        self._known_spans: dict[str, dict[Leaf, Span]] = {}
+
+    def peak(self, computation: str) -> Peak:
+        """The largest sum, over the instructions of a computation, of live buffers and the peak of what is called."""
+        if computation in self._peaks:
+            return self._peaks[computation]
+        instructions = list(self.module.computations[computation].instructions.values())
+        spans = self.spans(computation)
+        changes = [0] * (len(instructions) + 1)
+        for span in spans:
+            changes[span.first] += span.num_bytes
+            changes[span.last + 1] -= span.num_bytes
+        most, place, within = 0, 0, _EMPTY
+        for position, (instruction, alive) in enumerate(zip(instructions, accumulate(changes), strict=False)):
+            called = max(
+                (self.peak(name) for name in called_in_sequence(instruction)),
+                key=lambda p: p.num_bytes,
+                default=_EMPTY,
+            )
+            if alive + called.num_bytes > most:
+                most, place, within = alive + called.num_bytes, position, called
+        live = tuple(span for span in spans if span.first <= place <= span.last)
+        found = Peak(most, (instructions[place].name, *within.moment), (*live, *within.live))
+        self._peaks[computation] = found
+        return found
+
+    def spans(self, computation: str) -> list[Span]:
+        """The live ranges of the buffers that a computation accounts for.
+
+        Arguments and results of a call belong to its caller. A loop's state belongs to its body while the loop runs,
+        where the range within an iteration is known. Arguments of the program are live throughout.
+        """
+        lives = dict(self._live_spans(computation))
+        instructions = self.module.computations[computation].instructions
+        if any(caller.opcode != "while" for caller in self.module.callers[computation]):
+            outside = self._buffers([*self._parameter_leaves(computation), *leaves(self.module.root(computation))])
+            lives = {buffer: span for buffer, span in lives.items() if buffer not in outside}
+        elif computation != self.module.entry:
+            lives = {buffer: span for buffer, span in lives.items() if not self.is_argument(span.leaf)}
+        for position, instruction in enumerate(instructions.values()):
+            for result, operand in reusable_operands(self.module, instruction):
+                _reuse_memory(lives, self.aliases.find(result), self.aliases.find(operand), position)
+        spans = list(lives.values())
+        for position, instruction in enumerate(instructions.values()):
+            if instruction.opcode == "while":
+                state = self._buffers(leaves(instruction)) - self._arguments
+                spans = [part for span in spans for part in self._without_loop(span, position, state)]
+        return [span for span in spans if span.num_bytes and span.first <= span.last]
+
+    def origin(self, leaf: Leaf) -> Leaf:
+        """The leaf that first defines a leaf's buffer: before the loop for a loop's state."""
+        while (outside := self._leaf_in_caller(leaf)) is not None:
+            leaf = self._live_spans(outside.computation)[self.aliases.find(outside)].leaf
+        return leaf
+
+    def is_argument(self, leaf: Leaf) -> bool:
+        """Whether a leaf is in an argument's buffer, directly or as a loop's state."""
+        while (outside := self._leaf_in_caller(leaf, or_returned=True)) is not None:
+            leaf = outside
+        return self.aliases.find(leaf) in self._arguments
+
+    def is_returned(self, leaf: Leaf) -> bool:
+        """Whether a leaf of the entry is in a buffer that the program returns."""
+        return self.aliases.find(leaf) in self._buffers(leaves(self.module.root(self.module.entry)))
+
+    @cached_property
+    def _arguments(self) -> set[Leaf]:
+        """The buffers of the program's arguments."""
+        return self._buffers(self._parameter_leaves(self.module.entry))
+
+    def _buffers(self, some: list[Leaf]) -> set[Leaf]:
+        """The buffers of some leaves, each as the leaf that represents it."""
+        return {self.aliases.find(leaf) for leaf in some}
+
+    def _live_spans(self, computation: str) -> dict[Leaf, Span]:
+        """The live range of every buffer that a computation touches, by the leaf that represents the buffer."""
+        if computation not in self._known_spans:
+            self._known_spans[computation] = self._compute_spans(computation)
+        return self._known_spans[computation]
+
+    def _compute_spans(self, computation: str) -> dict[Leaf, Span]:
+        """The live ranges, from one pass over the instructions."""
+        found = self.module.computations[computation]
+        lives: dict[Leaf, Span] = {}
+        for position, instruction in enumerate(found.instructions.values()):
+            for leaf, array in zip(leaves(instruction), instruction.shape.arrays(), strict=True):
+                size = array.padded_bytes if array.is_in_hbm and instruction.opcode != "constant" else 0
+                span = lives.setdefault(self.aliases.find(leaf), Span(position, position, leaf, 0))
+                size = max(size, span.num_bytes)
+                lives[self.aliases.find(leaf)] = replace(span, last=position, num_bytes=size)
+            if instruction.opcode not in _FORWARDS:
+                self._use(lives, instruction, position)
+        end = len(found.instructions) - 1
+        for leaf in leaves(self.module.root(computation)):
+            lives[self.aliases.find(leaf)] = replace(lives[self.aliases.find(leaf)], last=end)
+        for leaf in self._parameter_leaves(computation):
+            span = lives[self.aliases.find(leaf)]
+            held = end if computation == self.module.entry else span.last
+            lives[self.aliases.find(leaf)] = replace(span, first=0, last=held)
+        return lives
+
+    def _use(self, lives: dict[Leaf, Span], user: Instruction, position: int) -> None:
+        """Extend the ranges of an instruction's operands to its position; for an all-reduce's start, to its done."""
+        if user.opcode == "all-reduce-start":
+            order = list(self.module.computations[user.computation].instructions)
+            position = max((order.index(done.name) for done in self.module.users(user)), default=position)
+        for operand in self.module.operands(user):
+            for leaf in leaves(operand):
+                buffer = self.aliases.find(leaf)
+                lives[buffer] = replace(lives[buffer], last=max(lives[buffer].last, position))
+
+    def _without_loop(self, span: Span, position: int, state: set[Leaf]) -> Iterator[Span]:
+        """The parts of a span before and after a loop whose state it is; else the span itself."""
+        if self.aliases.find(span.leaf) not in state or not span.first <= position <= span.last:
+            yield span
+            return
+        yield replace(span, last=position - 1)
+        yield replace(span, first=position + 1)
+
+    def _leaf_in_caller(self, leaf: Leaf, *, or_returned: bool = False) -> Leaf | None:
+        """The leaf of a loop for a leaf that is the state at the start of its body, or (`or_returned`) at its end."""
+        callers = [caller for caller in self.module.callers[leaf.computation] if caller.opcode == "while"]
+        if not callers:
+            return None
+        ends = [self._parameter_leaves(leaf.computation)]
+        if or_returned:
+            ends.append(leaves(self.module.root(leaf.computation)))
+        for end in ends:
+            for number, one in enumerate(end):
+                if self.aliases.find(one) == self.aliases.find(leaf):
+                    return Leaf(callers[0].computation, callers[0].name, number)
+        return None
+
+    def _parameter_leaves(self, computation: str) -> list[Leaf]:
+        """The leaves of a computation's parameters."""
+        parameters = self.module.computations[computation].parameters
+        return [leaf for number in sorted(parameters) for leaf in leaves(parameters[number])]
+
+
+def _reuse_memory(lives: dict[Leaf, Span], result: Leaf, operand: Leaf, position: int) -> None:
+    """Let a result reuse an operand's memory if its instruction is the operand's last use.
+
+    The result's live range then starts one instruction later.
+    """
+    born, dying = lives.get(result), lives.get(operand)
+    if born is None or dying is None or born.num_bytes != dying.num_bytes:
+        return
+    if result != operand and born.first == position == dying.last:
+        lives[result] = replace(born, first=position + 1)

@@ -1,0 +1,154 @@
+"""The time of one execution of an instruction.
+
+The compiler's own estimate if there is one (the TPU compiler's, for most fusions). Otherwise the roofline: products at
+the efficiency of their size, everything else at memory bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from meshwright.description.hardware.system import System
+from meshwright.description.hlo.flops import flops_of, is_kernel
+from meshwright.description.hlo.loops import count_executions
+from meshwright.description.hlo.module import Instruction, Module
+from meshwright.planning.cost.rates.achieved import HBM_SHARE
+from meshwright.planning.cost.rates.attention import (
+    TPU_PRODUCTS,
+    TpuKernel,
+    attention_share,
+    fused_attention_time,
+    tpu_kernel_share,
+)
+from meshwright.planning.cost.rates.data_files import tpu_products
+from meshwright.planning.cost.rates.efficiency import gpu_figures, product_efficiency
+from meshwright.proof.simulate.hbm import hbm_bytes, is_free
+
+Basis = Literal["compiler", "roofline", "kernel"]
+
+_CYCLES = re.compile(r'"estimated_cycles":"?(\d{1,15})(?!\d)')  # 2^63 - 1 where there is none
+
+_CUDNN = re.compile(r"__cudnn\$fmha\w*?(Backward)?(?![A-Za-z])")
+_ATTENTION = re.compile(r"(?:splash|flash)\w*?_(fwd|dkv|dq)(?![a-z])")
+_BLOCK = re.compile(r'\\?"block_q(?:_dkv|_dq)?\\?":\s*(\d{1,9})')
+
+
+@dataclass(frozen=True)
+class OpSeconds:
+    """The time of one execution, and its source: the compiler's estimate, the roofline, or a kernel's flops."""
+
+    seconds: float
+    basis: Basis
+
+
+def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSeconds:
+    """The time of one execution of an instruction on an otherwise idle device; 0 if it does nothing.
+
+    The larger of the compiler's cycles, if given, and the time of its bytes at peak bandwidth. On a GPU no op is
+    shorter than its launch.
+    """
+    if is_free(instruction):
+        return OpSeconds(0.0, "roofline")
+    moved = hbm_bytes(module, instruction) / system.hbm_bytes_per_second
+    cycles = _CYCLES.search(instruction.attributes.get("backend_config", ""))
+    if cycles and system.chip.kind == "tpu":
+        return OpSeconds(max(int(cycles[1]) / clock_hertz(system), moved), "compiler")
+    moved /= HBM_SHARE
+    if (worked := kernel_seconds(module, instruction, system)) is not None:
+        return OpSeconds(max(worked, moved), "kernel")
+    worked = sum(_product_seconds(module, product, system) for product in _inside(module, instruction))
+    launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+    return OpSeconds(max(worked, moved, launch), "roofline")
+
+
+@cache
+def clock_hertz(system: System) -> float:
+    """The clock of a TPU's estimated cycles: peak flops over flops per cycle (benchmarks/tpu_products.py).
+
+    A chip without compiled products takes v5p's flops per cycle, so that it reaches v5p's share of the peak.
+    """
+    chips = tpu_products()["chips"]
+    return system.peak("bf16") / chips.get(system.chip.name, chips["v5p"])["flops_per_cycle"]
+
+
+def kernel_seconds(module: Module, instruction: Instruction, system: System) -> float | None:
+    """The time of a kernel by its flops: its author's estimate, or for attention from its name; None for anything else.
+
+    Attention is taken as causal: of n x n blocks of scores, (n + 1) / 2n are computed.
+    """
+    if not is_kernel(instruction):
+        return None
+    if cudnn := _CUDNN.search(" ".join(instruction.attributes.values())):
+        return _cudnn_seconds(module, instruction, system, is_backward=bool(cudnn[1]))
+    flops = flops_of(module, instruction)
+    found = _ATTENTION.search(f"{instruction.name} {instruction.op_name}")
+    operands = [operand.shape for operand in module.operands(instruction)]
+    # Queries and keys: block masks are integer arrays; a batch of one has no dim.
+    shapes = [shape.dims for shape in operands if "f" in shape.dtype and len(shape.dims) in (3, 4)]
+    if found is None or len(shapes) < 2:
+        return None if flops is None else flops / (system.peak() * attention_share(system))
+    kernel: TpuKernel = found[1]  # type: ignore[assignment]
+    (*batch, heads, queries, head_dim), keys = shapes[0], shapes[1][-2]
+    if flops is None:
+        block = _BLOCK.search(" ".join(instruction.attributes.values()))
+        blocks = max(1, queries // int(block[1])) if block else queries
+        products = TPU_PRODUCTS[kernel] * 2 * math.prod(batch) * heads * queries * keys * head_dim
+        flops = products * (blocks + 1) // (2 * blocks)
+    is_tpu = system.chip.kind == "tpu"
+    return flops / (system.peak() * (tpu_kernel_share(system, kernel, head_dim) if is_tpu else attention_share(system)))
+
+
+def _cudnn_seconds(module: Module, instruction: Instruction, system: System, *, is_backward: bool) -> float:
+    """The time of cuDNN's fused attention of queries [batch, seq, heads, head_dim], by its measured rates."""
+    query, key = (operand.shape.dims for operand in module.operands(instruction)[:2])
+    batch, queries, heads, head_dim = query
+    is_causal = re.search(r'"mask_type":\s*"CAUSAL"', instruction.attributes.get("backend_config", ""))
+    flops = 4 * batch * heads * queries * key[1] * head_dim / (2 if is_causal else 1)
+    time = fused_attention_time(flops, key[1], head_dim, "cudnn", system)
+    return time.backward if is_backward else time.forward
+
+
+def main_dtype(module: Module, system: System) -> str:
+    """The dtype with most flops in a program's products, of those the chip has a peak for; bf16 if there are none."""
+    times, flops = count_executions(module).times, Counter({"bf16": 0})
+    for instruction in module.instructions():
+        runs = times[instruction.computation]
+        if runs and instruction.operands and (worked := flops_of(module, instruction)):
+            flops[_peak_of(module.operand(instruction).shape.dtype, system)] += runs * worked
+    return flops.most_common(1)[0][0]
+
+
+def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
+    """The instruction, or all those of a fusion."""
+    if instruction.opcode != "fusion":
+        yield instruction
+        return
+    for inner in module.computations[instruction.called("calls")[0]].instructions.values():
+        yield from _inside(module, inner)
+
+
+def _product_seconds(module: Module, product: Instruction, system: System) -> float:
+    """The time of a dot, a convolution or a GEMM call at the efficiency of its size; 0 for anything else.
+
+    [m, k] @ [k, n]: n counts the elements that only the second operand has, k follows from flops = 2 m k n.
+    """
+    flops = flops_of(module, product)
+    if not flops:
+        return 0.0
+    result, right = next(product.shape.arrays()), module.operand(product, 1).shape
+    k = max(1, flops // (2 * result.size)) if result.size else 1
+    n = min(result.size, max(1, right.size // k))
+    dtype = _peak_of(module.operand(product).shape.dtype, system)
+    return flops / (system.peak(dtype) * product_efficiency(system, math.ceil(result.size / n), k, n, dtype=dtype))
+
+
+def _peak_of(dtype: str, system: System) -> str:
+    """The dtype whose peak applies to products of an HLO dtype; bf16 if the chip has none for it."""
+    name = "fp8" if dtype.startswith("f8") else {"s8": "int8", "u8": "int8"}.get(dtype, dtype)
+    return name if name in system.chip.peak_flops else "bf16"

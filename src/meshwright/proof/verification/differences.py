@@ -1,0 +1,103 @@
+"""Causes of differences between a plan and its compiled program, as data. Sentences are in `pictures.words`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from meshwright.record import Lowering
+
+
+class Difference(StrEnum):
+    """A kind of difference between a plan and a compiled program."""
+
+    # Differences without an explanation.
+    NOT_PLANNED = "not planned"
+    MISSING = "missing"
+    UNEXPLAINED = "unexplained"
+    ANOTHER_PROGRAM = "another program"
+
+    # What a program's text contains beyond its plan.
+    DROPLESS_PADDING = "dropless padding"
+    """Buffers and products of experts without a capacity: the plan assumes balanced routing."""
+    UNTAKEN_BRANCHES = "untaken branches"
+    """Branches taken in few pipeline ticks, counted as if taken in every tick."""
+    OPAQUE_KERNELS = "opaque kernels"
+    """Flops in kernels that state none."""
+    KERNEL_ESTIMATES = "kernel estimates"
+    """Flops that attention kernels state: half of all scores, and more products backward than are counted."""
+    SUMMED_ONCE = "summed once"
+    """XLA:GPU sums the last norm's gradient once a step, not once a microbatch."""
+
+    EXPERT_BUFFERS = "expert buffers"
+    """Generation sends whole tokens to experts, in buffers for any routing; the plan parts of them, in balance."""
+
+    INT8_SCALES = "int8 scales"
+    """Scales beside what is in int8, and parameters that a server does not keep in it: tables of tokens and routers."""
+
+    SINGLE_ROWS = "single rows"
+    """Products of one row, which compilers run as multiplications and sums that no count of flops has."""
+
+    PADDED_ROWS = "padded rows"
+    """On TPUs a matmul of one row runs with rows of zeros added (`models.generation.stationary.pad_single_row`)."""
+
+    MASKED_SCORES = "masked scores"
+    """Attention to prompts in blocks, or through scores, multiplies queries with keys that a mask leaves out too."""
+
+    # What a compiler does otherwise; found by exact identities of bytes.
+    OTHER_PHASE = "other phase"
+    PADDED_SHARDS = "padded shards"
+    PADDED_SHARDS_PERMUTED = "padded shards permuted"
+    WITHIN_AND_BETWEEN_SLICES = "within and between slices"
+    REGISTER_ROWS = "register rows"
+    RING_REMAINDER = "ring remainder"
+    """The part of a collective that is not done as a ring of permutes."""
+    RING_STEPS = "ring steps"
+    """Permutes that are steps of other collectives (`Cause.collectives`)."""
+    COMBINED_SUMS = "combined sums"
+    COMBINED_SUMS_ACROSS_PHASES = "combined sums across phases"
+    JOINED_AXES = "joined axes"
+    """One all-reduce over several axes, planned over each set (`Cause.axes`) in turn."""
+    SLICED_FURTHER = "sliced further"
+    """XLA:CPU sums whole arrays of which a reduce-scatter and a slice after it leave each device a part."""
+    LOWERED = "lowered"
+    """The compiler lowered a collective as another (`Cause.lowering`)."""
+
+    # Quantities that are not expected to be equal.
+    PADDED_ARGUMENTS = "padded arguments"
+    ESTIMATED = "estimated"
+    READ_AHEAD = "read ahead"
+    """Weights in a TPU's fast memory (`Cause.num_bytes`), which its compiler counts as temporaries."""
+    DUE_TO_TEMPORARIES = "due to temporaries"
+    STEP_TERM = "step term"
+    """A term of the step's time that differs (`Cause.term`, `Cause.seconds`)."""
+    LEAST_OP_TIME = "least op time"
+    """The least time that the TPU compiler estimates for any op, times the ops of a step (`Cause.count`)."""
+    READ_THEN_MULTIPLIED = "read then multiplied"
+    """XLA:TPU reads most of a layer's weight into fast memory, and only then multiplies by it; planned side by side."""
+    GATHERED_PAGES = "gathered pages"
+    """The engine gathers pages, then makes scores and sums in ops of their own; planned as one reading of pages."""
+
+
+UNNAMED = frozenset({Difference.NOT_PLANNED, Difference.MISSING, Difference.UNEXPLAINED, Difference.ANOTHER_PROGRAM})
+"""Differences that no rule explains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a quantity differs, with the figures of that kind of difference."""
+
+    difference: Difference
+    collectives: tuple[str, ...] = ()
+    axes: tuple[tuple[str, ...], ...] = ()
+    lowering: Lowering | None = None
+    term: str = ""
+    seconds: float | None = None
+    count: int | None = None
+    num_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """This cause as plain data, without empty fields."""
+        data = vars(self) | {"lowering": self.lowering.to_json() if self.lowering else None}
+        return {key: value for key, value in data.items() if value not in (None, "", ())}

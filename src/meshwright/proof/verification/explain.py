@@ -1,0 +1,142 @@
+"""Rules that explain differences between planned and compiled collectives, each by an exact identity of bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from meshwright.proof.verification.differences import Cause, Difference
+from meshwright.record import PHASES
+
+Key = tuple[str, tuple[str, ...], str]
+"""Kind, axes and phase: collectives that share them are added up."""
+
+Explained = Iterator[tuple[Key, Cause]]
+
+
+def combined_sums(planned: Mapping[Key, int], found: Mapping[Key, int]) -> frozenset[Key]:
+    """The all-reduces of each phase that differ, if over each axis by itself they sum as many bytes as planned.
+
+    XLA:GPU and XLA:TPU sum the squares of a gradient's norm over all axes of a parameter at once.
+    """
+    result: set[Key] = set()
+    for phase in PHASES:
+        keys = [key for key in dict.fromkeys((*planned, *found)) if (key[0], key[2]) == ("all-reduce", phase)]
+        axes = {axis for key in keys for axis in key[1]}
+        is_same = all(
+            sum(planned.get(key, 0) - found.get(key, 0) for key in keys if axis in key[1]) == 0 for axis in axes
+        )
+        result.update(key for key in keys if is_same and planned.get(key, 0) != found.get(key, 0))
+    return frozenset(result)
+
+
+TILE_BYTES = 4 * 8 * 128
+"""The smallest sum between slices that the TPU compiler makes of small arrays: a register tile in float32."""
+
+ROW_BYTES = 4 * 128
+"""The smallest array that the TPU compiler sends between slices: a register row in float32."""
+
+
+def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[str, int]) -> dict[Key, Cause]:
+    """The cause of each difference that one of these rules explains; figures are bytes.
+
+    - Other phase: XLA runs a gather or a small sum in another phase; over all phases the bytes are as planned.
+    - Padded shards: the TPU compiler scatters rows in whole tiles, then devices permute rows to their owners. With n
+      devices, the permutes carry (n - 1) / n of the bytes added to the reduce-scatter.
+    - Ring steps: a gather or a reduce-scatter is a ring of permutes between the parts of a product (arXiv:2211.05102,
+      section 3.5), which carry (n - 1) / n of its bytes.
+    - Within and between slices: a sum over axes of both is one inside each slice and one between slices; small ones
+      share a tile.
+    - Combined across phases: small sums of several phases, as a loss and gradients of norms, are one over all their
+      axes.
+    - Sliced further: a reduce-scatter whose result is sliced by other axes is an all-reduce of as many bytes.
+    - Register rows: a few numbers are padded to whole rows.
+
+    Args:
+      planned: bytes by kind, axes and phase.
+      found: the same of the compiled program.
+      mesh: every axis and its degree.
+    """
+    difference = {key: found.get(key, 0) - planned.get(key, 0) for key in dict.fromkeys((*planned, *found))}
+    causes: dict[Key, Cause] = {}
+    explained = (
+        _other_phase(difference),
+        _padded_shards(difference, mesh),
+        _ring_steps(difference, mesh),
+        _sliced_further(difference),
+        _combined_across_phases(difference),
+        _within_and_between_slices(difference),
+    )
+    for key, cause in chain(*explained):
+        if difference[key]:
+            causes.setdefault(key, cause)
+    for key, size in difference.items():
+        if key[0] == "all-reduce" and key in planned and 0 < size < TILE_BYTES and found[key] % ROW_BYTES == 0:
+            causes.setdefault(key, Cause(difference=Difference.REGISTER_ROWS))
+    return causes
+
+
+def _other_phase(difference: Mapping[Key, int]) -> Explained:
+    """More in one phase, and as much less in others."""
+    for kind, axes in dict.fromkeys(key[:2] for key in difference):
+        keys = [key for key in difference if key[:2] == (kind, axes)]
+        if sum(difference[key] for key in keys) == 0:
+            yield from ((key, Cause(difference=Difference.OTHER_PHASE)) for key in keys)
+
+
+def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
+    """Reduce-scatters larger than planned, with permutes of (n - 1) / n of the excess in the same phase or in all."""
+    for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "reduce-scatter"):
+        degree = math.prod(mesh[axis] for axis in axes)
+        for phases in (*((phase,) for phase in PHASES), PHASES):
+            more = [key for key in difference if key[1] == axes and key[2] in phases and difference[key] > 0]
+            scatters, permutes = (
+                [key for key in more if key[0] == kind] for kind in ("reduce-scatter", "collective-permute")
+            )
+            padding, sent = (sum(difference[key] for key in keys) for keys in (scatters, permutes))
+            if padding and sent * degree == padding * (degree - 1):
+                yield from ((key, Cause(difference=Difference.PADDED_SHARDS)) for key in scatters)
+                yield from ((key, Cause(difference=Difference.PADDED_SHARDS_PERMUTED)) for key in permutes)
+
+
+def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
+    """Permutes of (n - 1) / n of what gathers and reduce-scatters lack, in one phase or in all together."""
+    for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "collective-permute"):
+        degree = math.prod(mesh[axis] for axis in axes)
+        for phases in (*((phase,) for phase in PHASES), PHASES):
+            keys = [key for key in difference if key[1] == axes and key[2] in phases]
+            permutes = [key for key in keys if key[0] == "collective-permute" and difference[key] > 0]
+            others = [key for key in keys if key[0] in ("all-gather", "reduce-scatter") and difference[key]]
+            lacking = -sum(difference[key] for key in others)
+            if lacking > 0 and sum(difference[key] for key in permutes) * degree == lacking * (degree - 1):
+                kinds = tuple(dict.fromkeys(key[0] for key in others))
+                yield from ((key, Cause(difference=Difference.RING_STEPS, collectives=kinds)) for key in permutes)
+                yield from ((key, Cause(difference=Difference.RING_REMAINDER)) for key in others)
+
+
+def _sliced_further(difference: Mapping[Key, int]) -> Explained:
+    """All-reduces with as many bytes more as reduce-scatters over the same axes have less."""
+    for key, more in difference.items():
+        scatter: Key = ("reduce-scatter", *key[1:])
+        if key[0] == "all-reduce" and more > 0 and difference.get(scatter) == -more:
+            yield from ((each, Cause(difference=Difference.SLICED_FURTHER)) for each in (key, scatter))
+
+
+def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
+    """All-reduces over other sets of axes that over each axis sum what was planned, or part of a tile more."""
+    keys = [key for key in difference if key[0] == "all-reduce"]
+    is_apart = any(difference[key] < 0 for key in keys if len(key[1]) > 1)
+    axes = {axis for key in keys for axis in key[1]}
+    more = [sum(difference[key] for key in keys if axis in key[1]) for axis in axes]
+    if is_apart and all(0 <= size < TILE_BYTES for size in more):
+        yield from ((key, Cause(difference=Difference.WITHIN_AND_BETWEEN_SLICES)) for key in keys)
+
+
+def _combined_across_phases(difference: Mapping[Key, int]) -> Explained:
+    """All-reduces over more axes at once and in other phases, which over each axis sum what was planned."""
+    keys = [key for key in difference if key[0] == "all-reduce"]
+    axes = {axis for key in keys for axis in key[1]}
+    is_together = any(difference[key] > 0 for key in keys if len(key[1]) > 1)
+    if is_together and all(sum(difference[key] for key in keys if axis in key[1]) == 0 for axis in axes):
+        yield from ((key, Cause(difference=Difference.COMBINED_SUMS_ACROSS_PHASES)) for key in keys)

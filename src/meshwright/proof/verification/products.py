@@ -1,0 +1,112 @@
+"""Check a sharded product: run and compile it, compare with the unsharded product and the inferred collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from meshwright.description.hlo.canonical import canonicalize_collective
+from meshwright.description.hlo.collectives import read_collectives
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.text import hlo_text
+from meshwright.description.notation.inference import Inference
+from meshwright.description.notation.steps import Implementation, einsum_formula
+from meshwright.execution.runtime.fuse_matmuls import overlapped_collectives
+from meshwright.execution.runtime.modes import Mode
+from meshwright.execution.runtime.product import compile_product, make_product_mesh
+from meshwright.record import Collective, merge
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductCheck:
+    """The result of a product in one mode. error: largest difference, relative to the largest element.
+
+    compiled, inferred: collectives, merged by kind and axes. notes: transfers that are not among the compiled ones.
+    """
+
+    error: float
+    compiled: tuple[Collective, ...]
+    inferred: tuple[Collective, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def is_as_inferred(self) -> bool:
+        """Whether both have the same collectives by kind, mesh axes and bytes."""
+        return not self.notes and set(map(_amount, self.compiled)) == set(map(_amount, self.inferred))
+
+
+def check_product(inference: Inference, *, mode: Mode, implementation: Implementation | None = None) -> ProductCheck:
+    """Run an implementation of a product in a mode of JAX, in float32, on small random integers.
+
+    Sums of integers are exact in float32 in any order, below 2^24. Runs on the devices of this process. In overlapped
+    mode a ring of permutes replaces the collective of a collective matmul.
+
+    Args:
+      inference: the product with its shardings.
+      mode: auto, explicit, manual or overlapped.
+      implementation: one of the inference; default `inference.implementation`.
+    """
+    degrees, implementation = inference.sizes.degrees, implementation or inference.implementation
+    program = compile_product(
+        inference, make_product_mesh(degrees), mode=mode, implementation=implementation, dtype=np.float32
+    )
+    arrays = _draw(inference)
+    found = np.asarray(jax.device_get(program.run(*arrays)))
+    wanted = _unsharded(inference, arrays)
+    traffic = read_collectives(parse_hlo(hlo_text(program.program)), degrees)
+    moves = (
+        overlapped_collectives(implementation, inference.sizes) if mode == "overlapped" else implementation.collectives
+    )
+    inferred = [_plain(move, degrees) for move in moves]
+    return ProductCheck(
+        error=float(np.abs(found - wanted).max() / (np.abs(wanted).max() or 1.0)),
+        compiled=merge(_read_as(inferred, traffic.collectives, degrees)),
+        inferred=merge(inferred),
+        notes=traffic.notes,
+    )
+
+
+def _read_as(
+    inferred: Sequence[Collective], compiled: Iterable[Collective], degrees: Mapping[str, int]
+) -> list[Collective]:
+    """Compiled collectives in terms of the inferred ones.
+
+    XLA:CPU lowers a reduce-scatter and an all-reduce followed by a slice alike; they are read as a reduce-scatter
+    unless the all-reduce was inferred.
+    """
+    left, read = Counter(map(_amount, inferred)), []
+    for move in compiled:
+        parts = [_plain(part, degrees) for part in canonicalize_collective(move, degrees)]
+        whole = _plain(move, degrees)
+        if not Counter(map(_amount, parts)) <= left and left[_amount(whole)] > 0:
+            parts = [whole]
+        left -= Counter(map(_amount, parts))
+        read += parts
+    return read
+
+
+def _plain(move: Collective, degrees: Mapping[str, int]) -> Collective:
+    """A collective reduced to kind, axes in mesh order, and bytes."""
+    axes = tuple(axis for axis in degrees if axis in move.axes)
+    return replace(move, axes=axes, phase="forward", seconds=None, array="", source="", note="")
+
+
+def _amount(move: Collective) -> tuple[str, tuple[str, ...], int]:
+    return move.kind, move.axes, move.bytes
+
+
+def _draw(inference: Inference) -> list[np.ndarray]:
+    """The global operands: integers from -4 to 4."""
+    draws = np.random.default_rng(0)
+    dims = inference.sizes.dims
+    return [draws.integers(-4, 5, size=[dims[d] for d in a.dims]).astype(np.float32) for a in inference.operands]
+
+
+def _unsharded(inference: Inference, arrays: list[np.ndarray]) -> np.ndarray:
+    """The product on one device, in float64."""
+    formula = einsum_formula(inference.operands, inference.result)
+    return np.einsum(formula, *(array.astype(np.float64) for array in arrays))

@@ -1,0 +1,77 @@
+"""Why a server's compiled step takes another time than planned: seconds by cause, which sum to the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from meshwright.execution.models.generation.cached_attention import CACHED_ATTENTION
+from meshwright.execution.models.generation.stationary import WEIGHTS
+from meshwright.planning.serving.plan import ServingPlan
+from meshwright.proof.simulate.events import COMPUTE, Event
+from meshwright.proof.simulate.schedule import EXPOSED_COMMUNICATION, Schedule
+from meshwright.proof.verification.differences import Cause, Difference
+
+PLANNED_TERMS: Mapping[str, tuple[str, ...]] = {
+    "products with weights": ("weights", "products"),
+    "attention": ("cache", "attention"),
+    "norms, sums and other ops": ("elementwise",),
+    EXPOSED_COMMUNICATION: ("communication",),
+}
+"""The parts of a compiled step, and the terms of a plan's step for the same work."""
+
+TPU_DIFFERENCES: Mapping[str, Difference] = {
+    "products with weights": Difference.READ_THEN_MULTIPLIED,
+    "attention": Difference.GATHERED_PAGES,
+}
+"""The causes of what XLA:TPU's ops take longer than planned, beyond the least time of each."""
+
+LEAST_SHARE = 0.005
+"""The share of the planned step below which a cause is left out."""
+
+
+def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
+    """The causes of the difference between the planned and the simulated step, each with its seconds, largest first.
+
+    The TPU compiler estimates over a microsecond for any op. That time, for all ops of the step, is a cause of its own:
+    a plan does not know how many ops a compiler makes. What each op takes beyond it is compared with the plan's term
+    for the same work.
+    """
+    ops = [event for event in schedule.events if event.lane == COMPUTE and event.kind != "loop"]
+    estimated = sorted((event for event in ops if event.basis == "compiler"), key=lambda event: event.seconds)
+    count, least = sum(event.count for event in estimated), _least_seconds(estimated)
+    seconds, overhead = dict.fromkeys(PLANNED_TERMS, 0.0), 0.0
+    for event in ops:
+        own = event.count * min(least, event.seconds) if event.basis == "compiler" else 0.0
+        seconds[_part(event)] += event.total_seconds - own
+        overhead += own
+    phases = {event.phase for event in ops}
+    seconds |= {name: time for name, time in schedule.breakdown_seconds.items() if time and name not in phases}
+    for part, terms in PLANNED_TERMS.items():
+        seconds[part] -= sum(plan.predicted.breakdown_seconds[term] for term in terms)
+    causes = [Cause(difference=Difference.LEAST_OP_TIME, count=count, seconds=overhead)] if estimated else []
+    for part, more in seconds.items():
+        known = TPU_DIFFERENCES.get(part) if estimated and more > 0 else None
+        if known == Difference.READ_THEN_MULTIPLIED and plan.serving.model.experts is not None:
+            known = Difference.EXPERT_BUFFERS
+        causes.append(Cause(difference=known or Difference.STEP_TERM, term=part, seconds=more))
+    least_seconds = LEAST_SHARE * sum(plan.predicted.breakdown_seconds.values())
+    found = [cause for cause in causes if abs(cause.seconds or 0.0) >= least_seconds]
+    return tuple(sorted(found, key=lambda cause: -abs(cause.seconds or 0.0)))
+
+
+def _least_seconds(ops: Sequence[Event]) -> float:
+    """The time that three of four ops take at least; 0 for none. ops: the shortest first."""
+    left = sum(event.count for event in ops) / 4
+    for event in ops:
+        left -= event.count
+        if left <= 0:
+            return event.seconds
+    return 0.0
+
+
+def _part(event: Event) -> str:
+    """The part of the step that an op belongs to, by its named scopes."""
+    scopes = event.scope.split("/")
+    if CACHED_ATTENTION in scopes:
+        return "attention"
+    return "products with weights" if WEIGHTS in scopes else "norms, sums and other ops"

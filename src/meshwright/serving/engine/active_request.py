@@ -1,0 +1,121 @@
+"""A request that the engine works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from meshwright.execution.models.inference.stream import GrowingText
+from meshwright.execution.text.tokenizer import Tokenizer, TokenStream
+from meshwright.serving.engine.constraints import Matcher, bits_of
+from meshwright.serving.engine.request import Output, OutputCallback, Request, TokenLogprob
+from meshwright.serving.engine.scheduler import Slice
+from meshwright.serving.engine.sequence import TokenSequence
+
+
+@dataclass(eq=False)
+class ActiveRequest:
+    """A request that has not ended: its sequences, their texts so far, and the scores of its prompt."""
+
+    request: Request
+    deliver: OutputCallback
+    sequences: list[TokenSequence] = field(default_factory=list)
+    growing: dict[int, GrowingText] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    """Of the prompt's tokens, by position."""
+    hidden: dict[int, np.ndarray] = field(default_factory=dict)
+    """The sums of hidden states of chunks, by the position of their first token."""
+    matchers: list[Matcher] = field(default_factory=list)
+    """One for each sequence, if the request has a constraint."""
+    deadline: float | None = None
+    request_id: str = ""
+    ended: set[int] = field(default_factory=set)
+    """The completions of which an output says that they have ended."""
+    ends: frozenset[int] = frozenset()
+    """Its stop tokens."""
+
+    def begin(
+        self, request_id: str, orders: Iterator[int], tokenizer: Tokenizer | None, words: int, *, is_scored: bool
+    ) -> None:
+        """Make its sequences: one for each completion, or one for a prompt that is only scored.
+
+        Args:
+            orders: numbers of arrival; each sequence takes the next one.
+            words: of a mask.
+        """
+        request, self.request_id = self.request, request_id
+        self.ends = frozenset(request.stop_tokens)
+        not_ends = ~bits_of(request.stop_tokens, words) if request.min_tokens else None
+        for number in range(request.num_completions if request.max_tokens else 1):
+            own = replace(request, sampling=replace(request.sampling, seed=(request.sampling.seed + number) % 2**32))
+            first = self.sequences[0] if self.sequences else None
+            sequence = TokenSequence(request_id, number, own, list(request.prompt), next(orders), first)
+            sequence.is_scored = is_scored and number == 0
+            sequence.not_ends, sequence.matcher = not_ends, self.matchers[number] if self.matchers else None
+            self.sequences.append(sequence)
+            skip = request.skip_special_tokens
+            stream = TokenStream(tokenizer, skip_special_tokens=skip) if tokenizer else None
+            self.growing[number] = GrowingText(stream)
+
+    def grow(self, sequence: TokenSequence, tokens: Sequence[int], before: int) -> tuple[list[int], str]:
+        """Add new tokens to a sequence's text, up to the one that ends it. Return the tokens kept, and their text.
+
+        Args:
+            before: number of tokens generated before these.
+        """
+        request, growing, kept, text = self.request, self.growing[sequence.number], list[int](), ""
+        for number, token in enumerate(tokens, start=before + 1):
+            text += growing.add(token, self.ends, request.stop, is_last=number >= request.max_tokens)
+            if growing.done != "token":
+                kept.append(token)
+            if growing.done:
+                break
+        sequence.done = growing.done
+        return kept, text
+
+    def output(
+        self,
+        sequence: TokenSequence,
+        tokens: tuple[int, ...],
+        piece: str,
+        logprobs: tuple[TokenLogprob, ...],
+    ) -> Output:
+        """The output of a step for a sequence; the first one has the prompt's scores too."""
+        prompt, pooled = (), ()
+        if sequence.number == 0 and self.logprobs:
+            prompt = tuple(self.logprobs[position] for position in range(1, len(self.request.prompt)))
+            self.logprobs = {}
+        if sequence.number == 0 and self.hidden:
+            sums = np.sum(np.stack(list(self.hidden.values())), axis=0, dtype=np.float64)
+            pooled = tuple(np.asarray(sums / len(self.request.prompt)).tolist()) if self.request.pooled else ()
+            self.hidden = {}
+        cached, sequence.cached = sequence.cached or 0, 0
+        return Output(
+            completion=sequence.number,
+            tokens=tokens,
+            text=piece,
+            logprobs=logprobs,
+            done=sequence.done,
+            stop=self.growing[sequence.number].stop if sequence.done == "text" else None,
+            cached_tokens=cached,
+            prompt_logprobs=prompt,
+            pooled=pooled,
+        )
+
+    def add_scores(self, part: Slice, arrays: Sequence[np.ndarray], hidden: np.ndarray) -> None:
+        """Keep the scores of a prompt's chunk."""
+        request = self.request
+        self.hidden[part.start] = hidden
+        if request.prompt_logprobs is not None:
+            end = min(part.start + len(part.tokens) + 1, len(request.prompt))
+            for place, position in enumerate(range(part.start + 1, end)):
+                own = [array[place] for array in arrays]
+                self.logprobs[position] = token_logprob(request.prompt[position], own, request.prompt_logprobs)
+
+
+def token_logprob(token: int, arrays: Sequence[np.ndarray], count: int) -> TokenLogprob:
+    """Return a token's log probabilities from its own one, and the likeliest tokens with theirs."""
+    own, values, tokens = arrays
+    return TokenLogprob(token, float(own), tuple(zip(tokens[:count].tolist(), values[:count].tolist(), strict=True)))

@@ -1,0 +1,320 @@
+"""Constrained decoding: which tokens may come next in a text that has to match a grammar."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.text.tokenizer import Tokenizer
+from meshwright.serving.engine.grammars import NAMES, compile_grammar, read_vocabulary
+from meshwright.serving.engine.programs import WORD
+from meshwright.serving.engine.request import Constraint
+
+MOST_SOURCE = 1 << 16
+"""The characters of a constraint's source."""
+NUM_KEPT = 64
+"""The compiled constraints, and the reasons against others, that are kept for more requests with them."""
+PROCESSES = max(2, min(4, os.cpu_count() or 2))
+"""Processes that try constraints at once. Those of one owner leave one process to others."""
+START_SECONDS = 60.0
+"""How long the process that tries constraints may take to start and to read the vocabulary."""
+
+
+class Matcher:
+    """The state of one constrained text."""
+
+    def __init__(self, of: LLMatcher, vocabulary: LLTokenizer, stop_tokens: Sequence[int]) -> None:
+        self._of = of
+        self._num_words = -(-vocabulary.vocab_size // WORD)
+        self._has_stops = bool(stop_tokens)
+        ends = {*vocabulary.eos_tokens, *stop_tokens}
+        # The model's vocabulary may go on behind the tokenizer's.
+        self._end_words = max(self._num_words, *(token // WORD + 1 for token in ends))
+        self._not_ends, self._stops = ~bits_of(ends, self._end_words), bits_of(stop_tokens, self._end_words)
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the text matches without further tokens."""
+        return self._of.is_accepting()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the text matches, and is known to match no longer with any token more."""
+        return self._of.is_stopped() and not self._of.is_error()
+
+    def mask(self, out: NDArray[np.uint32], *, stops: bool = True) -> bool:
+        """Write the mask of allowed next tokens. Returns False if there is none, so the text ends.
+
+        Args:
+            out: words [ceil(vocab / 32)] over the model's vocabulary: bit i of word w is token 32 w + i.
+            stops: whether stop tokens are allowed once the text matches.
+
+        Raises:
+            MeshwrightError: the grammar is too complex at this text, or no token continues it.
+        """
+        words = out[: self._num_words]
+        self._of.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._of.is_error():
+            raise MeshwrightError(f"the text cannot be constrained further: {_first_line(self._of.get_error())}")
+        out[self._num_words :] = 0
+        may_stop = self.may_stop
+        # Also where the grammar has such a token in the middle of a text: chosen, it would end the text there.
+        out[: self._end_words] &= self._not_ends
+        (used,) = np.nonzero(out)
+        if len(used) == 1 and (only := int(out[used[0]])) & (only - 1) == 0:
+            # The only token may be the unknown one, as which the tokenizer encodes the text that the grammar forces.
+            out[used[0]] *= self._of.validate_tokens([32 * int(used[0]) + only.bit_length() - 1])
+        is_any = bool(out.any())
+        if may_stop and stops:
+            out[: self._end_words] |= self._stops
+            return is_any or self._has_stops
+        if not is_any and not may_stop:
+            raise MeshwrightError("the text cannot be constrained further: no token of the vocabulary continues it")
+        return is_any
+
+    def accept(self, token: int) -> None:
+        """Add a token to the text, no stop token.
+
+        Raises:
+            MeshwrightError: a token that may not come next, or one after which the grammar is too complex.
+        """
+        if not self._of.consume_token(token):
+            raise MeshwrightError(f"the constraint refuses token {token}: {_first_line(self._of.get_error())}")
+
+    def num_accepted(self, tokens: list[int]) -> int:
+        """How many of some tokens may come next, one after the other; nothing is added."""
+        return self._of.validate_tokens(tokens)
+
+    def rollback(self, count: int) -> None:
+        """Take the last tokens from the text."""
+        self._of.rollback(count)
+
+
+class ConstraintCompiler:
+    """Compiles constraints for one tokenizer; safe to use from several threads.
+
+    A constraint is first compiled in a separate process, which may crash or take too long; then the constraint is
+    refused. There are a few such processes, and constraints of one owner leave one of them to others.
+
+    Args:
+        tokenizer: None for a model without one, whose texts cannot be constrained.
+        seconds: the most time to compile a constraint.
+        processes: number of processes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, *, seconds: float = 2.0, processes: int = PROCESSES) -> None:
+        self._tokenizer = tokenizer
+        self._seconds, self._num_processes = seconds, processes
+        self._changed = threading.Condition()
+        self._known: OrderedDict[Constraint, LLMatcher | MeshwrightError] = OrderedDict()
+        self._compiling = dict[Constraint, Future[LLMatcher | MeshwrightError]]()
+        self._waiting = list[_Turn]()
+        self._running = Counter[str]()
+        self._processes = list[_Process]()
+        self._idle = list[_Process]()
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        assert self._tokenizer is not None
+        return read_vocabulary(self._tokenizer.to_json(), list(self._tokenizer.stop_tokens))
+
+    def matcher(self, constraint: Constraint, stop_tokens: tuple[int, ...] = (), owner: str = "") -> Matcher:
+        """Return a matcher for a new text.
+
+        Args:
+            stop_tokens: tokens that end the text, besides the tokenizer's.
+            owner: in whose queue the constraint waits.
+
+        Raises:
+            MeshwrightError: a constraint that is invalid, unsupported, or too complex.
+        """
+        if self._tokenizer is None:
+            raise MeshwrightError("this model has no tokenizer, so that no sequence of it can be constrained")
+        with self._changed:
+            vocabulary = self._vocabulary
+            found = self._known.get(constraint)
+            future = self._compiling.get(constraint) if found is None else None
+            is_first = found is None and future is None
+            if is_first:
+                future = self._compiling[constraint] = Future()
+        if is_first:
+            assert future is not None
+            try:
+                future.set_result(self._compile(constraint, owner))
+            except BaseException as error:
+                future.set_exception(error)
+            with self._changed:
+                del self._compiling[constraint]
+                if future.exception() is None:
+                    self._known[constraint] = future.result()
+                while len(self._known) > NUM_KEPT:
+                    self._known.popitem(last=False)
+        if future is not None:
+            found = future.result()
+        if isinstance(found, MeshwrightError):
+            raise MeshwrightError(str(found))
+        assert found is not None
+        with self._changed:
+            if constraint in self._known:
+                self._known.move_to_end(constraint)
+            of = found.deep_copy()
+        return Matcher(of, vocabulary, [*self._tokenizer.stop_tokens, *stop_tokens])
+
+    def close(self) -> None:
+        """End the processes that try constraints."""
+        with self._changed:
+            processes = list(self._processes)
+        for process in processes:
+            process.end()
+
+    def _compile(self, constraint: Constraint, owner: str) -> LLMatcher | MeshwrightError:
+        name = NAMES[constraint.kind]
+        if len(constraint.source) > MOST_SOURCE:
+            return MeshwrightError(
+                f"the {name} has {len(constraint.source):,} characters; at most {MOST_SOURCE:,} are taken"
+            )
+        try:
+            with self._process_of(owner, len(constraint.source)) as process:
+                reason = process.exchange([constraint.kind, constraint.source], self._seconds)
+        except TimeoutError:
+            return MeshwrightError(f"the {name} is too complex: it takes over {self._seconds:g} s to compile")
+        except EOFError:
+            return MeshwrightError(f"the {name} is too complex: it takes too much memory to compile")
+        if reason:
+            return MeshwrightError(reason)
+        try:
+            return compile_grammar(self._vocabulary, constraint.kind, constraint.source)
+        except MeshwrightError as error:
+            return error
+
+    @contextmanager
+    def _process_of(self, owner: str, size: int) -> Iterator[_Process]:
+        """A process that has begun, when it is the turn of a constraint of `size` characters."""
+        assert self._tokenizer is not None
+        with self._changed:
+            turn = _Turn(owner, size)
+            self._waiting.append(turn)
+            self._changed.wait_for(lambda: self._next() is turn)
+            self._waiting.remove(turn)
+            self._running[owner] += 1
+            if not self._idle:
+                self._processes.append(_Process((self._tokenizer.to_json(), list(self._tokenizer.stop_tokens))))
+                self._idle.append(self._processes[-1])
+            process = self._idle.pop()
+            self._changed.notify_all()
+        try:
+            process.begin()
+            yield process
+        finally:
+            with self._changed:
+                self._idle.append(process)
+                self._running[owner] -= 1
+                if not self._running[owner]:
+                    del self._running[owner]
+                self._changed.notify_all()
+
+    def _next(self) -> _Turn | None:
+        """Whose turn it is: of the owner with the fewest constraints in work the shortest, if a process is free."""
+        if self._running.total() == self._num_processes:
+            return None
+        most = max(1, self._num_processes - 1)
+        found = (turn for turn in self._waiting if self._running[turn.owner] < most)
+        return min(found, key=lambda turn: (self._running[turn.owner], turn.size), default=None)
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A constraint that waits for a process."""
+
+    owner: str
+    size: int
+
+
+class _Process:
+    """A process that tries constraints, started anew after one that ended it. described: the vocabulary."""
+
+    def __init__(self, described: tuple[str | None, list[int]]) -> None:
+        self._described = described
+        self._process: subprocess.Popen[str] | None = None
+
+    def begin(self) -> None:
+        """Start it, unless it runs."""
+        if self._process is not None:
+            return
+        variables = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "meshwright.serving.engine.grammars"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=variables,
+        )
+        try:
+            self.exchange(self._described, START_SECONDS)
+        except (TimeoutError, EOFError):
+            raise RuntimeError("the process that tries constraints does not start") from None
+
+    def exchange(self, line: object, seconds: float) -> str | None:
+        """Send a line and return the answer: the reason against a grammar, None if it compiles.
+
+        Raises:
+            TimeoutError, EOFError: no answer; the process has ended.
+        """
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(line) + "\n")
+            process.stdin.flush()
+            with selectors.DefaultSelector() as selector:
+                selector.register(process.stdout, selectors.EVENT_READ)
+                if not selector.select(seconds):
+                    raise TimeoutError
+            answer = process.stdout.readline()
+            if not answer:
+                raise EOFError
+            return json.loads(answer)
+        except BrokenPipeError:
+            self.end()
+            raise EOFError from None
+        except (TimeoutError, EOFError):
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with process:  # closes its pipes and waits
+                pass
+
+
+def bits_of(tokens: Iterable[int], words: int) -> NDArray[np.uint32]:
+    """The mask that has tokens, and no others."""
+    mask = np.zeros(words, np.uint32)
+    for token in tokens:
+        mask[token // WORD] |= np.uint32(1 << token % WORD)
+    return mask
+
+
+def _first_line(error: str) -> str:
+    lines = error.removesuffix("<non-verbose/>").strip().splitlines()
+    return lines[0] if lines else "llguidance gives no reason"

@@ -1,0 +1,90 @@
+"""Measured decode steps of an engine, beside a plan for sequences of the same lengths on the same mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from meshwright.description.step.serve import page_parts
+from meshwright.description.step.serving import Serving, ServingLayout
+from meshwright.execution.models.inference.loaded import LoadedModel
+from meshwright.planning.cost.kv_cache import sequence_cache_bytes, token_cache_bytes
+from meshwright.planning.serving.plan import planned_speed
+from meshwright.serving.engine.settings import EngineLayout, EngineSettings
+from meshwright.units import show_bytes, show_seconds
+
+
+@dataclass
+class DecodeStats:
+    """Sums over the decode steps that ran back to back, and over first tokens.
+
+    Args:
+        steps: decode steps without another step between them. seconds: from each one's tokens to the next one's.
+        sequences: rows of these steps that held a sequence. cached: tokens of the pages of these sequences.
+        firsts: sequences with a first token. first_seconds: from their requests to these.
+        prompt_tokens: of these sequences. generated_tokens: of all sequences.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    sequences: int = 0
+    cached: int = 0
+    firsts: int = 0
+    first_seconds: float = 0.0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+    def add_step(self, starts: Sequence[int], seconds: float, page_size: int) -> None:
+        """Add a decode step that directly followed another one. starts: the positions of its sequences' tokens."""
+        self.steps += 1
+        self.seconds += seconds
+        self.sequences += len(starts)
+        self.cached += sum((start // page_size + 1) * page_size for start in starts)
+
+
+class StepMeans(NamedTuple):
+    """Means of a decode step: seconds, sequences, bytes of their cache over all devices; seconds to first tokens."""
+
+    step_seconds: float
+    batch: float
+    cache_bytes: float
+    first_token_seconds: float
+
+
+def measured_and_planned(
+    stats: DecodeStats, model: LoadedModel, settings: EngineSettings, engine: EngineLayout, layout: ServingLayout
+) -> tuple[StepMeans, StepMeans] | None:
+    """The measured means, and those planned for as many sequences of these lengths; None before the first steps."""
+    if not stats.steps or not stats.firsts:
+        return None
+    prompt_len, output_len = (
+        max(1, round(stats.prompt_tokens / stats.firsts)),
+        max(1, round(stats.generated_tokens / stats.firsts)),
+    )
+    batch = stats.sequences / stats.steps
+    planned_for = Serving(
+        model=model.config, prompt_len=prompt_len, output_len=output_len, batch=math.ceil(batch),
+        page_size=engine.page_size // page_parts(model.config, layout), compute_dtype=model.dtype,
+        weight_dtype=settings.weight_dtype or model.dtype, kv_dtype=settings.kv_dtype or model.dtype,
+    )  # fmt: skip
+    speed = planned_speed(planned_for, layout, model.system, prompts=1, chunk=engine.chunks[0][1])
+    if speed is None:
+        return None
+    planned = StepMeans(
+        speed.step_seconds, speed.batch, sequence_cache_bytes(planned_for) * speed.batch, speed.first_token_seconds
+    )
+    cache = stats.cached / stats.steps * token_cache_bytes(planned_for)
+    return StepMeans(stats.seconds / stats.steps, batch, cache, stats.first_seconds / stats.firsts), planned
+
+
+def show_means(measured: StepMeans, planned: StepMeans) -> str:
+    """Both in a line."""
+    return (
+        f"a step of decoding {show_seconds(measured.step_seconds)} (plan: {show_seconds(planned.step_seconds)})"
+        f" for {measured.batch:.1f} texts (plan: {planned.batch:.0f}),"
+        f" their cache {show_bytes(measured.cache_bytes)} (plan: {show_bytes(planned.cache_bytes)}),"
+        f" first tokens after {show_seconds(measured.first_token_seconds)}"
+        f" (plan, nothing waiting: {show_seconds(planned.first_token_seconds)})"
+    )

@@ -1,0 +1,87 @@
+"""Speculative decoding with a draft model (arXiv:2211.17192): the programs of the draft model.
+
+It samples with the random numbers that the served model will use, so that both choose the same token where they agree.
+A draft token is accepted where the served model chooses the same: the sequence is the one that this model generates
+alone, token for token.
+
+Its keys and values are in pages of their own, with the page numbers of the served model.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.serve import layers_by_window
+from meshwright.description.step.serving import CacheSplit
+from meshwright.execution.models.ends import logits
+from meshwright.execution.models.generation.generate import decode_layout
+from meshwright.execution.models.generation.paged_cache import Pages
+from meshwright.execution.models.generation.sampling import Written, choose, likeliest_of
+from meshwright.mesh import MeshShape
+from meshwright.serving.engine.programs import Columns, Shape, newest_first, samplers_at, through_pages
+
+
+@lru_cache(maxsize=64)
+def draft_prefill_program(
+    model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, group: int, dtype: Any
+) -> Any:
+    """Prefill of the draft model: (params, pages, numbers) -> pages, which are donated.
+
+    group: of the tables in a step's numbers, the one of all keys.
+    """
+    layout, columns = decode_layout(model, mesh, split), shape.columns
+
+    def step(params: Any, pages: tuple[Pages, ...], numbers: Array) -> tuple[Pages, ...]:
+        own, tables = jax.reshard(numbers, layout.spec("batch", "sequence")), (columns.tables[group],) * len(pages)
+        return through_pages(params, pages, own[:, columns.tokens], own, tables, model, layout, dtype)[2]
+
+    return jax.jit(step, donate_argnums=1)
+
+
+@lru_cache(maxsize=64)
+def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, group: int, dtype: Any) -> Any:
+    """The step that drafts: (params, pages, last, numbers, samplers, seed) -> pages, tokens [rows, shape.length - 1].
+
+    samplers, seed: of all rows of the engine, see `RowState`; None where every row takes the likeliest token. Each
+    draft token is computed, the last one too, whose keys the next step needs if it is accepted. pages are donated.
+    """
+    layout, columns = decode_layout(model, mesh, split), shape.columns
+
+    def step(
+        params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array, samplers: Array | None, seed: Array | None
+    ) -> tuple[tuple[Pages, ...], Array]:
+        own, tables = jax.reshard(numbers, layout.spec("batch", "sequence")), (columns.tables[group],) * len(pages)
+        token, drafts = newest_first(own[:, columns.tokens], last, own, layout)[:, :1], list[Array]()
+        how = likeliest_of(jnp.zeros(shape.rows, jnp.uint32))
+        if samplers is not None and seed is not None:
+            # Penalties are left out: a draft need not be right.
+            how = samplers_at(samplers, seed, numbers[:, Columns.row])._replace(
+                repetition_penalty=None, presence_penalty=None, frequency_penalty=None
+            )
+        for place in range(shape.length):
+            x, table, pages = through_pages(params, pages, token, own, tables, model, layout, dtype, place)
+            if place + 1 < shape.length:
+                scores = logits(params, x, table, model, layout)[:, 0]
+                drafts.append(jax.reshard(choose(scores, how, Written(), numbers[:, Columns.drawn] + place), P()))
+                token = jax.reshard(drafts[-1], layout.spec("batch"))[:, None]
+        return pages, jnp.stack(drafts, axis=1)
+
+    return jax.jit(step, donate_argnums=1)
+
+
+def why_not_draft(draft: ModelConfig, served: ModelConfig, num_drafts: int) -> str:
+    """Return why a model cannot draft this many tokens a step for another; empty if it can."""
+    if not num_drafts:
+        return "num_drafts is 0; use 1 to 16"
+    if draft.vocab != served.vocab:
+        return f"it has a vocabulary of {draft.vocab}, and {served.name} one of {served.vocab}"
+    if None not in layers_by_window(served):
+        return f"{served.name} has no layer that attends to all keys, so that no page has all tokens of a text"
+    return ""

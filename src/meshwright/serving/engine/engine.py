@@ -1,0 +1,500 @@
+"""The engine: an asynchronous loop of steps on one thread, from requests to their outputs.
+
+Step n + 1 is dispatched before the tokens of step n are read, so that the devices never wait for Python: each row's
+newest token stays on the devices. A sequence that ended in step n still has a row in step n + 1; its token is dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import monotonic
+
+import jax
+import numpy as np
+
+from meshwright.description.step.serving import ServingLayout
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.generation.sampling import GREEDY
+from meshwright.execution.models.inference.loaded import LoadedModel
+from meshwright.serving.engine.active_request import ActiveRequest, token_logprob
+from meshwright.serving.engine.checks import checked
+from meshwright.serving.engine.constraints import ConstraintCompiler
+from meshwright.serving.engine.decode_stats import DecodeStats, StepMeans, measured_and_planned
+from meshwright.serving.engine.draft_programs import why_not_draft
+from meshwright.serving.engine.drafts import ModelDrafts, NgramDrafts
+from meshwright.serving.engine.faults import DeviceError, first_line, log_fault, on_devices
+from meshwright.serving.engine.layout import engine_layout
+from meshwright.serving.engine.numbers import mask_of, numbers_of, targets_of
+from meshwright.serving.engine.request import (
+    ClosedError,
+    Ending,
+    Output,
+    OutputCallback,
+    OverloadedError,
+    Request,
+    TokenLogprob,
+)
+from meshwright.serving.engine.runner import Result, RowChange, Runner, Work
+from meshwright.serving.engine.scheduler import Scheduler, Step
+from meshwright.serving.engine.sequence import TokenSequence
+from meshwright.serving.engine.settings import EngineSettings
+from meshwright.serving.engine.stats import Stats
+
+PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
+"""An engine with nothing to do begins once no request came for so long, or at the latest after so long: requests that
+come together are read together."""
+
+AHEAD = 1
+"""Rounds of steps that are dispatched before the oldest is read."""
+
+
+class Engine:
+    """Answers requests from one model; see `meshwright.serving.engine.request`.
+
+    Args:
+        model: whose mesh it runs on. settings: how. draft: a model on the same mesh that drafts `num_drafts` tokens a
+            step, in place of n-grams of the sequence.
+    on_failure: called, in the engine's thread, while the exception is handled that ends it.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: EngineSettings = EngineSettings(),  # noqa: B008
+        draft: LoadedModel | None = None,
+    ) -> None:
+        self.model, self.settings = model, settings
+        if draft is not None and (reason := why_not_draft(draft.config, model.config, settings.num_drafts)):
+            raise MeshwrightError(f"{draft.config.name} cannot draft for {model.config.name}: {reason}")
+        self.layout, self.context = engine_layout(model, settings)
+        self.runner = Runner(model, self.layout, self.context, settings, draft)
+        if settings.weight_dtype is not None:
+            # The runner has its own; those that were loaded are not kept for it.
+            self.model = replace(model, params={})
+        self.scheduler = self._new_scheduler()
+        self.on_failure: Callable[[], None] = lambda: None
+        self._changes, self._sampling_rows = list[RowChange](), set[int]()
+        """Rows whose tokens are not chosen as the likeliest ones are."""
+        self._constraints = ConstraintCompiler(model.tokenizer)
+        self._active = dict[str, ActiveRequest]()
+        self._inbox = deque[tuple[str, ActiveRequest | None]]()
+        self._wakeup = threading.Condition()
+        self._numbers = itertools.count()
+        self._rounds = deque[list[tuple[Step, Result]]]()
+        self._outputs = list[tuple[ActiveRequest, Output]]()
+        self._is_closing, self._is_receiving, self._failure = False, False, ""
+        self._num_steps = self._num_generated = 0
+        self.decode_stats = DecodeStats()
+        self._read_at: float | None = None  # When the last step's tokens were read, if another was on its way by then.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self.layout, on_admitted=self._on_admitted, can_score=self._is_compiled,
+            on_error=lambda sequence, error: self._fail(sequence.request_id, error),
+        )  # fmt: skip
+
+    def _is_compiled(self, step: Step) -> bool:
+        """Whether a scoring step can run; if its program does not compile, all requests to be scored end."""
+        try:
+            return self.runner.is_compiled(step)
+        except Exception as error:
+            for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+                if sequence.is_scored and sequence.done is None:
+                    self._fail(sequence.request_id, error)
+            return False
+
+    def start(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compile the first programs, then answer requests. on_program: called with how many are there, of how many."""
+        self.runner.compile(on_program)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End all requests and the thread."""
+        with self._wakeup:
+            self._is_closing = True
+            self._wakeup.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.runner.close()
+        self._constraints.close()
+
+    def submit(self, request: Request, deliver: OutputCallback) -> str:
+        """Queue a request; see `EngineClient`."""
+        request = checked(request, self.model, self.layout.context)
+        number = next(self._numbers)
+        request_id = f"{number:08x}"
+        limit = self.settings.max_queue + self.layout.shards * self.layout.rows
+        if request.num_completions > limit:
+            raise MeshwrightError(
+                f"num_completions is {request.num_completions}; rows and queue of this engine have room for {limit}"
+            )
+        active = ActiveRequest(request, deliver)
+        if request.constraint is not None:
+            wanted = (request.constraint, request.stop_tokens, request.owner)
+            active.matchers = [self._constraints.matcher(*wanted) for _ in range(request.num_completions)]
+        if request.timeout_seconds is not None:
+            active.deadline = monotonic() + request.timeout_seconds
+        with self._wakeup:
+            if self._failure:
+                raise ClosedError(f"the engine has failed: {self._failure}")
+            if self._is_closing:
+                raise ClosedError("the engine is shutting down")
+            queued = len(self.scheduler.waiting)
+            queued += sum(new.request.num_completions for _, new in self._inbox if new is not None)
+            # Sequences for which a row is free do not wait.
+            free_rows = self.layout.shards * self.layout.rows - len(self.scheduler.running)
+            if queued + request.num_completions > self.settings.max_queue + free_rows:
+                raise OverloadedError(f"{queued} sequences wait; the queue takes {self.settings.max_queue}", 1.0)
+            self._inbox.append((request_id, active))
+            self._wakeup.notify()
+        return request_id
+
+    def abort(self, request_id: str) -> None:
+        """End a request and free its pages; see `EngineClient`."""
+        with self._wakeup:
+            self._inbox.append((request_id, None))
+            self._wakeup.notify()
+
+    def stats(self) -> Stats:
+        """Return the engine's state and totals."""
+        scheduler = self.scheduler
+        return Stats(
+            queued=len(scheduler.waiting) + len(self._inbox),
+            running=len(scheduler.running),
+            num_pages=scheduler.num_pages,
+            used_pages=scheduler.num_pages - scheduler.num_free_pages,
+            computed_tokens=scheduler.counters.prompt_tokens,
+            prefix_hit_tokens=scheduler.counters.cached_tokens,
+            generated_tokens=self._num_generated,
+            preemptions=scheduler.counters.preempted,
+            num_steps=self._num_steps,
+            uncompiled_programs=self.runner.num_compiling,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the engine has no request."""
+        return not (self._active or self._inbox or self._rounds or self._is_receiving)
+
+    def _run(self) -> None:
+        """The engine thread's loop: take requests, run steps, deliver outputs."""
+        try:
+            while not self._is_closing:
+                try:
+                    self._receive_requests()
+                    self._run_round()
+                except DeviceError:
+                    raise
+                except Exception:
+                    # Of no request alone: all of them end, and the next ones are answered.
+                    message = log_fault(f"{len(self._active)} requests")
+                    self._forget_steps()
+                    for request_id in list(self._active):
+                        self._end_request(request_id, "failed", message, is_scheduled=False)
+                self._deliver()
+        except BaseException as error:
+            self.on_failure()
+            with self._wakeup:
+                self._failure = str(error) if isinstance(error, DeviceError) else first_line(error)
+            self._forget_steps()
+            self._end_all("failed", self._failure)
+            raise
+        self._end_all("aborted", "the server is shutting down")
+
+    def _forget_steps(self) -> None:
+        """Take all sequences from their rows, whatever state the scheduler is in: it begins anew, without a prefix."""
+        counters = self.scheduler.counters
+        self.scheduler = self._new_scheduler()
+        self.scheduler.counters = counters
+        self._rounds.clear()
+        for active in self._active.values():
+            for sequence in active.sequences:
+                sequence.row, sequence.pages = None, []
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        """End the request that an exception came from, which is being handled, and no other."""
+        if isinstance(error, DeviceError):
+            raise error
+        if isinstance(error, MeshwrightError):
+            self._end_request(request_id, "refused", str(error))
+        else:
+            self._end_request(request_id, "failed", log_fault(f"request {request_id}"))
+
+    def _receive_requests(self) -> None:
+        """Start new requests, and end those that are aborted or past their deadline."""
+        with self._wakeup:
+            if not (self._rounds or self._active):
+                self._wakeup.wait_for(lambda: self._inbox or self._is_closing)
+                latest, seen = monotonic() + MOST_SECONDS, 0
+                while seen < len(self._inbox) and monotonic() < latest:
+                    seen = len(self._inbox)
+                    self._wakeup.wait_for(lambda: len(self._inbox) > seen or self._is_closing, PAUSE_SECONDS)  # noqa: B023
+            num_received = 0 if self._is_closing else len(self._inbox)
+            self._is_receiving = num_received > 0
+        for _ in range(num_received):
+            with self._wakeup:
+                request_id, active = self._inbox.popleft()
+            if active is None:
+                self._end_request(request_id, "aborted")
+                continue
+            try:
+                self._start_request(request_id, active)
+            except Exception as error:
+                self._fail(request_id, error)
+        now = monotonic()
+        for request_id, active in list(self._active.items()):
+            if active.deadline is not None and now > active.deadline:
+                self._end_request(request_id, "aborted", "the time of the request is over")
+        self._is_receiving = False
+
+    def _start_request(self, request_id: str, active: ActiveRequest) -> None:
+        request = active.request
+        is_scored = request.prompt_logprobs is not None or request.pooled
+        if request.max_tokens == 0 and not is_scored:
+            self._end_others(active, "length")
+            return
+        self._active[request_id] = active
+        active.begin(request_id, self._numbers, self.model.tokenizer, self.runner.words, is_scored=is_scored)
+        for sequence in active.sequences:
+            if sequence.matcher is not None:
+                self._update_mask(active, sequence)
+            elif self.settings.num_drafts:
+                sequence.drafts = ModelDrafts() if self.runner.has_draft else NgramDrafts(request.prompt)
+            if sequence.done is None:
+                self.scheduler.add(sequence)
+
+    def _update_mask(self, active: ActiveRequest, sequence: TokenSequence) -> None:
+        """Compute the mask of a constrained sequence's next token; end the sequence if no token is allowed."""
+        assert sequence.matcher is not None
+        mask = np.zeros(self.runner.words, np.uint32)
+        if sequence.matcher.mask(mask, stops=sequence.num_generated >= sequence.request.min_tokens):
+            sequence.mask = mask
+            return
+        sequence.done = "token"
+        self.scheduler.end(sequence)
+        self._add_output(active, Output(completion=sequence.number, done=sequence.done))
+        self._remove_if_done(sequence.request_id, active)
+
+    def _on_admitted(self, sequence: TokenSequence) -> None:
+        """Queue the sampling parameters of a row, unless the row is greedy and stays so."""
+        assert sequence.row is not None
+        request = sequence.request
+        needs_sampling = replace(request.sampling, seed=0) != GREEDY or bool(request.logit_bias)
+        if needs_sampling or sequence.row in self._sampling_rows:
+            length = len(request.prompt)
+            self._changes.append(
+                RowChange(sequence.row, request.sampling, request.prompt, sequence.tokens[length:], request.logit_bias)
+            )
+            (self._sampling_rows.add if needs_sampling else self._sampling_rows.discard)(sequence.row)
+
+    def _run_round(self) -> None:
+        """Dispatch the next steps, and read the oldest that are on their way."""
+        steps = [found for step in self.scheduler.steps() if (found := self._dispatch(step)) is not None]
+        self._num_steps += len(steps)
+        if steps:
+            self._rounds.append(steps)
+        elif not self._rounds and any(sequence.is_scored for sequence in self.scheduler.running):
+            # Nothing to do until the program that scores is compiled.
+            with self._wakeup:
+                self._wakeup.wait_for(lambda: self._inbox or self._is_closing, timeout=0.05)
+        if self._rounds and (len(self._rounds) > AHEAD or not steps):
+            oldest = self._rounds.popleft()
+            for step, result in oldest:
+                self._read(step, result)
+            now = monotonic()
+            if self._read_at is not None and len(oldest) == 1 and not oldest[0][0].is_chunk:
+                starts = [part.start for part in oldest[0][0].slices]
+                self.decode_stats.add_step(starts, now - self._read_at, self.layout.page_size)
+            self._read_at = now if self._rounds else None
+
+    def _dispatch(self, step: Step) -> tuple[Step, Result] | None:
+        """Dispatch a step, without the sequences whose numbers cannot be made; None where none is left."""
+        try:
+            result = self.runner.run(self._work_of(step))
+        except DeviceError:
+            raise
+        except Exception:
+            left = self._without_faults(step)
+            if len(left.slices) == len(step.slices):
+                raise
+            if not left.slices:  # Its page copies may be of others.
+                self.scheduler.put_back(left.copies)
+                return None
+            return self._dispatch(left)
+        self._changes.clear()
+        with on_devices():
+            for array in jax.tree.leaves(result if step.has_logprobs else result._replace(logprobs=None)):
+                array.copy_to_host_async()
+        return step, result
+
+    def _without_faults(self, step: Step) -> Step:
+        """A step without the requests that raise when they are alone in it, which end here."""
+        self.scheduler.put_back(step.copies)
+        for change in list(self._changes):
+            try:
+                self.runner.row_state(change)
+            except Exception as error:
+                self._changes.remove(change)
+                self._sampling_rows.add(change.row)  # The devices keep what an earlier request had.
+                for sequence in [each for each in self.scheduler.running if each.row == change.row]:
+                    self._fail(sequence.request_id, error)
+        for part in step.slices:
+            if part.sequence.done is None:
+                try:
+                    self._work_of(replace(step, slices=[part]))
+                except Exception as error:
+                    self._fail(part.sequence.request_id, error)
+        left = [part for part in step.slices if part.sequence.done is None]
+        return replace(step, slices=left, copies=self.scheduler.pop_copies())
+
+    def means(self) -> tuple[StepMeans, StepMeans] | None:
+        """Return measured and planned figures of steps; see `measured_and_planned`."""
+        layout = ServingLayout(self.model.mesh_shape, self.context.cache_split or "heads")
+        return measured_and_planned(self.decode_stats, self.model, self.settings, self.layout, layout)
+
+    def _work_of(self, step: Step) -> Work:
+        """The arrays of a step, and the program that runs it."""
+        needs_sampling = any(part.is_chosen and self._needs_sampling_program(part.sequence) for part in step.slices)
+        kind = "scoring" if step.is_scored else "sampling" if needs_sampling or step.is_chunk else "greedy"
+        step = self.runner.with_program(kind, step)
+        shape = self.runner.shape_of(step)
+        return Work(
+            kind,
+            shape,
+            numbers_of(step, shape, self.scheduler.tables(step), self.layout.shards * self.layout.rows),
+            mask_of(step, shape, self.runner.words) if kind == "sampling" else None,
+            targets_of(step, shape) if step.is_scored else None,
+            tuple(step.copies),
+            tuple(self._changes),
+        )
+
+    def _needs_sampling_program(self, sequence: TokenSequence) -> bool:
+        request = sequence.request
+        return (
+            sequence.row in self._sampling_rows
+            or request.logprobs is not None
+            or sequence.mask is not None
+            or sequence.num_generated - 1 < request.min_tokens
+        )
+
+    def _read(self, step: Step, result: Result) -> None:
+        """Wait for a step's tokens, and add them to their sequences."""
+        if step.is_scored:
+            self._read_scores(step, result)
+            return
+        assert result.made is not None
+        with on_devices():
+            made = np.asarray(result.made)
+            logprobs = [*map(np.asarray, result.logprobs)] if result.logprobs and step.has_logprobs else None
+        for part in step.slices:
+            if not part.is_chosen:
+                continue
+            sequence = part.sequence
+            tokens = [token for token in made[part.at].tolist() if token >= 0]
+            self.scheduler.append_tokens(sequence, tokens)
+            self._num_generated += len(tokens)
+            if sequence.done is not None:
+                continue
+            try:
+                found = ()
+                if logprobs is not None and sequence.request.logprobs is not None:
+                    found = tuple(
+                        token_logprob(token, [array[part.at, place] for array in logprobs], sequence.request.logprobs)
+                        for place, token in enumerate(tokens)
+                    )
+                self._append_tokens(sequence, tokens, found)
+            except Exception as error:
+                self._fail(sequence.request_id, error)
+
+    def _append_tokens(self, sequence: TokenSequence, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        """Detokenize new tokens of a sequence, up to the one that ends it, and queue them as an output."""
+        active = self._active[sequence.request_id]
+        before = sequence.num_generated - sequence.in_flight - len(tokens)
+        self.decode_stats.generated_tokens += len(tokens)
+        if not before:
+            self.decode_stats.firsts += 1
+            self.decode_stats.first_seconds += monotonic() - sequence.submitted
+            self.decode_stats.prompt_tokens += len(sequence.request.prompt)
+        kept, text = active.grow(sequence, tokens, before)
+        if sequence.done:
+            self.scheduler.end(sequence)
+        self._add_output(active, active.output(sequence, tuple(kept), text, tuple(logprobs[: len(kept)])))
+        if sequence.drafts is not None:
+            sequence.drafts.extend(kept)
+        if sequence.matcher is not None and sequence.done is None:
+            for token in kept:
+                sequence.matcher.accept(token)
+            self._update_mask(active, sequence)
+        self._remove_if_done(sequence.request_id, active)
+
+    def _read_scores(self, step: Step, result: Result) -> None:
+        """Wait for the log probabilities and hidden states of prompt chunks."""
+        assert result.logprobs is not None
+        assert result.hidden is not None
+        with on_devices():
+            arrays, hidden = [np.asarray(array) for array in result.logprobs], np.asarray(result.hidden)
+        for part in step.slices:
+            sequence, active = part.sequence, self._active.get(part.sequence.request_id)
+            if sequence.done is not None or active is None:
+                continue
+            try:
+                active.add_scores(part, [array[part.at] for array in arrays], hidden[part.at])
+                if part.start + len(part.tokens) == len(active.request.prompt) and not active.request.max_tokens:
+                    sequence.done = "length"
+                    self.scheduler.end(sequence)
+                    self._add_output(active, active.output(sequence, (), "", ()))
+                    self._end_others(active, "length")
+                    self._remove_if_done(sequence.request_id, active)
+            except Exception as error:
+                self._fail(sequence.request_id, error)
+
+    def _remove_if_done(self, request_id: str, active: ActiveRequest) -> None:
+        if all(sequence.done for sequence in active.sequences):
+            self._active.pop(request_id, None)
+
+    def _end_others(self, active: ActiveRequest, done: Ending, error: str = "") -> None:
+        """End the sequences of a request that were never started: a prompt that is only scored is computed once."""
+        for number in range(len(active.sequences), active.request.num_completions):
+            self._add_output(active, Output(completion=number, done=done, error=error))
+
+    def _end_request(self, request_id: str, done: Ending, error: str = "", *, is_scheduled: bool = True) -> None:
+        """End the sequences of a request whose clients were not told of their end. is_scheduled: by this scheduler."""
+        if (active := self._active.get(request_id)) is None:
+            return
+        for sequence in active.sequences:
+            if sequence.number not in active.ended:
+                if is_scheduled:
+                    self.scheduler.end(sequence)
+                sequence.done = done
+                self._add_output(active, Output(completion=sequence.number, done=done, error=error))
+        self._end_others(active, done, error)
+        self._active.pop(request_id, None)
+
+    def _add_output(self, active: ActiveRequest, output: Output) -> None:
+        self._outputs.append((active, output))
+        if output.done:
+            active.ended.add(output.completion)
+
+    def _end_all(self, done: Ending, error: str) -> None:
+        with self._wakeup:
+            received, self._inbox = self._inbox, deque()
+        for active in (active for _, active in received if active is not None):
+            self._end_others(active, done, error)
+        for request_id in list(self._active):
+            self._end_request(request_id, done, error, is_scheduled=False)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand the queued outputs to their requests' callbacks."""
+        outputs, self._outputs = self._outputs, []
+        for active, group in itertools.groupby(outputs, key=lambda pair: pair[0]):
+            try:
+                active.deliver([output for _, output in group])
+            except Exception:  # Nobody is there to be told.
+                log_fault("the delivery of a request's outputs")
+                self._end_request(active.request_id, "aborted")

@@ -1,0 +1,195 @@
+"""An engine over several processes: process 0 has the requests, and the others dispatch the steps that it sends them.
+
+All processes call `Runner.run` with the same work in the same order, so that their devices compute one program. Work
+goes over a TCP connection of process 0 to each of the others; how a lost process is noticed is in `processes/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.generation.sampling import Sampling
+from meshwright.serving.engine.programs import Shape
+from meshwright.serving.engine.runner import RowChange, Work
+from meshwright.serving.engine.scheduler import PageCopy
+from meshwright.support.signals import handled_signals
+
+ADDRESS_BYTES = 512
+"""Size of the address and secret that process 0 sends to the others by one of JAX's collectives."""
+
+SECONDS_TO_CONNECT = 60.0
+"""How long process 0 waits for the others, which have all loaded the model by then."""
+
+ARRAYS = ("numbers", "mask", "targets")
+"""The fields of a `Work` that are arrays."""
+
+STOP = b"stop\n"
+"""Message of an ending process to process 0, which then drains the server."""
+
+
+class Leader:
+    """Process 0's connections to the others. To be made on process 0 when the others call `connect`.
+
+    Args:
+        host: where the others reach this machine; None for its name.
+
+    Raises:
+        MeshwrightError: a process that does not come.
+    """
+
+    def __init__(self, host: str | None) -> None:
+        secret = secrets.token_hex(16)
+        is_near = host in ("localhost", "127.0.0.1")
+        with socket.create_server(("127.0.0.1" if is_near else "", 0), backlog=1024) as listener:
+            _broadcast(f"{secret} {listener.getsockname()[1]} {host or socket.getfqdn()}")
+            self._connections = list(_accepted(listener, secret, jax.process_count() - 1))
+
+    def send(self, work: Work) -> None:
+        """Have the others dispatch a step."""
+        frame = encode_work(work)
+        for connection in self._connections:
+            connection.sendall(struct.pack(">Q", len(frame)) + frame)
+
+    def watch(self, on_stop: Callable[[], None]) -> None:
+        """Call `on_stop`, in a thread, when any of the others is asked to end."""
+
+        def listen(connection: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                if connection.recv(len(STOP)):
+                    on_stop()
+
+        for connection in self._connections:
+            threading.Thread(target=listen, args=(connection,), daemon=True).start()
+
+    def close(self) -> None:
+        """Tell the others that no more steps come."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(struct.pack(">Q", 0))
+
+
+def connect() -> socket.socket:
+    """The connection of another process than 0 to process 0.
+
+    Raises:
+        MeshwrightError: process 0 cannot be reached.
+    """
+    secret, port, host = _broadcast("").split()
+    try:
+        connection = socket.create_connection((host, int(port)), timeout=SECONDS_TO_CONNECT)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(None)
+        connection.sendall(secret.encode())
+    except OSError as error:
+        raise MeshwrightError(
+            f"process {jax.process_index()} did not reach process 0 at {host}:{port}"
+            f" ({(error.strerror or str(error)).lower()}); firewalls between processes must let them through"
+        ) from None
+    return connection
+
+
+def follow(connection: socket.socket, run: Callable[[Work], object]) -> None:
+    """Run what process 0 sends, until it sends no more.
+
+    Raises:
+        MeshwrightError: process 0 is gone.
+    """
+    while size := struct.unpack(">Q", _read(connection, 8))[0]:
+        run(decode_work(_read(connection, size)))
+
+
+@contextlib.contextmanager
+def signals_passed_on(connection: socket.socket) -> Iterator[None]:
+    """The first SIGTERM or SIGINT has process 0 drain the server, which ends all; a second one ends this process."""
+
+    def pass_on(_: int, __: object) -> None:
+        with contextlib.suppress(OSError):
+            connection.sendall(STOP)
+
+    with handled_signals((signal.SIGTERM, signal.SIGINT), pass_on, once=True):
+        yield
+
+
+def encode_work(work: Work) -> bytes:
+    """A step as bytes: a line of JSON, and its arrays behind it."""
+    arrays = {name: array for name in ARRAYS if (array := getattr(work, name)) is not None}
+    head = {
+        "kind": work.kind,
+        "shape": [getattr(work.shape, field.name) for field in fields(Shape)],
+        "arrays": [[name, array.dtype.str, array.shape] for name, array in arrays.items()],
+        "copies": work.copies,
+        "changes": [[*change._replace(sampling=asdict(change.sampling))] for change in work.changes],  # type: ignore
+    }
+    return b"".join([json.dumps(head).encode(), b"\n", *(array.tobytes() for array in arrays.values())])
+
+
+def decode_work(frame: bytes) -> Work:
+    """The inverse of `encode_work`."""
+    at = frame.index(b"\n") + 1
+    head, arrays = json.loads(frame[:at]), {}
+    for name, dtype, shape in head["arrays"]:
+        array = np.frombuffer(frame, dtype, count=int(np.prod(shape)), offset=at).reshape(shape)
+        arrays[name], at = array, at + array.nbytes
+    rows, length, entries, num_chosen = head["shape"]
+    return Work(
+        kind=head["kind"],
+        shape=Shape(rows, length, tuple(entries), num_chosen),
+        copies=tuple(PageCopy(*copy) for copy in head["copies"]),
+        changes=tuple(
+            RowChange(row, Sampling(**sampling), prompt, made, bias)
+            for row, sampling, prompt, made, bias in head["changes"]
+        ),
+        **arrays,
+    )
+
+
+def _broadcast(line: str) -> str:
+    """A line of process 0, on every process."""
+    padded = np.frombuffer(line.encode().ljust(ADDRESS_BYTES), np.uint8)
+    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))).decode().strip()
+
+
+def _accepted(listener: socket.socket, secret: str, count: int) -> Iterator[socket.socket]:
+    """The connections of all other processes. Whoever does not know the secret is a stranger."""
+    until, num_found = time.monotonic() + SECONDS_TO_CONNECT, 0
+    while num_found < count:
+        listener.settimeout(max(0.01, until - time.monotonic()))
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            raise MeshwrightError(
+                f"{count - num_found} of {count} other processes did not reach port {listener.getsockname()[1]} of"
+                f" process 0 within {SECONDS_TO_CONNECT:.0f} s; firewalls between processes must let them through"
+            ) from None
+        connection.settimeout(5.0)
+        with contextlib.suppress(OSError, MeshwrightError):
+            if hmac.compare_digest(_read(connection, len(secret)), secret.encode()):
+                connection.settimeout(None)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                num_found += 1
+                yield connection
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    """So many bytes of a connection."""
+    parts = bytearray()
+    while len(parts) < size:
+        if not (received := connection.recv(min(size - len(parts), 1 << 20))):
+            raise MeshwrightError("process 0 is gone")
+        parts += received
+    return bytes(parts)

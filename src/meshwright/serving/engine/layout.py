@@ -1,0 +1,196 @@
+"""Layout of an engine on a mesh: rows, pages and shapes of steps, from the model, memory and settings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from meshwright.description.step.frequencies import DynamicRopeScaling
+from meshwright.description.step.legality import check_runnable, learned_positions
+from meshwright.description.step.serve import layers_by_window, pages_read
+from meshwright.description.step.serving import CacheSplit
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.generation.cache import split_axes
+from meshwright.execution.models.generation.generate import decode_layout, switching_length
+from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
+from meshwright.execution.models.inference.loaded import LoadedModel
+from meshwright.execution.runtime.arrays import DTYPES
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.serving.engine.settings import EngineLayout, EngineSettings
+from meshwright.units import show_bytes
+
+ROWS = 64
+"""Default texts at once."""
+
+CONTEXT = 4096
+"""Default most tokens of a text, if the model allows more."""
+
+WIDTHS = 2
+"""Widths of page tables that programs are compiled for, each a quarter of the next."""
+
+HALVINGS = 3
+"""Batch sizes that decoding is compiled for: all rows, half of them, and so on."""
+
+LEAST_WIDTH = 64
+"""Tokens: narrower page tables save less time than a program takes to compile."""
+
+LEAST_CHUNK = 16
+"""Tokens: shorter chunks of prompts take hardly less time."""
+
+SHARE_OF_FREE = 0.85
+"""Fraction of memory free beside parameters that pages get; the rest is for activations."""
+
+SIMULATED_BYTES = 1 << 31
+"""The most that the pages of simulated devices get, all together."""
+
+
+def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineLayout, ShardingContext]:
+    """The layout of an engine, and how its steps are sharded.
+
+    Raises:
+        MeshwrightError: a mesh that cannot serve, or settings that do not fit it, the model or memory.
+    """
+    config, mesh = model.config, model.mesh_shape
+    check_runnable(config, mesh)
+    if mesh.pp > 1:
+        raise MeshwrightError(f"mesh {mesh} has pp={mesh.pp}; a server has no pipeline, use pp=1 and more tp or dp")
+    parts = mesh.degree(split_axes(decode_layout(config, mesh), config.latent is not None))
+    context = decode_layout(config, mesh, _split(settings.cache_split, parts, model))
+    shards = mesh.degree(page_axes(context, config))
+    rows = math.ceil((settings.rows or ROWS) / shards)
+    page, windows = settings.page_size, tuple(layers_by_window(config))
+    if context.cache_split == "sequence" and page % parts:
+        raise MeshwrightError(f"page_size is {page}, which mesh {mesh} splits in {parts}; use a multiple of {parts}")
+    longest = _context(model, settings)
+    chunks = _chunks(settings.chunk_tokens, longest, shards)
+    one = math.ceil(longest / page)
+    """The pages of the longest text."""
+    of_window = pages_read(windows, page, one, max(length for _, length in chunks))
+    wanted = rows * one
+    if settings.cache_tokens is not None:
+        wanted = math.ceil(settings.cache_tokens / page / shards)
+    fits = _affordable_pages(model, context, settings, one, of_window)
+    if settings.cache_tokens is not None and fits < wanted:
+        raise MeshwrightError(
+            f"cache_tokens is {settings.cache_tokens}; there is memory for {fits * page * shards} beside the parameters"
+        )
+    if min(wanted, fits) < one:
+        raise MeshwrightError(
+            f"the cache has room for {min(wanted, fits) * page} tokens of a group of devices, and a text may have"
+            f" {longest}; use a context of at most {min(wanted, fits) * page}, more cache_tokens, or a mesh with more"
+            f" memory"
+        )
+    pages = tuple(
+        min(wanted, fits) if w is None else max(own, math.ceil(min(wanted, fits) * own / one))
+        for w, own in zip(windows, of_window, strict=True)
+    )
+    least = max(1, LEAST_WIDTH // page)
+    widths = sorted({one, *(max(min(one, least), math.ceil(one / 4**n)) for n in range(1, WIDTHS))})
+    dynamic = config.rope_scaling
+    layout = EngineLayout(
+        context=longest,
+        page_size=page,
+        shards=shards,
+        rows=rows,
+        windows=windows,
+        pages=pages,
+        widths=tuple(widths),
+        decoded=tuple(sorted({max(1, math.ceil(rows / 2**n)) for n in range(HALVINGS + 1)})),
+        chunks=chunks,
+        # Of each length for as many rows as there are tokens for, and for one.
+        scored=tuple(c for n, c in enumerate(chunks) if c[0] == 1 or not n or chunks[n - 1][1] != c[1]),
+        chunk_overhead=_ridge(model) * mesh.degree(context.rules["batch"]) / shards,
+        num_drafts=settings.num_drafts,
+        prefix_cache=settings.prefix_cache,
+        switch=switching_length(config),
+        stretched_from=dynamic.original_max_seq_len if isinstance(dynamic, DynamicRopeScaling) else None,
+    )
+    return layout, context
+
+
+def _split(asked: CacheSplit | None, parts: int, model: LoadedModel) -> CacheSplit:
+    """Return the split of the cache besides heads: rows, by default and if something can be split."""
+    if parts == 1:
+        if asked in ("batch", "sequence"):
+            raise MeshwrightError(
+                f"mesh {model.mesh_shape} splits nothing of the cache by {asked}; leave cache_split out"
+            )
+        return "heads"
+    return asked or "batch"
+
+
+def _context(model: LoadedModel, settings: EngineSettings) -> int:
+    """The most tokens of a text."""
+    learned = learned_positions(model.config)
+    most = min(model.seq_len or CONTEXT, learned or model.seq_len or CONTEXT)
+    if settings.context is None:
+        return min(most, CONTEXT)
+    if learned is not None and settings.context > learned:
+        raise MeshwrightError(
+            f"context is {settings.context}, more than the {learned} positions that {model.config.name} has learned"
+        )
+    return settings.context
+
+
+def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ...]:
+    """Return shapes of prompt chunks: rows of each shard by tokens, from one long prompt to many short ones.
+
+    For each length, one shape with as many rows as `tokens` allow, one with a quarter, one with a sixteenth, and one
+    row.
+    """
+    each = max(1, tokens // shards)
+    longest = min(each, 1 << (context - 1).bit_length())
+    lengths = [longest >> shift for shift in (0, 2, 4) if longest >> shift >= min(longest, LEAST_CHUNK)]
+    shapes = ((max(1, each // length >> shift), length) for length in lengths for shift in (0, 2, 4, each.bit_length()))
+    return tuple(dict.fromkeys(shapes))
+
+
+def stored_dtype(model: LoadedModel, settings: EngineSettings) -> Any:
+    """The dtype of keys and values in pages."""
+    return jnp.int8 if settings.kv_dtype == "int8" else DTYPES[model.dtype]
+
+
+def _ridge(model: LoadedModel) -> float:
+    """The tokens whose products take as long as the weights are read: 2 flops a parameter and token."""
+    itemsize = np.dtype(DTYPES[model.dtype]).itemsize
+    return model.system.peak(model.dtype) * itemsize / (2 * model.system.hbm_bytes_per_second)
+
+
+def _affordable_pages(
+    model: LoadedModel,
+    context: ShardingContext,
+    settings: EngineSettings,
+    one: int,
+    of_window: tuple[int, ...],
+) -> int:
+    """The pages of a group of devices, for layers without a window, that memory has room for."""
+    with jax.set_mesh(model.mesh):
+        single = abstract_pages(
+            model.config, context, (1,) * len(of_window), settings.page_size, stored_dtype(model, settings)
+        )
+    # Layers with a window have fewer pages than those without.
+    page_bytes = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize * own / one
+        for own, pages in zip(of_window, single, strict=True)
+        for leaf in jax.tree.leaves(pages)
+    )
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        free = SHARE_OF_FREE * (stats["bytes_limit"] - stats["bytes_in_use"])
+    else:
+        free = SIMULATED_BYTES / jax.device_count()
+    fits = int(free / page_bytes)
+    if jax.process_count() > 1:
+        # All processes have the same pages: as many as the fullest device has room for.
+        fits = int(multihost_utils.process_allgather(np.int32(min(fits, 2**31 - 1))).min())
+    if fits < one:
+        raise MeshwrightError(
+            f"a text of {one * settings.page_size} tokens keeps {show_bytes(one * page_bytes)} on a device, of which"
+            f" {show_bytes(free)} are free; use a smaller context, kv_dtype int8, or a mesh that splits more"
+        )
+    return fits

@@ -1,0 +1,74 @@
+"""The engine's steps of serving plans, lowered for meshes whose devices need not be there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.families.registry import serving_from_data
+from meshwright.description.step.parameter_tree import parameters
+from meshwright.description.step.serve import page_parts, table_entries
+from meshwright.description.step.serving import CacheSplit, Serving, ServingLayout, check_serving
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.generation.generate import decode_layout
+from meshwright.execution.models.generation.paged_cache import abstract_pages, page_axes
+from meshwright.execution.models.generation.serving_step import check_served, dtype_of
+from meshwright.execution.models.generation.stationary import for_tpu_products
+from meshwright.execution.models.quantised.int8_weights import in_int8
+from meshwright.execution.runtime.arrays import DTYPES, abstract
+from meshwright.mesh import MeshShape
+from meshwright.serving.engine.programs import Shape, greedy_program
+
+
+def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
+    """Lower an engine's step with greedy rows; serving: as of `dataclasses.asdict`.
+
+    In decode, each row has one token; in chunked prefill, a chunk of its prompt. Page tables and pages are those of the
+    longest texts.
+    """
+    read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
+    layout = ServingLayout(shape, cache)
+    check_engine_step(read, layout)
+    assert read.batch is not None
+    model, context, parts = read.model, decode_layout(read.model, shape, cache), page_parts(read.model, layout)
+    entries = table_entries(read, parts)
+    program = Shape(read.batch, read.step_length, entries)
+    counts = tuple(read.batch // shape.degree(page_axes(context, model)) * count for count in entries)
+    dtype = DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
+    weight_dtype = read.compute_dtype if read.weight_dtype == "int8" else read.weight_dtype
+    with jax.set_mesh(mesh):
+        stored = jnp.int8 if read.kv_dtype == "int8" else dtype
+        pages: Any = abstract_pages(model, context, counts, read.page_size * parts, stored)
+        params = abstract(parameters(model), mesh, context, dtype_of("weight_dtype", weight_dtype))
+        if read.weight_dtype == "int8":
+            params = jax.eval_shape(lambda own: in_int8(own, model), params)
+        params, pages = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, leaf.sharding.spec)),
+            (params, pages),
+        )
+        params = for_tpu_products(params, model)
+        last, numbers = (
+            jax.ShapeDtypeStruct(size, jnp.int32, sharding=NamedSharding(mesh, P()))
+            for size in ((read.batch,), (read.batch, program.columns.width))
+        )
+        return greedy_program(model, shape, cache, program, dtype).lower(params, pages, last, numbers, None)
+
+
+def check_engine_step(serving: Serving, layout: ServingLayout) -> None:
+    """Raise where an engine does not run the step of a serving plan."""
+    check_serving(serving, layout)
+    # What is in int8 has scales, and is multiplied in the dtype of products.
+    plain = {name: serving.compute_dtype for name in ("weight_dtype", "kv_dtype") if getattr(serving, name) == "int8"}
+    check_served(replace(serving, **plain), layout.mesh)
+    context = decode_layout(serving.model, layout.mesh, layout.cache)
+    shards = layout.mesh.degree(page_axes(context, serving.model))
+    if serving.batch is not None and serving.batch % shards:
+        raise MeshwrightError(
+            f"batch is {serving.batch}, and {shards} groups of devices have rows of their own on {layout}; use a"
+            f" multiple of {shards}"
+        )

@@ -1,0 +1,251 @@
+"""The prefix cache: pages of texts that were computed before, found by their tokens."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from meshwright.serving.engine.pages import PagePool, first_needed_page
+
+
+class Hit(NamedTuple):
+    """The longest cached prefix of a text. The caller holds a reference to every page in it.
+
+    Args:
+        length: tokens of the prefix.
+        pages: for each group the pages of the prefix's whole pages, None where later tokens read none of a page.
+        copies: for each group the page that the prefix ends inside: the text continues in a copy of it, and the caller
+            releases the page once it is copied. None where later tokens read nothing of it. Empty where the prefix
+            ends at the end of a page.
+    """
+
+    length: int
+    pages: list[list[int | None]]
+    copies: list[int | None]
+
+
+class _Node:
+    """A page of tokens after those of its ancestors; the root of a tree has no tokens."""
+
+    __slots__ = ("children", "key", "keys", "pages", "parent", "salt")
+
+    def __init__(self, salt: Hashable, key: tuple[int, ...], parent: _Node | None, pages: list[int | None]) -> None:
+        self.salt = salt
+        self.key = key
+        self.parent = parent
+        self.pages = pages
+        self.children: dict[tuple[int, ...], _Node] = {}
+        # Sorted: the keys that begin most like some tokens stand next to where these would.
+        self.keys: list[tuple[int, ...]] = []
+
+
+class PrefixCache:
+    """A radix tree over whole pages of tokens for each salt; the cache holds a reference to each of its pages.
+
+    Layers fall into groups by their attention windows, and a node has a page of each group. Of a group with a window it
+    may have none: then no prefix ends where the window would read that page.
+
+    Args:
+        page_size: tokens of a page.
+        pools: the pages of each group.
+        windows: of each group, how many tokens a query attends to, its own included; None for all before it.
+
+    Attributes:
+        num_lookups: calls of `match`. num_hits: those that found a prefix.
+        num_tokens: the tokens of the texts that were looked up. num_cached_tokens: those of the prefixes found.
+        num_nodes: the pages of tokens in the trees.
+    """
+
+    def __init__(self, page_size: int, pools: Sequence[PagePool], windows: Sequence[int | None]) -> None:
+        self._page_size = page_size
+        self._pools = pools
+        self._windows = windows
+        self._roots: dict[Hashable, _Node] = {}
+        # The nodes with a page of each group, from the one that was not used for longest.
+        self._used: list[OrderedDict[_Node, None]] = [OrderedDict() for _ in pools]
+        self.num_lookups = self.num_hits = self.num_tokens = self.num_cached_tokens = self.num_nodes = 0
+
+    def match(self, tokens: Sequence[int], *, limit: int, salt: Hashable = None, min_copied: int = 1) -> Hit:
+        """Find the longest cached prefix after which every group has all the pages that later tokens read.
+
+        Args:
+            limit: the most tokens of the prefix; one less than a prompt has, whose last token has to be computed.
+            salt: only texts that were inserted with an equal one are found.
+            min_copied: the fewest tokens, at least 1, for which a page is copied that the prefix ends inside;
+                `page_size` for no copies.
+        """
+        limit = min(limit, len(tokens))
+        path, runs, depth = self._longest(tokens, limit, salt)
+        length, copied = depth * self._page_size, None
+        for above in range(len(path) - 1, depth - 1, -1):
+            begin = above * self._page_size
+            rest = tuple(tokens[begin : min(begin + self._page_size, limit)])
+            copied, agreeing = self._most_alike(path[above], rest, above, runs[above], min_copied)
+            if copied is not None:
+                depth, length = above, begin + agreeing
+                break
+        self.num_lookups += 1
+        self.num_tokens += len(tokens)
+        self.num_hits += length > 0
+        self.num_cached_tokens += length
+        return self._take(path[1 : depth + 1], copied, length)
+
+    def longest(self, tokens: Sequence[int], limit: int, salt: Hashable = None) -> int:
+        """The tokens of the longest cached prefix in whole pages, which is not taken; see `match`."""
+        return self._longest(tokens, min(limit, len(tokens)), salt)[2] * self._page_size
+
+    def insert(self, tokens: Sequence[int], pages: Sequence[Sequence[int | None]], salt: Hashable = None) -> None:
+        """Add a text's computed whole pages. Cached pages stay, and gaps are filled.
+
+        Args:
+            tokens: those after the last whole page are ignored.
+            pages: for each group an entry for each page of tokens; None for a page that its window has left.
+
+        Raises:
+            RuntimeError: None for a page of a group without a window.
+        """
+        if len(tokens) < self._page_size:
+            return
+        node = self._roots.setdefault(salt, _Node(salt, (), None, []))
+        path: list[_Node] = []
+        for at in range(len(tokens) // self._page_size):
+            key = tuple(tokens[at * self._page_size : (at + 1) * self._page_size])
+            if key not in node.children:
+                if any(w is None and of_group[at] is None for w, of_group in zip(self._windows, pages, strict=True)):
+                    raise RuntimeError(f"page {at} of a text is missing in a group of layers without a window")
+                node.children[key] = _Node(salt, key, node, [None] * len(self._pools))
+                insort(node.keys, key)
+                self.num_nodes += 1
+            node = node.children[key]
+            path.append(node)
+            for group, of_group in enumerate(pages):
+                page = of_group[at]
+                if page is not None and node.pages[group] is None:
+                    self._pools[group].share((page,))
+                    node.pages[group] = page
+                    self._used[group][node] = None
+        for at in reversed(range(len(path))):
+            for group, of_group in enumerate(pages):
+                if of_group[at] is not None:
+                    self._used[group].move_to_end(path[at])
+
+    def evict(self, group: int, count: int) -> int:
+        """Free pages of a group that nobody but the cache holds: how many, up to count.
+
+        Pages go by last use. One that is in use when its turn comes counts as used then. A leaf goes with its pages of
+        all groups; an inner node can only lose the page of a group with a window.
+        """
+        pool, used = self._pools[group], self._used[group]
+        freed = passed = 0
+        while freed < count and passed < len(used):
+            node = next(iter(used))
+            page = node.pages[group]
+            assert page is not None
+            if pool.num_references(page) > 1 or (node.children and self._windows[group] is None):
+                used.move_to_end(node)
+                passed += 1
+                continue
+            if node.children:
+                self._drop(node, group)
+            else:
+                self._remove(node)
+            freed += 1
+            passed = 0  # The parent may have become a leaf.
+        return freed
+
+    def clear(self) -> None:
+        """Release every page."""
+        for group, used in enumerate(self._used):
+            self._pools[group].release(node.pages[group] for node in used)
+            used.clear()
+        self._roots.clear()
+        self.num_nodes = 0
+
+    def _path(self, tokens: Sequence[int], limit: int, salt: Hashable) -> list[_Node]:
+        """The root, and the nodes of the whole pages of a text's first `limit` tokens as far as there are any."""
+        path = [self._roots.get(salt) or _Node(salt, (), None, [])]
+        for at in range(0, limit - self._page_size + 1, self._page_size):
+            child = path[-1].children.get(tuple(tokens[at : at + self._page_size]))
+            if child is None:
+                break
+            path.append(child)
+        return path
+
+    def _longest(self, tokens: Sequence[int], limit: int, salt: Hashable) -> tuple[list[_Node], list[list[int]], int]:
+        """Return a text's path in the tree, the runs that end after each of its pages, and how many pages suffice.
+
+        A run is, for each group, the first of the consecutive pages that end there.
+        """
+        path = self._path(tokens, limit, salt)
+        runs = [[0] * len(self._pools)]
+        for node in path[1:]:
+            runs.append(self._extend(runs[-1], node, len(runs) - 1))
+        return path, runs, max(d for d, run in enumerate(runs) if self._is_enough(d * self._page_size, run))
+
+    def _extend(self, run: list[int], node: _Node, at: int) -> list[int]:
+        """The first pages of the runs that end with page `at`, which is the node's, from those that end before it."""
+        return [at + 1 if page is None else first for page, first in zip(node.pages, run, strict=True)]
+
+    def _is_enough(self, length: int, run: list[int]) -> bool:
+        """Whether the runs of pages have all that tokens from position `length` on read before it."""
+        needed = (first_needed_page(length, window, self._page_size) for window in self._windows)
+        return all(first <= need for first, need in zip(run, needed, strict=True))
+
+    def _most_alike(
+        self, node: _Node, rest: tuple[int, ...], at: int, run: list[int], least: int
+    ) -> tuple[_Node | None, int]:
+        """The child, page `at`, that begins with the most of `rest` and after these has all that is read; how many."""
+        found, most = None, least - 1
+        begin = bisect_left(node.keys, rest)
+        # Away from where `rest` would stand, keys have ever less in common with it.
+        for numbers in (range(begin, len(node.keys)), range(begin - 1, -1, -1)):
+            for number in numbers:
+                key = node.keys[number]
+                agreeing = next((i for i, (a, b) in enumerate(zip(key, rest, strict=False)) if a != b), len(rest))
+                if agreeing <= most:
+                    break
+                child = node.children[key]
+                if self._is_enough(at * self._page_size + agreeing, self._extend(run, child, at)):
+                    found, most = child, agreeing
+                    break
+        return found, most
+
+    def _take(self, path: list[_Node], copied: _Node | None, length: int) -> Hit:
+        """References to the pages that are read after a prefix, which become the last used."""
+        pages: list[list[int | None]] = []
+        copies: list[int | None] = []
+        for group, (pool, used, window) in enumerate(zip(self._pools, self._used, self._windows, strict=True)):
+            first = first_needed_page(length, window, self._page_size)
+            of_group = [node.pages[group] if at >= first else None for at, node in enumerate(path)]
+            pool.share(of_group)
+            pages.append(of_group)
+            if copied is not None:
+                page = copied.pages[group] if first <= len(path) else None
+                pool.share((page,))
+                copies.append(page)
+                if page is not None:
+                    used.move_to_end(copied)
+            for node in reversed(path[first:]):
+                used.move_to_end(node)
+        return Hit(length, pages, copies)
+
+    def _drop(self, node: _Node, group: int) -> None:
+        """Release a node's page of a group, if it has one."""
+        if node.pages[group] is not None:
+            self._pools[group].release((node.pages[group],))
+            node.pages[group] = None
+            del self._used[group][node]
+
+    def _remove(self, node: _Node) -> None:
+        """Release a leaf's pages and take it from its tree."""
+        for group in range(len(self._pools)):
+            self._drop(node, group)
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key]
+        del parent.keys[bisect_left(parent.keys, node.key)]
+        self.num_nodes -= 1
+        if parent.parent is None and not parent.children:
+            del self._roots[node.salt]

@@ -1,0 +1,377 @@
+"""The engine's device programs: process some tokens of some rows with the paged cache, and choose the next token.
+
+One program decodes all rows, a token each, or with drafts after it. Others of the same form process chunks of prompts.
+A step's input is one array of numbers, `Columns`, so a single transfer sends it to the devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.blocks import program
+from meshwright.description.step.layer import Norm
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.serving import CacheSplit
+from meshwright.execution.models.ends import logits
+from meshwright.execution.models.generation.generate import decode_layout, through_cache
+from meshwright.execution.models.generation.paged_cache import PagedCache, Pages
+from meshwright.execution.models.generation.sampling import Samplers, Written, choose, likeliest_of, with_chosen
+from meshwright.execution.models.norm import norm
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.mesh import MeshShape
+from meshwright.serving.engine.request import MOST_LOGPROBS
+
+WORD = 32
+"""The tokens that one word of a mask allows or not, the first in its lowest bit."""
+
+FROM_LAST = -1
+"""In place of a token: the one that was chosen for the row before."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape of a step: rows, tokens of each, and entries of each window's page table."""
+
+    rows: int
+    length: int
+    entries: tuple[int, ...]
+    num_chosen: int = 1  # Most tokens chosen for each row: 1, or with drafts as many as tokens.
+
+    @property
+    def columns(self) -> Columns:
+        """Where the numbers of a step are."""
+        return Columns(self)
+
+
+class Columns:
+    """Slices of a step's array of numbers [rows, width]: the columns below, the tokens, then the page tables.
+
+    There is a page table for each window, preceded by the number of its first page. row: the row's number in the
+    engine; the number of rows if unused. start: position of its first token. count: its tokens. is_chosen: whether a
+    token is sampled after the last. prefill_length: tokens at the sequence's prefill, which some models' rotary
+    frequencies depend on. drawn: tokens sampled for it so far. num_logprobs: log probabilities to return for a token,
+    its own and the likeliest ones; 0 for none.
+    """
+
+    row, start, count, is_chosen, prefill_length, drawn, num_logprobs = range(7)
+
+    def __init__(self, shape: Shape) -> None:
+        begin = self.num_logprobs + 1
+        self.tokens = slice(begin, begin + shape.length)
+        at, self.tables = self.tokens.stop, list[tuple[int, slice]]()
+        for count in shape.entries:
+            self.tables.append((at, slice(at + 1, at + 1 + count)))
+            at += 1 + count
+        self.width = at
+
+
+class RowState(NamedTuple):
+    """State of each row for sampling, on the devices."""
+
+    samplers: Array  # [rows, 7]: temperature, top-k, top-p, min-p and the penalties.
+    seed: Array  # [rows]
+    written: Written
+    bias: Array  # [rows, vocab]
+
+
+class Logprobs(NamedTuple):
+    """Log probabilities [rows, n] of tokens, and of the likeliest ones in their places [rows, n, MOST_LOGPROBS]."""
+
+    own: Array
+    values: Array
+    tokens: Array
+
+
+@lru_cache(maxsize=256)
+def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
+    """The step where every row takes the likeliest token.
+
+    (params, pages, last, numbers, drafts) -> pages, last, made. last: the newest token of every row of the engine
+    [rows]. drafts: draft tokens on the devices [shape.rows, num_chosen - 1], or None. made: the chosen tokens
+    [shape.rows, num_chosen], -1 for none. pages are donated.
+    """
+    layout = decode_layout(model, mesh, split)
+
+    def step(
+        params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array, drafts: Array | None
+    ) -> tuple[Any, Array, Array]:
+        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, drafts=drafts)
+        seed = jnp.zeros(shape.rows, jnp.uint32)
+        scores = logits(params, x, table, model, layout)
+        chosen = [
+            jax.reshard(choose(own, likeliest_of(seed), Written(), read.drawn), P())
+            for own in jnp.unstack(scores, axis=1)
+        ]
+        made, last = _taken(read, jnp.stack(chosen, axis=1), last)
+        return pages, last, made
+
+    return jax.jit(step, donate_argnums=1)
+
+
+@lru_cache(maxsize=256)
+def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
+    """Return the step in which each row has its own sampling options.
+
+    (params, pages, last, numbers, drafts, row state, mask) -> pages, last, made, written, `Logprobs` of made tokens.
+    mask: allowed tokens as bits, [shape.rows, num_chosen, words]. pages and written are donated.
+    """
+    layout = decode_layout(model, mesh, split)
+
+    def step(
+        params: Any,
+        pages: tuple[Pages, ...],
+        last: Array,
+        numbers: Array,
+        drafts: Array | None,
+        written: Written,
+        samplers: Array,
+        seed: Array,
+        bias: Array,
+        mask: Array,
+    ) -> tuple[Any, Array, Array, Written, Logprobs]:
+        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, drafts=drafts)
+        whole = jax.reshard(logits(params, x, table, model, layout), P())
+        state = RowState(samplers, seed, written, bias)
+        chosen, written = _choose_each(whole, read, state, mask)
+        made, last = _taken(read, chosen, last)
+        return pages, last, made, written, _logprobs(whole, chosen, read.num_logprobs)
+
+    return jax.jit(step, donate_argnums=(1, 5))
+
+
+@lru_cache(maxsize=64)
+def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
+    """The step that reads a chunk of a prompt for its log probabilities and its hidden states.
+
+    (params, pages, last, numbers, targets) -> pages, `Logprobs` of the targets [rows, s], and the sums over the tokens
+    of a chunk of the hidden states after the last norm [rows, d], in float32.
+    """
+    layout = decode_layout(model, mesh, split)
+
+    def step(
+        params: Any, pages: tuple[Pages, ...], last: Array, numbers: Array, targets: Array
+    ) -> tuple[Any, Logprobs, Array]:
+        read, x, table, pages = _through(params, pages, last, numbers, model, layout, shape, dtype, is_whole=True)
+        scores = jax.reshard(logits(params, x, table, model, layout), P())
+        final = program(model).logits[0]
+        assert isinstance(final, Norm)
+        hidden = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
+        kept = jax.reshard(read.is_token, layout.spec("batch", "sequence"))
+        sums = jnp.sum(jnp.where(kept[..., None], hidden.astype(jnp.float32), 0), axis=1)
+        return pages, _logprobs(scores, targets, read.num_logprobs), jax.reshard(sums, P())
+
+    return jax.jit(step, donate_argnums=1)
+
+
+@lru_cache(maxsize=8)
+def row_program() -> Any:
+    """Return a program that sets one row's state: (state, row, own) -> state, which is donated.
+
+    own: a state without the dim of rows.
+    """
+
+    def put(state: RowState, row: Array, own: RowState) -> RowState:
+        return jax.tree.map(lambda array, value: array.at[row].set(value), state, own)
+
+    return jax.jit(put, donate_argnums=0)
+
+
+@lru_cache(maxsize=8)
+def copy_program(axes: tuple[str, ...]) -> Any:
+    """Return a program that copies pages of each shard: (pages, sources [shards, n], targets [shards, n]) -> pages.
+
+    pages are donated. axes: those whose devices have pages of their own. A target that is no page copies nothing.
+    """
+
+    def copy(pages: Pages, sources: Array, targets: Array) -> Pages:
+        def local(stored: Array, sources: Array, targets: Array) -> Array:
+            found = stored.at[:, sources[0]].get(mode="clip")
+            return stored.at[:, targets[0]].set(found, mode="drop")
+
+        def moved(stored: Array) -> Array:
+            spec: Any = jax.typeof(stored).sharding.spec
+            own = P(axes or None, None)
+            return jax.shard_map(local, in_specs=(spec, own, own), out_specs=spec)(
+                stored, jax.reshard(sources, own), jax.reshard(targets, own)
+            )
+
+        return jax.tree.map(moved, pages)
+
+    return jax.jit(copy, donate_argnums=0)
+
+
+class _Read(NamedTuple):
+    """A step's numbers of each of its rows."""
+
+    row: Array
+    tokens: Array
+    is_token: Array
+    is_chosen: Array
+    drawn: Array
+    num_logprobs: Array
+
+
+def _through(
+    params: Any,
+    pages: tuple[Pages, ...],
+    last: Array,
+    numbers: Array,
+    model: ModelConfig,
+    layout: ShardingContext,
+    shape: Shape,
+    dtype: Any,
+    *,
+    drafts: Array | None = None,
+    is_whole: bool = False,
+) -> tuple[_Read, Array, Array, tuple[Pages, ...]]:
+    """A step's numbers, the residual stream of the tokens to choose after, the table, and the pages with its tokens."""
+    columns, spec = shape.columns, layout.spec("batch", "sequence")
+    # Each device takes the numbers of its rows, and all of what every device needs: columns of one array that is split
+    # for some uses would be gathered again for others.
+    own = jax.reshard(numbers, spec)
+    tokens = newest_first(own[:, columns.tokens], last, own, layout)
+    if drafts is not None:
+        tokens = jnp.concatenate([tokens[:, :1], jax.reshard(drafts, spec)], axis=1)
+    x, table, pages = through_pages(params, pages, tokens, own, columns.tables, model, layout, dtype)
+    places = jnp.arange(shape.length)[None]
+    if not is_whole and shape.num_chosen < shape.length:
+        # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
+        is_last = places == jnp.maximum(own[:, Columns.count, None] - 1, 0)
+        x = lax.reduce_sum(jnp.where(is_last[..., None], x, 0), axes=(1,))[:, None]
+    asked = numbers[:, columns.tokens]
+    read = _Read(
+        row=numbers[:, Columns.row],
+        tokens=asked if drafts is None else jnp.concatenate([asked[:, :1], drafts], axis=1),
+        is_token=places < numbers[:, Columns.count, None],
+        is_chosen=numbers[:, Columns.is_chosen] > 0,
+        drawn=numbers[:, Columns.drawn],
+        num_logprobs=numbers[:, Columns.num_logprobs],
+    )
+    return read, x, table, pages
+
+
+def newest_first(tokens: Array, last: Array, own: Array, layout: ShardingContext) -> Array:
+    """Tokens [rows, s], in place of FROM_LAST the newest of their rows. own: the numbers of rows, split as they are."""
+    newest = last.at[own[:, Columns.row]].get(mode="clip", out_sharding=layout.spec("batch"))
+    return jnp.where(tokens == FROM_LAST, newest[:, None], tokens)
+
+
+def through_pages(
+    params: Any,
+    pages: tuple[Pages, ...],
+    tokens: Array,
+    own: Array,
+    tables: Sequence[tuple[int, slice]],
+    model: ModelConfig,
+    layout: ShardingContext,
+    dtype: Any,
+    place: int = 0,
+) -> tuple[Array, Array, tuple[Pages, ...]]:
+    """The residual stream of tokens [rows, s] from `place` in a step on, the table, and the pages with these tokens.
+
+    own: the numbers of the step, split as rows are. tables: of each of the pages, its columns.
+    """
+    start, count = own[:, Columns.start, None], own[:, Columns.count, None]
+    places = place + jnp.arange(tokens.shape[1])[None]
+    # What is no token reads as the last one does, so that its softmax has something to sum.
+    positions = start + jnp.minimum(places, jnp.maximum(count - 1, 0))
+    caches = tuple(
+        PagedCache(each, own[:, entries], own[:, first], places < count)
+        for each, (first, entries) in zip(pages, tables, strict=True)
+    )
+    x, table, caches = through_cache(
+        params,
+        tokens,
+        positions,
+        caches,
+        model,
+        layout,
+        dtype,
+        lengths=jnp.maximum(positions + 1, own[:, Columns.prefill_length, None]),
+    )
+    return x, table, tuple(cache.pages for cache in caches)
+
+
+def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tuple[Array, Written]:
+    """The tokens after each place [rows, n], and what texts have with those that are taken."""
+    vocab = scores.shape[-1]
+    samplers = samplers_at(state.samplers, state.seed, read.row)
+    bias, written = (
+        jax.tree.map(lambda array: array.at[read.row].get(mode="clip"), own) for own in (state.bias, state.written)
+    )
+    seen, made, kept = state.written.seen, state.written.made, list[Array]()
+    assert seen is not None
+    assert made is not None
+    is_taken = read.is_chosen
+    for place, own in enumerate(jnp.unstack(scores, axis=1)):
+        bits = (
+            jnp.repeat(mask[:, place], WORD, axis=-1)[:, :vocab] >> (jnp.arange(vocab, dtype=jnp.uint32) % WORD)[None]
+        )
+        allowed = jnp.where(bits & 1, own + bias, -jnp.inf)
+        chosen = jax.reshard(choose(allowed, samplers, written, read.drawn + place), P())
+        kept.append(chosen)
+        at = jnp.where(is_taken, read.row, seen.shape[0])
+        seen = seen.at[at, chosen].set(True, mode="drop")
+        made = made.at[at, chosen].add(1, mode="drop")
+        written = with_chosen(written, chosen)
+        if place + 1 < scores.shape[1]:
+            is_taken &= (read.tokens[:, place + 1] == chosen) & read.is_token[:, place + 1]
+    return jnp.stack(kept, axis=1), Written(seen, made)
+
+
+def samplers_at(limits: Array, seed: Array, row: Array) -> Samplers:
+    """Return the samplers of some rows from those of all; see `RowState`."""
+    own = [limits.at[row, at].get(mode="clip") for at in range(limits.shape[1])]
+    return Samplers(
+        temperature=own[0],
+        top_k=own[1].astype(jnp.int32),
+        top_p=own[2],
+        min_p=own[3],
+        repetition_penalty=own[4],
+        presence_penalty=own[5],
+        frequency_penalty=own[6],
+        seed=seed.at[row].get(mode="clip"),
+    )
+
+
+def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
+    """Return the tokens made [rows, n], -1 for none, and the newest token of each row of the engine.
+
+    Nothing follows a rejected draft token: the token chosen instead ends the step.
+    """
+    num_chosen = chosen.shape[1]
+    if num_chosen == 1:
+        taken = jnp.ones_like(read.row)
+    else:
+        agrees = (read.tokens[:, 1:] == chosen[:, :-1]) & read.is_token[:, 1:]
+        taken = 1 + jnp.sum(jnp.cumprod(agrees.astype(jnp.int32), axis=1), axis=1)
+    is_made = (jnp.arange(num_chosen)[None] < taken[:, None]) & read.is_chosen[:, None]
+    newest = jnp.take_along_axis(chosen, taken[:, None] - 1, axis=1)[:, 0]
+    at = jnp.where(read.is_chosen, read.row, last.shape[0])
+    return jnp.where(is_made, chosen, -1), last.at[at].set(newest.astype(last.dtype), mode="drop")
+
+
+def _logprobs(scores: Array, tokens: Array, num_wanted: Array) -> Logprobs:
+    """Return log probabilities of tokens [rows, n] from logits [rows, n, vocab], and those of the likeliest.
+
+    num_wanted: `Columns.num_logprobs` of each row. Unwanted values are zeros.
+    """
+    shape, most = (*tokens.shape, min(MOST_LOGPROBS, scores.shape[-1])), jnp.max(num_wanted)
+
+    def none_likeliest() -> tuple[Array, Array]:
+        return jnp.zeros(shape, scores.dtype), jnp.zeros(shape, jnp.int32)
+
+    def wanted() -> Logprobs:
+        every = jax.nn.log_softmax(scores, axis=-1)
+        own = jnp.take_along_axis(every, jnp.maximum(tokens, 0)[..., None], axis=-1)[..., 0]
+        return Logprobs(own, *lax.cond(most > 1, lambda: tuple(lax.top_k(every, shape[-1])), none_likeliest))
+
+    return lax.cond(most > 0, wanted, lambda: Logprobs(jnp.zeros(tokens.shape, scores.dtype), *none_likeliest()))

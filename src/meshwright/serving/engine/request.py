@@ -1,0 +1,146 @@
+"""The engine's interface: requests, outputs and errors. Without JAX and HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.models.generation.sampling import GREEDY, Sampling
+
+MOST_LOGPROBS = 20
+"""The maximum number of alternatives per token with log probabilities; that of OpenAI's chat completions."""
+
+MOST_STOP_TOKENS = 1024
+"""The maximum number of stop tokens of a request, as many as logit biases."""
+
+Ending = Literal["length", "token", "text", "aborted", "failed", "refused"]
+"""Why a completion ended: max_tokens, a stop token, a stop string, aborted by its client, a failure of the engine, or a
+request that cannot be answered any further, as its constraint allows no token."""
+
+
+class OverloadedError(MeshwrightError):
+    """The queue is full; retry after `retry_seconds`."""
+
+    def __init__(self, message: str, retry_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
+class ClosedError(MeshwrightError):
+    """The engine accepts no more requests: it is shutting down, or has failed."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A constraint on a completion: a JSON schema as text, a regular expression, or a Lark grammar."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt, and how to generate its completions.
+
+    Args:
+        prompt: the prompt's tokens, at least one.
+        max_tokens: the maximum for each completion; 0 only processes the prompt.
+        sampling: temperature, penalties, seed and the rest; completion i has the seed `sampling.seed` + i.
+        num_completions: completions of the prompt (`n`).
+        stop: stop strings.
+        stop_tokens: tokens that end a completion.
+        min_tokens: tokens before which no token ends a completion.
+        logit_bias: token ids, and what is added to their logits.
+        logprobs: alternatives to return for each generated token; None for no log probabilities.
+        prompt_logprobs: the same for each token of the prompt but the first.
+        pooled: whether to return the mean of the prompt's hidden states.
+        constraint: a constraint on each completion.
+        skip_special_tokens: whether texts leave out the tokenizer's special tokens.
+        timeout_seconds: the time after `submit` at which the request is aborted.
+        owner: who asks. Rows are shared between owners first, and constraints of each are compiled in a queue of its
+            own.
+        group: requests of one group share rows as one request does; by default each is a group of its own.
+        cache_salt: only requests with the same one share prefixes in the cache.
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = GREEDY
+    num_completions: int = 1
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    pooled: bool = False
+    constraint: Constraint | None = None
+    skip_special_tokens: bool = True
+    timeout_seconds: float | None = None
+    owner: str = ""
+    group: str = ""
+    cache_salt: str = ""
+
+
+class TokenLogprob(NamedTuple):
+    """A token's natural log probability, and the likeliest tokens at its position with theirs."""
+
+    token: int
+    logprob: float
+    likeliest: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a step adds to one completion of a request.
+
+    Args:
+        completion: the index of the completion.
+        tokens: new tokens, without the one that ended the completion.
+        text: their text: whole characters only, and never the possible beginning of a stop string.
+        logprobs: of each new token, if requested; of the logits before penalties and temperature.
+        done: why the completion ended here; None while more follows.
+        stop: the stop string that ended it.
+        error: what failed, if done is "failed" or "refused".
+        cached_tokens: prompt tokens from the prefix cache; in a completion's first output.
+        prompt_logprobs: of the prompt's tokens from the second on; in the first output of completion 0.
+        pooled: the mean hidden state of the prompt; in the first output of completion 0.
+    """
+
+    completion: int
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    done: Ending | None = None
+    stop: str | None = None
+    error: str = ""
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    pooled: tuple[float, ...] = ()
+
+
+class OutputCallback(Protocol):
+    """Called with new outputs of a request, on the engine's thread: it must return at once."""
+
+    def __call__(self, outputs: Sequence[Output]) -> None:
+        """Handle new outputs."""
+
+
+class EngineClient(Protocol):
+    """The methods of an engine that the HTTP server uses."""
+
+    def submit(self, request: Request, deliver: OutputCallback) -> str:
+        """Queue a request. Returns the id to abort it.
+
+        Raises:
+            MeshwrightError: an invalid request.
+            OverloadedError: the queue is full.
+            ClosedError: the engine is shutting down or has failed.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request and free its pages, unless it has ended already."""
+        ...

@@ -1,0 +1,419 @@
+"""Runs steps on the devices: the parameters, the pages, and the programs.
+
+The programs with the widest page tables can run every step but scoring, so that a server is ready once these are
+compiled. Programs with narrower tables save time, and are compiled while requests are already answered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.serve import layers_by_window
+from meshwright.execution.models.generation.generate import decode_layout, placed_params
+from meshwright.execution.models.generation.paged_cache import Pages, abstract_pages, page_axes
+from meshwright.execution.models.generation.sampling import GREEDY, Sampling, Written
+from meshwright.execution.models.generation.stationary import for_tpu_products
+from meshwright.execution.models.inference.loaded import LoadedModel
+from meshwright.execution.models.quantised.int8_weights import in_int8
+from meshwright.execution.runtime.arrays import DTYPES
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.serving.engine.draft_programs import draft_prefill_program, draft_program
+from meshwright.serving.engine.faults import on_devices
+from meshwright.serving.engine.layout import stored_dtype
+from meshwright.serving.engine.programs import (
+    WORD,
+    Logprobs,
+    RowState,
+    Shape,
+    copy_program,
+    greedy_program,
+    row_program,
+    sampling_program,
+    scoring_program,
+)
+from meshwright.serving.engine.scheduler import PageCopy, Step
+from meshwright.serving.engine.settings import EngineLayout, EngineSettings
+
+COPIES = 8
+"""Pages of a shard that one program copies."""
+
+LIMITS = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+)  # fmt: skip
+"""The fields of a `Sampling` in the order of `RowState.samplers`."""
+
+
+class RowChange(NamedTuple):
+    """New sampling options of a row, with its text so far and its logit bias."""
+
+    row: int
+    sampling: Sampling
+    prompt: Sequence[int]
+    made: Sequence[int]
+    bias: Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step in numbers, the same on every process.
+
+    Args:
+        kind: every row takes the likeliest token, each its own, or a prompt is scored.
+        numbers: see `Columns`. mask: bits of the tokens that rows may take, where some may not. targets: of scoring.
+    """
+
+    kind: str
+    shape: Shape
+    numbers: np.ndarray
+    mask: np.ndarray | None = None
+    targets: np.ndarray | None = None
+    copies: tuple[PageCopy, ...] = ()
+    changes: tuple[RowChange, ...] = ()
+
+
+class Result(NamedTuple):
+    """Results of a step on the devices: tokens made [rows, n], -1 for none; log probabilities; hidden states."""
+
+    made: Array | None
+    logprobs: Logprobs | None
+    hidden: Array | None
+
+
+class _Arrays(NamedTuple):
+    """Device arrays of programs: of the model, its draft model, and the rows' state."""
+
+    params: Any
+    pages: tuple[Pages, ...]
+    last: Array
+    state: RowState
+    draft_params: Any
+    draft_pages: tuple[Pages, ...]
+
+
+@dataclass
+class _Draft:
+    """A model that drafts, and its pages. group: of the served model's page tables, the one that it uses."""
+
+    config: ModelConfig
+    context: ShardingContext
+    params: Any
+    group: int
+    dtype: Any
+    pages: tuple[Pages, ...] = ()
+
+
+class Runner:
+    """The device side of an engine. Calls are to be in the same order on all processes.
+
+    before_run: called with each step before it is dispatched, as other processes have to dispatch it too.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        layout: EngineLayout,
+        context: ShardingContext,
+        settings: EngineSettings,
+        draft: LoadedModel | None = None,
+    ) -> None:
+        self._config, self._mesh, self._dtype = model.config, model.mesh, DTYPES[model.dtype]
+        self._layout, self._context = layout, context
+        assert context.cache_split is not None
+        self._split = context.cache_split
+        self._rows = layout.shards * layout.rows
+        with jax.set_mesh(self._mesh):
+            self._params = placed_params(model.params, model.config, context)
+            if settings.weight_dtype == "int8":
+                self._params = in_int8(self._params, model.config)
+            self._params = for_tpu_products(self._params, model.config)
+            self._draft = None
+            if draft is not None:
+                # Under the numbers of the pages that have all tokens of a text.
+                group = layout.windows.index(None)
+                of = decode_layout(draft.config, context.mesh, self._split)
+                params = for_tpu_products(placed_params(draft.params, draft.config, of), draft.config)
+                self._draft = _Draft(draft.config, of, params, group, DTYPES[draft.dtype])
+            pages, self._last, self._state = self._empty_arrays(stored_dtype(model, settings))
+            self._pages, draft_pages = pages
+            if self._draft is not None:
+                self._draft.pages = draft_pages
+        self.before_run: Callable[[Work], None] = lambda work: None
+        self._free_masks = dict[tuple[int, int], Any]()
+        self._compiled = dict[tuple[str, Shape], Any]()
+        self._compiler, self._narrow_compiler = (ThreadPoolExecutor(1, "compiler") for _ in range(2))
+        self._compiling = dict[tuple[str, Shape], Future[bool]]()
+
+    def _empty_arrays(self, dtype: Any) -> Any:
+        """Pages of the model and of its draft model, the newest tokens and the state of rows, all made by one program.
+
+        dtype: of keys and values in the model's pages.
+        """
+        layout, vocab = self._layout, self._config.vocab
+        wanted = [abstract_pages(self._config, self._context, layout.pages, layout.page_size, dtype), ()]
+        if (draft := self._draft) is not None:
+            counts = (layout.pages[draft.group],) * len(layers_by_window(draft.config))
+            wanted[1] = abstract_pages(draft.config, draft.context, counts, layout.page_size, draft.dtype)
+
+        def make() -> Any:
+            pages = jax.tree.map(
+                lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec), tuple(wanted)
+            )
+            state = RowState(
+                jnp.tile(jnp.asarray(_limits(GREEDY))[None], (self._rows, 1)),
+                jnp.zeros(self._rows, jnp.uint32),
+                Written(jnp.zeros((self._rows, vocab), bool), jnp.zeros((self._rows, vocab), jnp.int32)),
+                jnp.zeros((self._rows, vocab), jnp.float32),
+            )
+            return pages, jnp.zeros(self._rows, jnp.int32), state
+
+        return jax.jit(make)()
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a model makes the drafts."""
+        return self._draft is not None
+
+    @property
+    def words(self) -> int:
+        """The words of a mask."""
+        return -(-self._config.vocab // WORD)
+
+    def shape_of(self, step: Step) -> Shape:
+        """The shape of a step's program."""
+        entries = self._layout.entries(step.width, step.length)
+        return Shape(self._layout.shards * step.rows, step.length, entries, 1 if step.is_chunk else step.length)
+
+    @cached_property
+    def programs(self) -> tuple[tuple[str, Shape], ...]:
+        """Return kinds and shapes of all steps that generate text, widest page tables first.
+
+        The sampling program processes chunks of prompts too, with temperature 0 for greedy rows: beside a chunk,
+        choosing a token takes no time, and a second program of each shape would take as long to compile as the first.
+        """
+        layout, found = self._layout, list[tuple[str, Shape]]()
+        for width in reversed(layout.widths):
+            for rows in layout.decoded:
+                shape = self.shape_of(Step([], False, rows, width, 1 + layout.num_drafts))
+                found += [("greedy", shape), ("sampling", shape)]
+            found += [
+                ("sampling", self.shape_of(Step([], True, rows, width, length))) for rows, length in layout.chunks
+            ]
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def first_programs(self) -> tuple[tuple[str, Shape], ...]:
+        """The programs that are compiled before the first request; see `is_compiled` for scoring."""
+        layout = self._layout
+        if jax.process_count() == 1:
+            # All widths have as many, where windows do not make them one.
+            return self.programs[: 2 * len(layout.decoded) + len(layout.chunks)]
+        # While one process compiles the others would wait in a collective.
+        scored = [
+            ("scoring", self.shape_of(Step([], True, rows, width, length)))
+            for rows, length in layout.scored
+            for width in layout.widths
+        ]
+        return (*self.programs, *scored)
+
+    def compile(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Compile the programs that a server begins with, several at once, and then, in a thread, the others.
+
+        on_program: called with how many of the first are compiled, of how many.
+        """
+        self._abstract = jax.tree.map(
+            lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.format), self._arrays
+        )
+        with jax.set_mesh(self._mesh), ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
+            lowered = {
+                (name, shape): step for kind, shape in self.first_programs for name, step in self._lowered(kind, shape)
+            }
+            compiling = {pool.submit(step.compile): key for key, step in lowered.items()}
+            for number, done in enumerate(as_completed(compiling), start=1):
+                self._compiled[compiling[done]] = done.result()
+                on_program(number, len(compiling))
+        # One change and one copy, after which all is as before.
+        with jax.set_mesh(self._mesh):
+            self._state = row_program()(self._state, np.int32(0), self.row_state(RowChange(0, GREEDY, (), (), ())))
+        self._copy([PageCopy(0, window, 0, count) for window, count in enumerate(self._layout.pages)])
+        jax.block_until_ready((self._pages, self._state))
+        for key in self.programs:
+            if key not in self._compiled:
+                self._compiling[key] = self._narrow_compiler.submit(self._compile_later, *key)
+
+    @property
+    def num_compiling(self) -> int:
+        """The programs that are still compiled while steps run."""
+        return sum(not future.done() for future in [*self._compiling.values()])
+
+    def wait_compiled(self) -> None:
+        """Wait until every program is compiled, as a measurement of speed has to."""
+        for future in [*self._compiling.values()]:
+            future.result()
+
+    def with_program(self, kind: str, step: Step) -> Step:
+        """The same step, with the widest page tables while the program for its own is not compiled."""
+        if step.is_scored or (kind, self.shape_of(step)) in self._compiled:
+            return step
+        return replace(step, width=self._layout.widths[-1])
+
+    def is_compiled(self, step: Step) -> bool:
+        """Whether a scoring step can run. Its program is compiled in a thread, from the first call on.
+
+        Raises:
+            Exception: raised by the compiler.
+        """
+        key = ("scoring", self.shape_of(step))
+        if key in self._compiled:
+            return True
+        if key not in self._compiling:
+            self._compiling[key] = self._compiler.submit(self._compile_later, *key)
+        return self._compiling[key].done() and self._compiling[key].result()
+
+    def _compile_later(self, kind: str, shape: Shape) -> bool:
+        with jax.set_mesh(self._mesh):
+            self._compiled |= {(name, shape): step.compile() for name, step in self._lowered(kind, shape)}
+        return True
+
+    def close(self) -> None:
+        """Wait for the compiler, under which Python cannot end."""
+        for compiler in (self._narrow_compiler, self._compiler):
+            compiler.shutdown(cancel_futures=True)
+
+    @property
+    def _arrays(self) -> _Arrays:
+        draft = self._draft
+        drafting = (draft.params, draft.pages) if draft is not None else ((), ())
+        return _Arrays(self._params, self._pages, self._last, self._state, *drafting)
+
+    def _lowered(self, kind: str, shape: Shape) -> Iterator[tuple[str, jax.stages.Lowered]]:
+        """A step's program, and the draft model's for the same step.
+
+        They are traced for the shapes of arrays, not for the arrays, which steps that run meanwhile donate.
+        """
+        program = {"greedy": greedy_program, "sampling": sampling_program, "scoring": scoring_program}[kind]
+        made = program(self._config, self._context.mesh, self._split, shape, self._dtype)
+        numbers, whole = np.zeros((shape.rows, shape.columns.width), np.int32), NamedSharding(self._mesh, P())
+        targets, mask = np.zeros((shape.rows, shape.length), np.int32), None
+        if kind == "sampling":
+            mask = jax.ShapeDtypeStruct((shape.rows, shape.num_chosen, self.words), jnp.uint32, sharding=whole)
+        work, drafts = Work(kind, shape, numbers, mask, targets), None  # type: ignore
+        if self._draft is not None:
+            draft_kind = self._draft_kind(work)
+            own = (self._draft.config, self._context.mesh, self._split, shape, self._draft.group, self._draft.dtype)
+            yield (
+                draft_kind,
+                (draft_prefill_program if draft_kind == "prefill" else draft_program)(*own).lower(
+                    *self._draft_arguments(work, self._abstract)
+                ),
+            )
+            if draft_kind != "prefill":
+                drafts = jax.ShapeDtypeStruct((shape.rows, shape.length - 1), jnp.int32, sharding=whole)
+        yield kind, made.lower(*self._arguments(work, drafts, self._abstract))
+
+    @staticmethod
+    def _draft_kind(work: Work) -> str:
+        """The draft model's program for a step: prefill of the same tokens, or the drafts that the step verifies."""
+        return "prefill" if work.shape.num_chosen == 1 or work.kind == "scoring" else f"draft, {work.kind}"
+
+    def _draft_arguments(self, work: Work, arrays: _Arrays) -> tuple[Any, ...]:
+        if self._draft_kind(work) == "prefill":
+            return (arrays.draft_params, arrays.draft_pages, work.numbers)
+        own = (arrays.state.samplers, arrays.state.seed) if work.kind == "sampling" else (None, None)
+        return (arrays.draft_params, arrays.draft_pages, arrays.last, work.numbers, *own)
+
+    def _arguments(self, work: Work, drafts: Any, arrays: _Arrays) -> tuple[Any, ...]:
+        first = (arrays.params, arrays.pages, arrays.last, work.numbers)
+        if work.kind == "scoring":
+            return (*first, work.targets)
+        if work.kind == "greedy":
+            return (*first, drafts)
+        own, mask = arrays.state, work.mask if work.mask is not None else self._free_mask(work.shape)
+        return (*first, drafts, own.written, own.samplers, own.seed, own.bias, mask)
+
+    def run(self, work: Work) -> Result:
+        """Dispatch a step; its results are still to come.
+
+        Raises:
+            DeviceError: a program failed. After any other exception nothing was dispatched.
+        """
+        changes = [(change.row, self.row_state(change)) for change in work.changes]
+        program = self._compiled[work.kind, work.shape]
+        with on_devices(), jax.set_mesh(self._mesh):
+            self.before_run(work)
+            for row, own in changes:
+                self._state = row_program()(self._state, np.int32(row), own)
+            if work.copies:
+                self._copy(work.copies)
+            drafts = None
+            if self._draft is not None:
+                draft_kind = self._draft_kind(work)
+                made = self._compiled[draft_kind, work.shape](*self._draft_arguments(work, self._arrays))
+                self._draft.pages, drafts = (made, None) if draft_kind == "prefill" else made
+            made = program(*self._arguments(work, drafts, self._arrays))
+            if work.kind == "scoring":
+                self._pages, logprobs, hidden = made
+                return Result(None, logprobs, hidden)
+            self._pages, self._last, tokens, *rest = made
+            if not rest:
+                return Result(tokens, None, None)
+            self._state = self._state._replace(written=rest[0])
+            return Result(tokens, rest[1], None)
+
+    def _free_mask(self, shape: Shape) -> Array:
+        """A mask that allows all tokens, kept on the devices."""
+        size = (shape.rows, shape.num_chosen)
+        if size not in self._free_masks:
+            mask = np.full((*size, self.words), 0xFFFFFFFF, np.uint32)
+            whole = NamedSharding(self._mesh, P())
+            # Without a program, which `jnp.full` would compile between two steps.
+            self._free_masks[size] = jax.make_array_from_callback(mask.shape, whole, lambda index: mask[index])
+        return self._free_masks[size]
+
+    def row_state(self, change: RowChange) -> RowState:
+        """Return a row's state, on the host."""
+        vocab = self._config.vocab
+        seen, made, bias = np.zeros(vocab, bool), np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
+        seen[list(change.prompt)] = True
+        seen[list(change.made)] = True
+        np.add.at(made, list(change.made), 1)
+        for token, value in change.bias:
+            bias[token] = value
+        return RowState(_limits(change.sampling), np.uint32(change.sampling.seed), Written(seen, made), bias)  # type: ignore
+
+    def _copy(self, copies: Sequence[PageCopy]) -> None:
+        axes, pages = page_axes(self._context, self._config), list(self._pages)
+        for window, count in enumerate(self._layout.pages):
+            own = [copy for copy in copies if copy.window == window]
+            by_shard = [[copy for copy in own if copy.shard == shard] for shard in range(self._layout.shards)]
+            for at in range(0, max(map(len, by_shard)), COPIES):
+                sources = np.zeros((self._layout.shards, COPIES), np.int32)
+                targets = np.full((self._layout.shards, COPIES), count, np.int32)
+                for shard, group in enumerate(by_shard):
+                    for place, copy in enumerate(group[at : at + COPIES]):
+                        sources[shard, place] = copy.source
+                        targets[shard, place] = copy.target
+                with jax.set_mesh(self._mesh):
+                    pages[window] = copy_program(axes)(pages[window], sources, targets)
+                    if self._draft is not None and self._draft.group == window:
+                        self._draft.pages = tuple(
+                            copy_program(page_axes(self._context, self._draft.config))(each, sources, targets)
+                            for each in self._draft.pages
+                        )
+        self._pages = tuple(pages)
+
+
+def _limits(sampling: Sampling) -> np.ndarray:
+    return np.array([getattr(sampling, name) for name in LIMITS], np.float32)

@@ -1,0 +1,498 @@
+"""The scheduler: continuous batching with chunked prefill (arXiv:2309.06180, 2308.16369), and allocation of pages.
+
+Rows are shared: the next sequence to get one is of the owner with the fewest rows, then of the group (the requests of
+one HTTP request) with the fewest, then the oldest. A group without a row takes one from a group that has several, or
+from an owner with more. If pages run out, pages that only the prefix cache references are evicted; after these the
+youngest sequence of the largest group is preempted: it loses its pages, and its prompt and tokens are computed again
+later. So each group makes progress, and of its sequences the oldest: no sequence starves.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.serving.engine.pages import PagePool, first_needed_page
+from meshwright.serving.engine.prefix import PrefixCache
+from meshwright.serving.engine.sequence import TokenSequence
+from meshwright.serving.engine.settings import EngineLayout
+from meshwright.serving.engine.shares import RowShares, in_turns
+
+
+class Slice(NamedTuple):
+    """One sequence's row in a step.
+
+    Args:
+        at: its row of the step. start: the position of its first token. tokens: those that are known; none where the
+            step takes the one that was chosen last.
+        is_chosen: whether a token is chosen after the last. drawn: the tokens chosen of the sequence before.
+    """
+
+    sequence: TokenSequence
+    at: int
+    row: int
+    start: int
+    tokens: list[int]
+    is_chosen: bool
+    drawn: int
+
+
+class PageCopy(NamedTuple):
+    """A page to copy before a step, of one shard and window."""
+
+    shard: int
+    window: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step on the devices.
+
+    Args:
+        is_chunk: whether it reads prompts; else it decodes.
+        rows: of each shard. width: the entries of its page tables. length: the tokens of a row.
+        is_scored: whether it reads a prompt for its log probabilities and hidden states.
+    """
+
+    slices: list[Slice]
+    is_chunk: bool
+    rows: int
+    width: int
+    length: int
+    is_scored: bool = False
+    copies: list[PageCopy] = field(default_factory=list)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether a request in it wants log probabilities."""
+        return self.is_scored or any(part.sequence.request.logprobs is not None for part in self.slices)
+
+
+@dataclass
+class Totals:
+    """Totals since the start."""
+
+    preempted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Scheduler:
+    """The queue, the rows and the pages of an engine; nothing here runs on a device.
+
+    on_error: called with an exception that comes from one sequence, which it ends. can_score: whether the program of a
+    scoring step, given without its slices, is compiled.
+    """
+
+    def __init__(
+        self,
+        layout: EngineLayout,
+        *,
+        on_admitted: Callable[[TokenSequence], None] = lambda sequence: None,
+        on_error: Callable[[TokenSequence, Exception], None] | None = None,
+        can_score: Callable[[Step], bool] = lambda step: True,
+    ) -> None:
+        self.layout = layout
+        self.counters = Totals()
+        self.waiting: deque[TokenSequence] = deque()
+        self.running: list[TokenSequence] = []
+        self.pools = [[PagePool(count) for count in layout.pages] for _ in range(layout.shards)]
+        self.prefixes = [PrefixCache(layout.page_size, pools, layout.windows) for pools in self.pools]
+        self._free_rows = [
+            list(range((shard + 1) * layout.rows - 1, shard * layout.rows - 1, -1)) for shard in range(layout.shards)
+        ]
+        self._tables = [np.zeros((layout.shards * layout.rows, layout.widths[-1]), np.int32) for _ in layout.windows]
+        self._copies = list[PageCopy]()
+        self._on_admitted, self._on_error, self._can_score = on_admitted, on_error, can_score
+        self._was_scored = False
+        """Whether the last chunk was scored: chunks of both kinds alternate."""
+        self._shares = RowShares()
+        self._is_settled = False
+        """Whether no waiting sequence has a claim on a row that another one has."""
+
+    @property
+    def num_pages(self) -> int:
+        """The pages of the layers that keep most, of all shards."""
+        return max(self.layout.pages) * self.layout.shards
+
+    @property
+    def num_free_pages(self) -> int:
+        """Of `num_pages` those that nobody holds."""
+        most = self.layout.pages.index(max(self.layout.pages))
+        return sum(pools[most].num_free for pools in self.pools)
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Queue a sequence."""
+        self.waiting.append(sequence)
+        self._is_settled = False
+
+    def end(self, sequence: TokenSequence) -> None:
+        """Free the row and the pages of a sequence that is done; the prefix cache keeps its own references."""
+        if sequence.row is None:
+            if sequence in self.waiting:
+                self.waiting.remove(sequence)
+            if sequence.pages:
+                self._release_pages(sequence)
+            return
+        self._free_row(sequence)
+
+    def steps(self) -> Iterable[Step]:
+        """The next steps: a decode step of all sequences whose prompts are computed, and a chunk of prompts."""
+        if (decode := self._decode()) is not None:
+            yield decode
+        if (chunk := self._chunk()) is not None:
+            yield chunk
+
+    def append_tokens(self, sequence: TokenSequence, tokens: list[int]) -> None:
+        """Add the tokens that a step chose, once they are on the host: several if drafts were accepted."""
+        sequence.in_flight -= 1
+        self._is_settled &= sequence.row is not None
+        sequence.tokens += tokens
+        sequence.computed += len(tokens) - 1 if sequence.row is not None else 0
+
+    def tables(self, step: Step) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return, for each window, the first page of each slice of a step, and its table's entries."""
+        found = []
+        rows = np.array([part.row for part in step.slices])
+        starts = np.array([part.start for part in step.slices])
+        for window, table, entries in zip(
+            self.layout.windows, self._tables, self.layout.entries(step.width, step.length), strict=True
+        ):
+            if window is None:
+                first = np.zeros(len(rows), np.int32)
+                found.append((first, table[rows, :entries]))
+                continue
+            first = np.maximum(starts - window + 1, 0) // self.layout.page_size
+            places = np.minimum(first[:, None] + np.arange(entries)[None], table.shape[1] - 1)
+            found.append((first, table[rows[:, None], places]))
+        return found
+
+    def _decode(self) -> Step | None:
+        """A decode step: the newest token of every prefilled sequence, and its draft tokens."""
+        slices = list[Slice]()
+        for sequence in list(self.running):
+            limit = sequence.request.max_tokens - sequence.num_generated
+            if (
+                sequence.row is None
+                or not sequence.is_prefilled
+                or sequence.is_scored
+                or limit < 1
+                or self._restart_at_switch(sequence)
+            ):
+                continue
+            if sequence.needs_last_tokens and sequence.in_flight:
+                continue
+            room = min(limit - 1, self.layout.context - sequence.computed - 1, self.layout.num_drafts)
+            try:
+                drafts = sequence.drafts.draft(room) if sequence.drafts is not None and room > 0 else []
+            except Exception as error:
+                self._blame(sequence, error)
+                continue
+            if not self._allocate_pages(sequence, sequence.computed + 1 + len(drafts)):
+                continue
+            known = [] if sequence.in_flight else [sequence.tokens[-1]]
+            drawn = sequence.num_generated
+            slices.append(Slice(sequence, 0, sequence.row, sequence.computed, [*known, *drafts], True, drawn))
+        # A sequence that was decoded may have lost its row to an older one.
+        slices = [part for part in slices if part.sequence.row is not None]
+        if not slices:
+            return None
+        for part in slices:
+            part.sequence.computed += 1
+            part.sequence.in_flight += 1
+            self._free_out_of_window(part.sequence)
+        end = max(part.start + max(1, len(part.tokens)) for part in slices)
+        by_shard = [[part for part in slices if part.sequence.shard == shard] for shard in range(self.layout.shards)]
+        rows = next(rows for rows in self.layout.decoded if rows >= max(map(len, by_shard)))
+        placed = [
+            part._replace(at=shard * rows + place)
+            for shard, parts in enumerate(by_shard)
+            for place, part in enumerate(parts)
+        ]
+        length = 1 + self.layout.num_drafts
+        return Step(placed, False, rows, self._width(end), length, copies=self.pop_copies())
+
+    def _chunk(self) -> Step | None:
+        """A prefill step: the chunk shape with the most prompt tokens for its estimated time."""
+        self._admit()
+        ready = [
+            sequence
+            for sequence in self.running
+            if not sequence.in_flight
+            and sequence.computed < len(sequence.tokens)
+            and (sequence.is_scored or not sequence.is_prefilled)
+        ]
+        kinds = sorted({sequence.is_scored for sequence in ready}, key=lambda kind: kind == self._was_scored)
+        found = (self._chunk_of([each for each in ready if each.is_scored == kind], is_scored=kind) for kind in kinds)
+        return next((step for step in found if step is not None), None)
+
+    def _chunk_of(self, ready: list[TokenSequence], *, is_scored: bool) -> Step | None:
+        """A chunk of prompts that are all scored or all not, given from the oldest; groups take turns."""
+        by_shard: list[list[TokenSequence]] = [[] for _ in range(self.layout.shards)]
+        for sequence in in_turns(ready):
+            by_shard[sequence.shard].append(sequence)
+
+        def throughput(chunk: tuple[int, int]) -> float:
+            """Prompt tokens in a chunk of this shape, over its cost in tokens, padding and weight reads included."""
+            rows, length = chunk
+            count = sum(
+                min(length, len(sequence.tokens) - sequence.computed)
+                for sequences in by_shard
+                for sequence in sequences[:rows]
+            )
+            return count / (self.layout.chunk_overhead + rows * length)
+
+        rows, length = max(self.layout.scored if is_scored else self.layout.chunks, key=throughput)
+        taken = [sequence for sequences in by_shard for sequence in sequences[:rows]]
+        end = max(min(sequence.computed + length, len(sequence.tokens)) for sequence in taken)
+        step = Step([], True, rows, self._width(end), length, is_scored)
+        if is_scored and not self._can_score(step):
+            return None
+        slices = list[Slice]()
+        for shard, sequences in enumerate(by_shard):
+            for place, sequence in enumerate(sequences[:rows]):
+                if sequence.row is None:
+                    continue
+                count = min(length, len(sequence.tokens) - sequence.computed)
+                if not self._allocate_pages(sequence, sequence.computed + count):
+                    continue
+                is_last = sequence.computed + count == len(sequence.tokens)
+                is_chosen = is_last and not is_scored
+                tokens = sequence.tokens[sequence.computed : sequence.computed + count]
+                at = shard * rows + place
+                slices.append(
+                    Slice(sequence, at, sequence.row, sequence.computed, tokens, is_chosen, sequence.num_generated)
+                )
+        # A sequence that was placed may have lost its row to another one.
+        slices = [part for part in slices if part.sequence.row is not None]
+        if not slices:
+            return None
+        for part in slices:
+            part.sequence.computed += len(part.tokens)
+            part.sequence.in_flight += part.is_chosen
+            self.counters.prompt_tokens += len(part.tokens)
+            if part.sequence.is_scored and part.sequence.computed == len(part.sequence.request.prompt):
+                # Scoring chooses no token: the one after the prompt is chosen by decoding its last token again.
+                part.sequence.is_scored, part.sequence.computed = False, part.sequence.computed - 1
+            self._cache_prefix(part.sequence)
+            self._free_out_of_window(part.sequence)
+        self._was_scored = is_scored
+        return replace(step, slices=slices, copies=self.pop_copies())
+
+    def _width(self, end: int) -> int:
+        """The entries of tables for sequences of `end` tokens."""
+        pages = -(-end // self.layout.page_size)
+        return next(width for width in self.layout.widths if width >= pages)
+
+    def pop_copies(self) -> list[PageCopy]:
+        """The pages to copy before the next step."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def put_back(self, copies: list[PageCopy]) -> None:
+        """Copy pages before the next step after all."""
+        self._copies = [*copies, *self._copies]
+
+    def _restart_at_switch(self, sequence: TokenSequence) -> bool:
+        """Whether a sequence is at the length where LongRoPE's frequencies change; if so it is computed anew."""
+        switch = self.layout.switch
+        if switch is None or sequence.computed < switch or sequence.prefill_length > switch:
+            return False
+        if not sequence.in_flight:
+            sequence.computed, sequence.prefill_length, sequence.inserted = 0, len(sequence.tokens), 0
+            self._release_pages(sequence)
+        return True
+
+    def _blame(self, sequence: TokenSequence, error: Exception) -> None:
+        """End a sequence that an exception came from. To be called while it is handled."""
+        if self._on_error is None:
+            raise error
+        self._on_error(sequence, error)
+
+    def _admit(self) -> None:
+        """Admit waiting sequences while there are rows, and pages for all of their tokens."""
+        while self.waiting and (any(self._free_rows) or not self._is_settled):
+            found = [sequence for sequence in self.waiting if self._may_begin(sequence)]
+            if not found:
+                return
+            sequence = min(found, key=self._shares.of)
+            try:
+                while not self._assign_row(sequence):
+                    if (victim := self._shares.displaced_by(sequence, self.running)) is None:
+                        self._is_settled = True
+                        return
+                    self._preempt(victim)
+                self.waiting.remove(sequence)
+                insort(self.running, sequence, key=lambda other: other.order)
+                self._shares.count(sequence, 1)
+                self._on_admitted(sequence)
+            except Exception as error:
+                self._blame(sequence, error)
+
+    def _may_begin(self, sequence: TokenSequence) -> bool:
+        """Whether a waiting sequence's tokens are all known, and its prompt is not just being computed by another."""
+        first = sequence.first
+        return not sequence.in_flight and (first is None or first.row is None or self._is_prompt_computed(first))
+
+    @staticmethod
+    def _is_prompt_computed(sequence: TokenSequence) -> bool:
+        """Whether the prefix cache has a sequence's prompt, for others of the same prompt."""
+        return sequence.computed >= len(sequence.request.prompt) or sequence.done is not None
+
+    def _assign_row(self, sequence: TokenSequence) -> bool:
+        """Assign a row to a sequence, with the cached pages of its prefix; False if there is none, or too few pages."""
+        layout, length = self.layout, len(sequence.tokens)
+        shards = [shard for shard, rows in enumerate(self._free_rows) if rows]
+        if not shards:
+            return False
+        sequence.prefill_length = length if layout.switch is not None else len(sequence.request.prompt)
+        limit = 0 if sequence.is_scored or not layout.prefix_cache else length - 1
+        shard = max(shards, key=lambda number: self._shard_score(sequence, number, limit))
+        hit = (
+            self.prefixes[shard].match(sequence.tokens, limit=limit, salt=self._prefix_salt(sequence))
+            if limit
+            else None
+        )
+        sequence.pages = [list(pages) for pages in hit.pages] if hit else [[] for _ in layout.windows]
+        sequence.freed = [0] * len(layout.windows)
+        sequence.computed = sequence.inserted = hit.length if hit else 0
+        sequence.shard = shard
+        copies = hit.copies if hit else []
+        # The sequence writes into the page that its prefix ends inside, so that it has one of its own in every window.
+        targets = [page[0] if (page := self._allocate(shard, window, 1)) else None for window in range(len(copies))]
+        needed = length - (sequence.computed - sequence.computed % layout.page_size if copies else sequence.computed)
+        if None in targets or not self._has_free_pages(shard, needed):
+            for window, pages in enumerate(sequence.pages):
+                pool = self.pools[shard][window]
+                pool.release(pages)
+                pool.release([copies[window], targets[window]] if copies else [])
+            sequence.pages = []
+            return False
+        for window, (source, target) in enumerate(zip(copies, targets, strict=True)):
+            sequence.pages[window].append(target)
+            if source is not None and target is not None:
+                self._copies.append(PageCopy(shard, window, source, target))
+                self.pools[shard][window].release([source])
+        sequence.row = self._free_rows[shard].pop()
+        for window, pages in enumerate(sequence.pages):
+            self._tables[window][sequence.row, : len(pages)] = [page or 0 for page in pages]
+        if sequence.cached is None:
+            sequence.cached = sequence.computed
+            self.counters.cached_tokens += sequence.computed
+        return True
+
+    def _shard_score(self, sequence: TokenSequence, shard: int, limit: int) -> float:
+        """How well a shard suits a sequence: the share of its tokens that is cached, plus the share of free rows."""
+        if self.layout.shards == 1:
+            return 0.0
+        known = self.prefixes[shard].longest(sequence.tokens, limit, self._prefix_salt(sequence)) if limit else 0
+        return known / len(sequence.tokens) + len(self._free_rows[shard]) / self.layout.rows
+
+    def _prefix_salt(self, sequence: TokenSequence) -> Hashable:
+        """Return the request's cache salt, joined with the length where a model's frequencies depend on it."""
+        of_length = None
+        if self.layout.switch is not None:
+            of_length = sequence.prefill_length > self.layout.switch
+        elif self.layout.stretched_from is not None:
+            of_length = max(sequence.prefill_length, self.layout.stretched_from)
+        return sequence.request.cache_salt, of_length
+
+    def _has_free_pages(self, shard: int, tokens: int) -> bool:
+        """Whether pages for this many more tokens are free, after evictions from the prefix cache."""
+        size = self.layout.page_size
+        for window, pool in enumerate(self.pools[shard]):
+            kept = self.layout.windows[window]
+            # Layers with a window free pages while a prompt is read.
+            count = -(-min(tokens, tokens if kept is None else kept + self._longest_chunk) // size) + 1
+            missing = min(count, self.layout.pages[window]) - pool.num_free
+            if missing > 0 and self.prefixes[shard].evict(window, missing) < missing:
+                return False
+        return True
+
+    @property
+    def _longest_chunk(self) -> int:
+        return max(length for _, length in self.layout.chunks)
+
+    def _allocate_pages(self, sequence: TokenSequence, length: int) -> bool:
+        """Grow a sequence's pages to `length` tokens, preempting others; False if it was preempted itself."""
+        count = -(-length // self.layout.page_size)
+        for window, pages in enumerate(sequence.pages):
+            while (missing := count - len(pages)) > 0:
+                new = self._allocate(sequence.shard, window, missing)
+                if new is not None:
+                    assert sequence.row is not None
+                    self._tables[window][sequence.row, len(pages) : len(pages) + len(new)] = new
+                    pages += new
+                    continue
+                victim = max((o for o in self.running if o.shard == sequence.shard), key=self._shares.of)
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+        return True
+
+    def _allocate(self, shard: int, window: int, count: int) -> list[int] | None:
+        """Allocate pages, evicting from the prefix cache if too few are free; None if that is not enough."""
+        pool = self.pools[shard][window]
+        pages = pool.allocate(count)
+        if pages is None:
+            self.prefixes[shard].evict(window, count - pool.num_free)
+            pages = pool.allocate(count)
+        return pages
+
+    def _preempt(self, sequence: TokenSequence) -> None:
+        """Preempt a sequence: free its row and pages, and queue it in order of arrival to be computed again."""
+        self._free_row(sequence)
+        sequence.computed = 0
+        self.counters.preempted += 1
+        place = next((at for at, other in enumerate(self.waiting) if other.order > sequence.order), len(self.waiting))
+        self.waiting.insert(place, sequence)
+
+    def _free_row(self, sequence: TokenSequence) -> None:
+        assert sequence.row is not None
+        self._cache_prefix(sequence)
+        self._release_pages(sequence)
+        self._free_rows[sequence.shard].append(sequence.row)
+        self.running.remove(sequence)
+        self._shares.count(sequence, -1)
+        sequence.row, self._is_settled = None, False
+
+    def _release_pages(self, sequence: TokenSequence) -> None:
+        for pool, pages in zip(self.pools[sequence.shard], sequence.pages, strict=True):
+            pool.release(pages)
+        # What was to be copied for it is not needed; pages have numbers of their own in each shard and window.
+        self._copies = [
+            copy
+            for copy in self._copies
+            if copy.shard != sequence.shard or copy.target not in sequence.pages[copy.window]
+        ]
+        sequence.pages, sequence.freed = [[] for _ in self.layout.windows], [0] * len(self.layout.windows)
+
+    def _cache_prefix(self, sequence: TokenSequence) -> None:
+        """Insert a sequence's full pages into the prefix cache."""
+        size = self.layout.page_size
+        whole = min(sequence.computed, len(sequence.tokens)) // size
+        if not self.layout.prefix_cache or whole * size <= sequence.inserted:
+            return
+        sequence.inserted = whole * size
+        tokens = sequence.tokens[: whole * size]
+        self.prefixes[sequence.shard].insert(
+            tokens, [pages[:whole] for pages in sequence.pages], salt=self._prefix_salt(sequence)
+        )
+
+    def _free_out_of_window(self, sequence: TokenSequence) -> None:
+        """Release pages that no later token's attention window reaches."""
+        for window, width in enumerate(self.layout.windows):
+            if width is not None:
+                held, first = sequence.pages[window], first_needed_page(sequence.computed, width, self.layout.page_size)
+                behind = range(sequence.freed[window], min(first, len(held)))
+                self.pools[sequence.shard][window].release([held[at] for at in behind])
+                for at in behind:
+                    held[at] = None
+                sequence.freed[window] = max(sequence.freed[window], behind.stop)

@@ -1,0 +1,51 @@
+"""How the rows of an engine are shared between the owners of requests, and between their groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from meshwright.serving.engine.sequence import TokenSequence
+
+
+class RowShares:
+    """The rows that each owner and each group has."""
+
+    def __init__(self) -> None:
+        self._owners = Counter[str]()
+        self._groups = Counter[tuple[str, str]]()
+
+    def count(self, sequence: TokenSequence, change: int) -> None:
+        """Add or take away the row of a sequence."""
+        self._owners[sequence.request.owner] += change
+        self._groups[sequence.group] += change
+        if not self._owners[sequence.request.owner]:
+            del self._owners[sequence.request.owner]
+        if not self._groups[sequence.group]:
+            del self._groups[sequence.group]
+
+    def of(self, sequence: TokenSequence) -> tuple[int, int, int]:
+        """The rows of a sequence's owner and of its group, and its age: the least is next, the greatest goes first."""
+        return self._owners[sequence.request.owner], self._groups[sequence.group], sequence.order
+
+    def displaced_by(self, sequence: TokenSequence, running: Iterable[TokenSequence]) -> TokenSequence | None:
+        """The running sequence that gives its place to one whose group has none; None where all have their share."""
+        own = sequence.request.owner
+        if self._groups[sequence.group]:
+            return None
+
+        def may_go(other: TokenSequence) -> bool:
+            if other.request.owner == own:
+                return self._groups[other.group] > 1
+            return self._owners[other.request.owner] > self._owners[own] + 1
+
+        return max(filter(may_go, running), key=self.of, default=None)
+
+
+def in_turns(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """The first sequence of each group, then the second of each, and so on."""
+    counts, turns = Counter[tuple[str, str]](), list[int]()
+    for sequence in sequences:
+        turns.append(counts[sequence.group])
+        counts[sequence.group] += 1
+    return [sequence for _, _, sequence in sorted(zip(turns, range(len(turns)), sequences, strict=True))]
