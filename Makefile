@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test matrix kit quick lint format hooks lock docs goldens exports clean
+.PHONY: demo test matrix kit quick lint format hooks lock docs references exports clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
@@ -51,27 +51,27 @@ docs: .venv/installed
 	$(BIN)/python tests/test_documents.py --matrix README.md docs/*.md
 
 # What transformers computes on tiny models of every family; neither it nor torch is needed for anything else.
-goldens:
-	$(PYTHON) -m venv .venv-goldens
-	.venv-goldens/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0 sentencepiece==0.2.3 peft==0.21.2
-	.venv-goldens/bin/python tests/goldens/make_goldens.py
-	.venv-goldens/bin/python tests/goldens/make_odd.py
-	.venv-goldens/bin/python tests/goldens/make_mutations.py
-	.venv-goldens/bin/python tests/goldens/make_sentencepiece.py
-	.venv-goldens/bin/python tests/goldens/make_tokenizers.py
-	.venv-goldens/bin/python tests/goldens/make_adapters.py
+references:
+	$(PYTHON) -m venv .venv-references
+	.venv-references/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0 sentencepiece==0.2.3 peft==0.21.2
+	.venv-references/bin/python tests/references/make_references.py
+	.venv-references/bin/python tests/references/make_odd.py
+	.venv-references/bin/python tests/references/make_mutations.py
+	.venv-references/bin/python tests/references/make_sentencepiece.py
+	.venv-references/bin/python tests/references/make_tokenizers.py
+	.venv-references/bin/python tests/references/make_adapters.py
 	$(MAKE) exports
 
 # Whether transformers takes what we save of each golden, and PEFT each adapter; what they say is kept.
 exports: .venv/installed
-	rm -rf .venv-goldens/exports
-	JAX_PLATFORMS=cpu $(BIN)/python tests/goldens/write_exports.py .venv-goldens/exports
-	.venv-goldens/bin/python tests/goldens/check_exports.py .venv-goldens/exports 2>/dev/null > tests/goldens/exports.txt
-	cat tests/goldens/exports.txt
-	rm -rf .venv-goldens/adapters
-	$(BIN)/python tests/goldens/write_adapters.py .venv-goldens/adapters
-	.venv-goldens/bin/python tests/goldens/check_adapters.py .venv-goldens/adapters 2>/dev/null > tests/goldens/adapters.txt
-	cat tests/goldens/adapters.txt
+	rm -rf .venv-references/exports
+	JAX_PLATFORMS=cpu $(BIN)/python tests/references/write_exports.py .venv-references/exports
+	.venv-references/bin/python tests/references/check_exports.py .venv-references/exports 2>/dev/null > tests/references/exports.txt
+	cat tests/references/exports.txt
+	rm -rf .venv-references/adapters
+	$(BIN)/python tests/references/write_adapters.py .venv-references/adapters
+	.venv-references/bin/python tests/references/check_adapters.py .venv-references/adapters 2>/dev/null > tests/references/adapters.txt
+	cat tests/references/adapters.txt
 
 clean:
-	rm -rf .venv .venv-goldens
+	rm -rf .venv .venv-references

@@ -5,8 +5,8 @@
 The steps of a few scanned layers at the widths of real models, each compiled for hardware that need not be there (10 to
 60 s each the first time, then read from the cache), its peak as `meshwright.proof.compiler` defines it beside the
 predicted one. Layers are alike, so few of them say what many do; every model is run as a Llama-style decoder of its
-widths. With `--write` the compiled figures go to a file, to which `tests/cost/test_cost_memory_compiled.py` holds the
-prediction without a compiler.
+widths. With `--write` the compiled figures go to a file, to which `tests/planning/cost/test_cost_memory_compiled.py`
+holds the prediction without a compiler.
 """
 
 from __future__ import annotations

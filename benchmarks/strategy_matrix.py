@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/strategy_matrix.py [--on h100 | v5e] [--only moe …] [--effort default]
 
-The rows are those of `tests/runtime/kit_rows.py`, on v5e those of 4 and 8 devices, their models widened to sizes that
-hardware is for: four layers 1024 wide, 16 sequences of 1024 tokens, bf16. Needs jax-cuda13-plugin or libtpu, and none
-of the hardware; where nothing is cached 8 to 25 seconds of one core a row for H100s, a minute for v5e. Prints for each
-row how many of the flops, the memory and the collectives by kind, axes and phase are equal, of each that is not what
-names the difference, and what `meshwright inspect` finds wrong with the program. Ends with code 1 where a quantity
-differs without a name or anything is found.
+The rows are those of `tests/execution/runtime/kit_rows.py`, on v5e those of 4 and 8 devices, their models widened to
+sizes that hardware is for: four layers 1024 wide, 16 sequences of 1024 tokens, bf16. Needs jax-cuda13-plugin or libtpu,
+and none of the hardware; where nothing is cached 8 to 25 seconds of one core a row for H100s, a minute for v5e. Prints
+for each row how many of the flops, the memory and the collectives by kind, axes and phase are equal, of each that is
+not what names the difference, and what `meshwright inspect` finds wrong with the program. Ends with code 1 where a
+quantity differs without a name or anything is found.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtime"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "execution" / "runtime"))
 
 from kit_rows import FAMILIES, FINE_TUNING, ROWS, Row  # pyright: ignore[reportMissingImports]
 from verify_matrix import show

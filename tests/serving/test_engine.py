@@ -22,7 +22,7 @@ from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.request import ClosedError, Constraint, OverloadedError, Request
 from meshwright.serving.engine.settings import EngineSettings
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
+GOLDENS = Path(__file__).parents[1] / "references"
 SMALL = replace(PRESETS["tiny"], num_layers=1)
 TWO_HEADS = replace(SMALL, name="grouped", num_kv_heads=4)
 EXPERTS = replace(PRESETS["tiny-moe"], num_layers=1, num_kv_heads=4)

@@ -11,11 +11,12 @@ from meshwright.description.families.registry import PRESETS
 from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.sampling import Sampling
 from meshwright.execution.models.inference.stream import GrowingText
+from meshwright.serving.engine import active_request
+from meshwright.serving.engine import engine as engines
 from meshwright.serving.engine.active_request import ActiveRequest
 from meshwright.serving.engine.constraints import Matcher
 from meshwright.serving.engine.drafts import NgramDrafts
-from meshwright.serving.engine.engine import Engine, active_request
-from meshwright.serving.engine.engine import engine as engines
+from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.prefix import PrefixCache
 from meshwright.serving.engine.request import Constraint, Request
 from meshwright.serving.engine.runner import Runner

@@ -21,7 +21,7 @@ from meshwright.serving.front.app import Front
 from meshwright.serving.http.server import HttpServer
 from meshwright.serving.http.service import ApiKey, Limits, ServerState
 
-LLAMA = Path(__file__).parents[1] / "goldens" / "llama"
+LLAMA = Path(__file__).parents[1] / "references" / "llama"
 OUTER = ApiKey("outer", Limits(prompt_tokens=8))
 LONG = {"prompt": "a", "max_tokens": 400, "temperature": 0}
 

@@ -20,7 +20,7 @@ from meshwright.description.families.registry import PRESETS
 from meshwright.execution.models.generation.sampling import GREEDY
 from meshwright.serving.engine.request import Request
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
+GOLDENS = Path(__file__).parents[1] / "references"
 PROMPT = "The mesh has 2 axes"
 
 
@@ -118,7 +118,7 @@ CASES = [
     ("llama", "dp=2,tp=4"),
     ("gpt_oss", "ep=2,dp=2,tp=2"),
 ]
-"""Plain attention, and experts beside attention with sinks; `test_http_goldens.py` has other families."""
+"""Plain attention, and experts beside attention with sinks; `test_http_references.py` has other families."""
 
 
 @pytest.mark.matrix

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from meshwright.errors import MeshwrightError
 from meshwright.execution.text import tokenizer as text_tokenizer
 from meshwright.execution.text.tokenizer import byte_tokenizer, read_tokenizer
+from meshwright.serving.engine import constraints
 from meshwright.serving.engine.constraints import MOST_SOURCE, ConstraintCompiler
-from meshwright.serving.engine.engine import constraints
 from meshwright.serving.engine.request import Constraint
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
+GOLDENS = Path(__file__).parents[1] / "references"
 VOCAB = 900
 """Of the model: more than any of the tokenizers has."""
 

@@ -22,7 +22,7 @@ from meshwright.serving.engine.programs import Shape
 from meshwright.serving.engine.runner import RowChange, Work
 from meshwright.serving.engine.scheduler import PageCopy
 
-LLAMA = Path(__file__).parents[1] / "goldens" / "llama"
+LLAMA = Path(__file__).parents[1] / "references" / "llama"
 SHAPE = Shape(rows=2, length=3, entries=(4, 2), num_chosen=3)
 WORK = Work(
     kind="sampling",

@@ -1,0 +1,52 @@
+"""Configs as they are published on Hugging Face, cut to the fields that say the shape, against published counts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.description.families.registry import model_from_hugging_face
+from meshwright.description.step.parameter_tree import num_active_parameters, num_parameters
+from meshwright.errors import MeshwrightError
+
+FILE = Path(__file__).parents[2] / "data" / "published_models.json"
+"""Models by their repository on huggingface.co: the fields of config.json that say a shape, and the parameters that the
+metadata of its safetensors count (the "Model size" of its page); where a tensor is stored twice (tied tables), once.
+
+For each, `AutoModelForCausalLM.from_config` of transformers 5.23.0 on PyTorch's meta device has as many, but for the
+14,848 biases of DeepSeek-V3's routers, which are buffers there.
+"""
+
+CONFIGS = {name: (row["config"], row["parameters"]) for name, row in json.loads(FILE.read_text()).items()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_family_is_read_to_the_last_parameter(name):
+    config, count = CONFIGS[name]
+    assert num_parameters(model_from_hugging_face(config, name=name)) == count
+
+
+def test_a_token_meets_the_active_experts_alone():
+    """Qwen3-30B-A3B is named after its 3.3B (arXiv:2505.09388, table 2)."""
+    model = model_from_hugging_face(CONFIGS["Qwen/Qwen3-30B-A3B"][0], name="qwen")
+    assert 3.2e9 < num_active_parameters(model) < 3.4e9
+
+
+def test_what_llama_says_of_biases_and_activations_is_kept():
+    config, _ = CONFIGS["meta-llama/Llama-2-7b-hf"]
+    changes = {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}
+    model = model_from_hugging_face(config | changes, name="biased")
+    assert (model.qkv_bias, model.output_bias, model.mlp_bias, model.activation) == (True, True, True, "gelu")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_without_a_size_names_it_whatever_the_family(name):
+    config, _ = CONFIGS[name]
+    with pytest.raises(MeshwrightError, match="no 'vocab_size', which a"):
+        model_from_hugging_face({key: value for key, value in config.items() if key != "vocab_size"}, name=name)
+
+
+def test_experts_that_are_more_than_there_are_are_refused():
+    config, _ = CONFIGS["mistralai/Mixtral-8x7B-v0.1"]
+    with pytest.raises(MeshwrightError, match="9 active of 8 experts"):
+        model_from_hugging_face(config | {"num_experts_per_tok": 9}, name="greedy")

@@ -1,0 +1,75 @@
+"""Settings that few models have, and text parts of models of images, as transformers computes them: `make_odd.py`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import meshwright as mw
+from meshwright.description.families.load import load_model
+from meshwright.description.families.registry import hugging_face_config, model_from_hugging_face
+from meshwright.description.step.frequencies import YarnRopeScaling
+
+ODD = Path(__file__).parents[2] / "references" / "odd"
+NAMES = sorted(path.parent.name for path in ODD.glob("*/config.json"))
+QUICK = (("gpt_neox_odd_rotary", "1,1,1,1"), ("gemma3_wrapper", "1,1,1,1"))
+
+
+@pytest.mark.filterwarnings("ignore:.*is a model of text and images")
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        pytest.param(name, mesh, marks=() if (name, mesh) in QUICK else pytest.mark.matrix)
+        for name in NAMES
+        for mesh in ("1,1,1,1", "1,2,2,2")
+    ],
+)
+def test_logits_and_what_follows_greedily_are_those_of_transformers(name, mesh):
+    golden = np.load(ODD / name / "golden.npz")
+    model = mw.load(ODD / name, on=f"cpu:{8 if '2' in mesh else 1}", mesh=mesh)
+    found, wanted, lengths = model.logits(golden["tokens"], golden["lengths"]), golden["logits"], golden["lengths"]
+    for row, length in enumerate(lengths):
+        off = np.abs(np.asarray(found[row, :length]) - wanted[row, :length]).max()
+        assert off <= 2e-5 * (wanted.max() - wanted.min())
+    prompts = [golden["tokens"][row, :length].tolist() for row, length in enumerate(lengths)]
+    texts = model.generate(prompts, max_tokens=golden["continuations"].shape[1])
+    assert [text.tokens for text in texts] == [tuple(row) for row in golden["continuations"].tolist()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_config_is_written_as_it_was_read(name):
+    model = load_model(str(ODD / name))
+    assert model_from_hugging_face(hugging_face_config(model), name=name) == model
+
+
+def test_a_text_part_is_saved_as_a_model_of_text(tmp_path):
+    """Its own config.json, and weights by the names of a model of text, with one note about what is left out."""
+    with pytest.warns(UserWarning, match="the text's weights are read, multi_modal_projector, vision_tower not"):
+        model = mw.load(ODD / "mistral3_wrapper", on="cpu:1", mesh="dp=1")
+    model.save(tmp_path / "text")
+    assert json.loads((tmp_path / "text" / "config.json").read_text())["model_type"] == "mistral"
+    ours, theirs = (load_file(path / "model.safetensors") for path in (tmp_path / "text", ODD / "mistral3_wrapper"))
+    for name, array in ours.items():
+        assert np.array_equal(array, theirs[f"language_model.{name}"])
+
+
+def test_the_text_of_a_mistral3_may_be_a_ministral3():
+    """What its config.json does not say has the defaults of a Ministral 3."""
+    text = {"model_type": "ministral3", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 8}
+    model = model_from_hugging_face({"model_type": "mistral3", "text_config": text}, name="wrapped")
+    assert (model.num_kv_heads, model.head_dim, model.sliding_window, model.norm_epsilon) == (8, 128, None, 1e-5)
+    assert model.rope_scaling == YarnRopeScaling(
+        factor=16.0, original_max_seq_len=16_384, mscale=1.0, mscale_all_dim=1.0, query_beta=0.1
+    )
+    assert hugging_face_config(model)["model_type"] == "ministral3"
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    shutil.copy(ODD / "qwen2_first_full" / "config.json", tmp_path)
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(mw.MeshwrightError, match=r"is a pointer of git-lfs.*`git lfs pull`"):
+        mw.load(tmp_path, on="cpu:1", mesh="dp=1")

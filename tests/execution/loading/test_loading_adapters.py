@@ -1,0 +1,131 @@
+"""Adapters in PEFT's format: what PEFT wrote loads here, and what we write is what it reads.
+
+`tests/references/make_adapters.py` has PEFT make them; `tests/references/adapters.txt` is what it says to ours.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import meshwright as mw
+from meshwright.description.families.adapters import read_adapter_config
+from meshwright.description.families.load import load_model
+from meshwright.errors import MeshwrightError
+from meshwright.execution.weights.peft import read_adapter, write_adapter
+
+GOLDENS = Path(__file__).parents[2] / "references"
+ADAPTERS = sorted(path.parent.name for path in GOLDENS.glob("adapters/*/adapter_config.json"))
+IN_PARTS = ("mistral",)
+"""Adapters by a pattern, of several ranks and scales, with modules that came whole: they are read, not written."""
+FUSED = ("gpt2", "phi3")
+"""Families with modules that hold several products, for which PEFT has one A."""
+
+QUICK = (("llama", "fsdp=2,tp=2"), ("gpt2", "fsdp=1"), ("mistral", "fsdp=1"))
+CORE = [
+    pytest.param(name, mesh, marks=() if (name, mesh) in QUICK else pytest.mark.matrix)
+    for name in ADAPTERS for mesh in ("fsdp=1", "fsdp=2,tp=2")
+]  # fmt: skip
+
+
+def adapted(name, folder=None):
+    base = load_model(str(GOLDENS / name))
+    return replace(base, lora=read_adapter_config(folder or GOLDENS / "adapters" / name, base))
+
+
+@pytest.mark.parametrize(("name", "mesh"), CORE)
+def test_logits_with_an_adapter_of_pefts_are_pefts(name, mesh):
+    golden = np.load(GOLDENS / "adapters" / name / "golden.npz")
+    devices = 1 if mesh == "fsdp=1" else 4
+    model = mw.load(GOLDENS / name, on=f"cpu:{devices}", mesh=mesh, adapter=GOLDENS / "adapters" / name)
+    found, wanted = np.asarray(model.logits(golden["tokens"])), golden["logits"]
+    assert np.abs(found - wanted).max() <= 1e-5 * (wanted.max() - wanted.min())
+    plain = mw.load(GOLDENS / name, on=f"cpu:{devices}", mesh=mesh).logits(golden["tokens"])
+    assert np.abs(np.asarray(plain) - wanted).max() > 0.05 * (wanted.max() - wanted.min())
+
+
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if name not in IN_PARTS])
+def test_an_adapter_that_is_written_is_the_one_that_was_read(name, tmp_path):
+    """The same tensors under the same names; of modules with several products the same sum B A, in blocks."""
+    model = adapted(name)
+    write_adapter(tmp_path, model, read_adapter(GOLDENS / "adapters" / name, model), base=name)
+    ours, theirs = (
+        load_file(folder / "adapter_model.safetensors") for folder in (tmp_path, GOLDENS / "adapters" / name)
+    )
+    assert ours.keys() == theirs.keys()
+    for path in (path for path in ours if "lora_A" in path):
+        pair = path, path.replace("lora_A", "lora_B")
+        if ours[path].shape == theirs[path].shape:
+            assert all(np.array_equal(ours[one], theirs[one]) for one in pair)
+        else:
+            assert name in FUSED
+            (one, other) = (held[pair[1]] @ held[pair[0]] for held in (ours, theirs))
+            np.testing.assert_allclose(one, other, atol=1e-6)
+    again = adapted(name, tmp_path)
+    assert again.lora == replace(model.lora, alpha=again.lora.alpha)
+    first, second = (read_adapter(folder, again) for folder in (GOLDENS / "adapters" / name, tmp_path))
+    for stack, arrays in first.items():
+        assert all(np.array_equal(array, second[stack][path]) for path, array in arrays.items())
+
+
+def test_the_dropout_of_an_adapter_is_read_and_written(tmp_path):
+    shutil.copytree(GOLDENS / "adapters" / "llama", tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_dropout": 0.05}))
+    model = adapted("llama", path.parent)
+    assert model.lora.dropout == 0.05
+    (tmp_path / "again").mkdir()
+    write_adapter(tmp_path / "again", model, read_adapter(path.parent, model), base="llama")
+    assert adapted("llama", tmp_path / "again").lora == model.lora
+
+
+def test_peft_takes_every_adapter_that_we_write():
+    said = (GOLDENS / "adapters.txt").read_text().splitlines()
+    found = {line.split()[0]: float(line.split()[-1]) for line in said[3:]}
+    assert sorted(found) == [name for name in ADAPTERS if name not in IN_PARTS]
+    assert max(found.values()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"lora_dropout": 1.5}, "lora_dropout=1.5; it is a share from 0 to below 1"),
+        ({"use_dora": True}, "use_dora=True, which is not read here"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; 'LORA' is read"),
+        ({"target_modules": ["lm_head"]}, "lora target 'lm_head' is no product of"),
+        ({"target_modules": ["q_proj"]}, "which no target of adapter_config.json has"),
+        ({"r": 8}, "adapter_config.json makes them [8, in]"),
+        ({"rank_pattern": {"q_proj": 8}}, "adapter_config.json makes them [8, in]"),
+        ({"rank_pattern": {"q_proj": "x"}}, "rank_pattern={'q_proj': 'x'}; it takes an object of numbers"),
+        ({"target_modules": r".*layers\.0\..*q_proj"}, "and not model.layers.1.self_attn.q_proj; all layers have"),
+        ({"target_modules": "(lm_head|.*q_proj)"}, "which matches lm_head, which has no adapter here"),
+        ({"target_modules": "q_proj"}, "which matches no product of the layers"),
+        ({"target_modules": "("}, "which is no pattern"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head'], which is not read here"),
+    ],
+)
+def test_an_adapter_that_is_none_of_this_model_is_refused_in_a_line(change, said, tmp_path):
+    shutil.copytree(GOLDENS / "adapters" / "llama", tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(MeshwrightError) as error:
+        read_adapter(path.parent, adapted("llama", path.parent))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_values_that_are_no_numbers_and_tensors_that_are_missing_are_refused(tmp_path):
+    shutil.copytree(GOLDENS / "adapters" / "llama", tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors, name = load_file(path), "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
+    model = adapted("llama")
+    save_file({key: array for key, array in tensors.items() if key != name}, path)
+    with pytest.raises(MeshwrightError, match=f"has no {name}; every layer has one of each target"):
+        read_adapter(path.parent, model)
+    save_file(tensors | {name: np.full_like(tensors[name], np.nan)}, path)
+    with pytest.raises(MeshwrightError, match=f"{name} in .* holds values that are no finite numbers"):
+        read_adapter(path.parent, model)

@@ -1,0 +1,443 @@
+"""The table of the correctness kit: every way to train that is held to one device, to its plan and to the compiler.
+
+To add a model or a way to train, add a row to `ROWS`: at most 8 devices, a batch of 16 sequences of 32 tokens. `make
+test` trains the core rows, the cheapest that have every mesh axis, every remat policy and the fields of a strategy, on
+1, 2, 4 and 8 devices; `make matrix` trains as many others as cover every two mechanisms that some row combines
+(`covering`), and `make kit` the rest. For every row `test_stored_programs.py`, in `make test`, compares the
+plan with the stored record of its compiled program.
+`test_runtime_kit.py` says what a row is checked against on simulated devices,
+`benchmarks/strategy_matrix.py` on real ones.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from meshwright.description.families.adapters import ALL_LINEAR, with_adapters
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.frequencies import LongRopeScaling, YarnRopeScaling
+from meshwright.description.step.model import Experts, LatentAttention, ModelConfig
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Remat, Workload
+from meshwright.mesh import MeshShape
+
+DENSE = ModelConfig(name="dense", num_layers=4, embed=64, mlp=128, num_heads=16, num_kv_heads=8, head_dim=8, vocab=256)
+TIED = replace(DENSE, name="tied", tied_embeddings=True)
+WIDE = replace(DENSE, name="wide", embed=128)
+"""Adafactor factors its second moments of dims from 128 on."""
+
+UNEVEN = replace(DENSE, name="uneven", num_layers=5)
+"""With layers that no stages divide."""
+
+MOE = replace(DENSE, name="moe", experts=Experts(count=8, num_active=2, mlp=32, balance_weight=0.1))
+"""Mixtral's shape, dropless."""
+
+
+def with_experts(name: str, **more: object) -> ModelConfig:
+    """The model of experts with some things otherwise."""
+    assert MOE.experts is not None
+    return replace(MOE, name=name, experts=replace(MOE.experts, **more))
+
+
+SHARED = with_experts("shared", shared_mlp=32, num_dense_layers=1)
+AFTER_TWO = replace(with_experts("aftertwo", shared_mlp=32, num_dense_layers=2), num_layers=6)
+SLOTTED = with_experts("slotted", capacity_factor=4.0)
+"""With a capacity of all tokens of a device for each expert, so that none is dropped wherever tokens are."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to train a model: on a mesh, by a strategy, keeping something for backward.
+
+    core: whether `make test` trains it; the others `make matrix` does. packed: whether rows hold several documents, and
+    padding. z_loss: its coefficient.
+    """
+
+    model: ModelConfig
+    mesh: MeshShape
+    strategy: Strategy = DEFAULT
+    remat: Remat = "block"
+    core: bool = False
+    packed: bool = False
+    z_loss: float = 0.0
+    frozen: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        changed = {name: value for name, value in vars(self.strategy).items() if value != getattr(DEFAULT, name)}
+        changed |= {"remat": self.remat} if self.remat != "block" else {}
+        changed |= {"packed": True} if self.packed else {}
+        changed |= {"z_loss": self.z_loss} if self.z_loss else {}
+        changed |= {"frozen": ",".join(self.frozen)} if self.frozen else {}
+        return " ".join((self.model.name, str(self.mesh), *(f"{name}={value}" for name, value in changed.items())))
+
+    @property
+    def mechanisms(self) -> frozenset[object]:
+        """What the row has of its own: model, mesh axes, fields of the strategy, policy, and what batches have."""
+        strategy = {name: value for name, value in vars(self.strategy).items() if value != getattr(DEFAULT, name)}
+        if "num_microbatches" in strategy:
+            strategy["num_microbatches"] = True
+        axes = {("axis", axis, degree == 8) for axis, degree in self.mesh.degrees.items() if degree > 1}
+        return frozenset(
+            {self.model.name, *axes, *strategy.items(), self.remat, ("packed", self.packed), ("z_loss", self.z_loss)}
+            | set(self.frozen)
+        )
+
+    @property
+    def workload(self) -> Workload:
+        """The step on simulated devices."""
+        return Workload(
+            model=self.model,
+            batch=16,
+            seq_len=32,
+            compute_dtype="f32",
+            remat=self.remat,
+            packed=self.packed,
+            z_loss=self.z_loss,
+            frozen=self.frozen,
+        )
+
+    @property
+    def alone(self) -> "Row":
+        """The same on one device: the whole batch by scores of the whole sequence, by plain ZeRO-less AdamW.
+
+        What it keeps of the strategy is the optimizer, and the dropout with the attention that says of what. Experts
+        have no capacity there, and the model of them as many microbatches as in the row, since their loss of imbalance
+        is the mean of that of each microbatch; which sequences are in which one depends on no mesh.
+        """
+        experts, parts = self.model.experts, 1
+        if experts is not None:
+            experts, parts = replace(experts, capacity_factor=None), self.strategy.num_microbatches
+        dropout = self.strategy.dropout
+        attention = self.strategy.attention if dropout else DEFAULT.attention
+        strategy = Strategy(
+            optimizer=self.strategy.optimizer, num_microbatches=parts, dropout=dropout, attention=attention
+        )
+        model = replace(self.model, name="alone", experts=experts)
+        return Row(model, MeshShape(), strategy, packed=self.packed, z_loss=self.z_loss, frozen=self.frozen)
+
+
+def parts(count: int, **more: object) -> Strategy:
+    """A strategy with so many microbatches."""
+    return Strategy(num_microbatches=count, **more)
+
+
+def fused(method: str, **more: object) -> Strategy:
+    """A strategy by which queries of a split sequence meet keys in a fused attention."""
+    return Strategy(attention="flash", sp_method=method, **more)
+
+
+WHOLE_STREAM = Strategy(tp_stream="whole")
+RING, ULYSSES, GATHER = fused("ring"), fused("ulysses"), fused("gather")
+GPIPE, ALTERNATING = parts(4, schedule="gpipe"), parts(4)
+
+DENSE_ALONE = [
+    Row(DENSE, MeshShape(), fused("gather"), core=True),
+    Row(DENSE, MeshShape(dp=8)),
+    Row(DENSE, MeshShape(dp=2), parts(4)),
+    Row(DENSE, MeshShape(fsdp=8)),
+    Row(DENSE, MeshShape(fsdp=2), parts(4), core=True),
+    Row(DENSE, MeshShape(fsdp=4), Strategy(zero_stage=1), core=True),
+    Row(DENSE, MeshShape(fsdp=4), Strategy(zero_stage=2), core=True),
+    Row(DENSE, MeshShape(tp=8)),
+    Row(DENSE, MeshShape(tp=8), WHOLE_STREAM, core=True),
+    Row(DENSE, MeshShape(tp=4), Strategy(collective_matmul=True), core=True),
+    Row(DENSE, MeshShape(sp=8)),
+    Row(DENSE, MeshShape(sp=4), GATHER, core=True),
+    Row(DENSE, MeshShape(sp=8), RING),
+    Row(DENSE, MeshShape(sp=2), RING, core=True),
+    Row(DENSE, MeshShape(sp=8), ULYSSES, core=True),
+    Row(DENSE, MeshShape(pp=4), GPIPE, "matmuls", core=True),
+    Row(DENSE, MeshShape(pp=4), ALTERNATING),
+    Row(TIED, MeshShape(pp=2), ALTERNATING),
+]
+
+DENSE_MIXES = [
+    Row(DENSE, MeshShape(dp=2, fsdp=4)),
+    Row(DENSE, MeshShape(dp=2, fsdp=4), Strategy(zero_stage=0), core=True),
+    Row(DENSE, MeshShape(fsdp=2, tp=4), WHOLE_STREAM),
+    Row(DENSE, MeshShape(fsdp=2, tp=4), Strategy(collective_matmul=True)),
+    Row(TIED, MeshShape(sp=2, tp=4), parts(2, collective_matmul=True)),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2), core=True),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, zero_stage=1)),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(4, zero_stage=2)),
+    Row(TIED, MeshShape(dp=2, fsdp=2, sp=2), Strategy(zero_stage=2)),
+    Row(TIED, MeshShape(dp=2, sp=2, tp=2), parts(4)),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), remat="none", core=True),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), WHOLE_STREAM, "attention"),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), GATHER, "matmuls"),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, sp=2), RING, "none"),
+    Row(DENSE, MeshShape(tp=2, sp=4), RING, "attention", core=True),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), fused("ring", num_microbatches=2), "matmuls"),
+    Row(DENSE, MeshShape(sp=4, tp=2), ULYSSES, core=True),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), fused("ulysses", num_microbatches=2)),
+    Row(DENSE, MeshShape(dp=2, pp=4), ALTERNATING),
+    Row(DENSE, MeshShape(fsdp=2, pp=4), GPIPE),
+    Row(DENSE, MeshShape(tp=4, pp=2), ALTERNATING),
+    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING, core=True),
+    Row(TIED, MeshShape(fsdp=2, tp=2, pp=2), GPIPE, "none"),
+    Row(TIED, MeshShape(sp=2, tp=2, pp=2), parts(16)),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, pp=2), fused("ulysses", num_microbatches=4)),
+]
+
+MOE_ALONE = [
+    Row(MOE, MeshShape(dp=4)),
+    Row(MOE, MeshShape(fsdp=8)),
+    Row(SLOTTED, MeshShape(fsdp=2)),
+    Row(MOE, MeshShape(tp=8)),
+    Row(MOE, MeshShape(tp=2), WHOLE_STREAM),
+    Row(MOE, MeshShape(sp=8), RING),
+    Row(MOE, MeshShape(sp=4), ULYSSES),
+    Row(MOE, MeshShape(ep=8)),
+    Row(SLOTTED, MeshShape(ep=4)),
+    Row(SHARED, MeshShape(ep=4)),
+]
+
+MOE_MIXES = [
+    Row(MOE, MeshShape(dp=2, fsdp=4)),
+    Row(SHARED, MeshShape(fsdp=2, tp=4), remat="none"),
+    Row(MOE, MeshShape(dp=2, fsdp=2, tp=2), parts(4)),
+    Row(MOE, MeshShape(ep=4, fsdp=2), parts(2)),
+    Row(MOE, MeshShape(ep=2, dp=4), remat="attention"),
+    Row(MOE, MeshShape(ep=4, tp=2)),
+    Row(SLOTTED, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(SLOTTED, MeshShape(ep=2, sp=2, tp=2), remat="matmuls"),
+    Row(MOE, MeshShape(ep=2, dp=2, sp=2)),
+    Row(MOE, MeshShape(ep=2, sp=4), RING, core=True),
+    # Without a first dense layer: a stack of one is no loop, and the compiler sends its positions once for both passes.
+    Row(with_experts("shared", shared_mlp=32), MeshShape(ep=2, sp=2, tp=2), RING),
+    Row(MOE, MeshShape(fsdp=2, sp=2, tp=2), RING),
+    Row(MOE, MeshShape(ep=2, fsdp=2, sp=2), ULYSSES),
+]
+
+STAGES = [
+    Row(DENSE, MeshShape(dp=2, fsdp=2, pp=2), parts(4, zero_stage=1)),
+    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), parts(4, collective_matmul=True)),
+    Row(DENSE, MeshShape(sp=2, tp=2, pp=2), fused("gather", num_microbatches=4)),
+    Row(DENSE, MeshShape(dp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
+    Row(DENSE, MeshShape(sp=4, pp=2), fused("ring", num_microbatches=4, schedule="gpipe"), "matmuls"),
+    Row(MOE, MeshShape(pp=4), parts(8)),
+    Row(SLOTTED, MeshShape(ep=2, tp=2, pp=2), parts(4)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(2, schedule="gpipe")),
+    Row(SHARED, MeshShape(fsdp=2, sp=2, pp=2), fused("ring", num_microbatches=4)),
+    Row(AFTER_TWO, MeshShape(ep=2, tp=2, pp=2), parts(4)),
+    Row(AFTER_TWO, MeshShape(fsdp=2, pp=2), parts(4, virtual_stages=2)),
+    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2, dropout=0.2)),
+]
+
+OPTIMIZERS = [
+    Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="lion"), core=True),
+    Row(WIDE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="adafactor")),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), Strategy(optimizer="sgd", zero_stage=1), core=True),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), Strategy(optimizer="muon", on_bad_step="skip"), core=True),
+    Row(MOE, MeshShape(ep=2, fsdp=2, tp=2), Strategy(optimizer="muon")),
+    Row(UNEVEN, MeshShape(fsdp=2, tp=2, pp=2), Strategy(optimizer="muon", num_microbatches=4)),
+    Row(DENSE, MeshShape(fsdp=2, sp=2, tp=2), Strategy(optimizer="muon", zero_stage=1)),
+    Row(DENSE, MeshShape(fsdp=4), Strategy(optimizer="muon", zero_stage=0)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), Strategy(optimizer="muon", num_microbatches=2)),
+    Row(DENSE, MeshShape(tp=4), Strategy(optimizer="muon")),
+]
+
+DROPOUT = [
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2, dropout=0.2)),
+    Row(DENSE, MeshShape(tp=2, sp=4), fused("ring", dropout=0.2), "none"),
+    Row(MOE, MeshShape(ep=2, dp=2, tp=2), Strategy(dropout=0.2)),
+]
+
+PACKED = [
+    Row(DENSE, MeshShape(fsdp=2), packed=True, remat="none"),
+    Row(DENSE, MeshShape(dp=2, fsdp=2, tp=2), parts(2), packed=True, z_loss=1e-3, core=True),
+    Row(DENSE, MeshShape(sp=2, tp=4), packed=True),
+    Row(DENSE, MeshShape(sp=2, tp=4), GATHER, packed=True),
+    Row(DENSE, MeshShape(sp=2, tp=4), ULYSSES, packed=True),
+    Row(DENSE, MeshShape(sp=4, fsdp=2), RING, "matmuls", packed=True),
+    Row(DENSE, MeshShape(dp=2, sp=2, pp=2), fused("ring", num_microbatches=4), packed=True, z_loss=1e-3),
+    Row(DENSE, MeshShape(sp=2, tp=2, pp=2), fused("gather", num_microbatches=4), packed=True),
+    Row(DENSE, MeshShape(sp=2, pp=2), parts(4, schedule="gpipe"), "matmuls", packed=True, z_loss=1e-3),
+    Row(DENSE, MeshShape(sp=2, pp=2), fused("ulysses", num_microbatches=4), packed=True),
+    Row(SLOTTED, MeshShape(ep=2, sp=2, tp=2), packed=True),
+    Row(MOE, MeshShape(ep=2, dp=2, sp=2), RING, packed=True),
+    Row(AFTER_TWO, MeshShape(ep=2, tp=2, pp=2), parts(4), packed=True),
+    Row(AFTER_TWO, MeshShape(fsdp=2, sp=2, pp=2), parts(4), packed=True),
+]
+
+WITHOUT_DROPOUT = [
+    Row(MOE, MeshShape(ep=2, dp=2, tp=2)),
+    Row(UNEVEN, MeshShape(dp=2, pp=2), parts(4, virtual_stages=2)),
+]
+"""Rows of `ROWS` that have dropout too, without it: quicker. Not among them, whose order the golden records have."""
+
+REPEATED = [Row(SHARED, MeshShape(ep=2, fsdp=2, pp=2), parts(4, schedule="gpipe"))]
+"""Where a device has one sequence of a microbatch, so that all stages run its plain layers: `inspect` finds it."""
+
+ROWS = [*DENSE_ALONE, *DENSE_MIXES, *MOE_ALONE, *MOE_MIXES, *STAGES, *OPTIMIZERS, *DROPOUT, *PACKED]
+
+
+def narrow(preset: str, **more: object) -> ModelConfig:
+    """A preset of a family at the width of the rows above."""
+    return replace(PRESETS[preset], embed=64, mlp=128, **more)
+
+
+NEOX = narrow(
+    "gpt-neox-20b",
+    num_layers=4,
+    num_heads=8,
+    num_kv_heads=8,
+    head_dim=8,
+    vocab=256,
+    rotary_dims=2,
+    qkv_bias=False,
+    output_bias=False,
+)
+QWEN3 = narrow("tiny-qwen3")
+GEMMA2 = narrow("tiny-gemma2", embedding_scale=8.0, sliding_window=12)
+GEMMA3 = narrow("tiny-gemma3", embedding_scale=8.0, sliding_window=12)
+LATENT = replace(
+    DENSE,
+    name="latent",
+    num_kv_heads=16,
+    latent=LatentAttention(query_rank=24, kv_rank=16, nope_head_dim=8, rope_head_dim=4, value_head_dim=6),
+)
+DIRECT = replace(LATENT, name="direct", latent=replace(LATENT.latent, query_rank=None))
+"""Latent attention whose queries come from the stream itself."""
+
+DEEPSEEK = narrow("tiny-deepseek")
+QWEN2_MOE = narrow(
+    "tiny-qwen2-moe", num_layers=3, experts=replace(PRESETS["tiny-qwen2-moe"].experts, mlp=32, shared_mlp=64)
+)
+OLMO2 = narrow("tiny-olmo2")
+GPT_OSS = narrow("tiny-gpt-oss", sliding_window=12, experts=replace(PRESETS["tiny-gpt-oss"].experts, mlp=32))
+GPT2 = narrow("tiny-gpt2", max_positions=64)
+
+SMALL = {"num_layers": 4, "num_heads": 16, "num_kv_heads": 8, "head_dim": 8, "vocab": 256}
+"""Sizes of released models at the width of the rows above."""
+
+MISTRAL = narrow("mistral-7b", **SMALL, sliding_window=12)
+MINISTRAL3 = narrow(
+    "mistral-7b",
+    **SMALL,
+    name="ministral3",
+    sliding_window=None,
+    # The rows' sequences are several times the original length.
+    rope_scaling=YarnRopeScaling(factor=4.0, original_max_seq_len=8, query_beta=0.6),
+)
+QWEN2 = narrow("qwen2-7b", **SMALL)
+QWEN3_MOE = narrow("qwen3-30b-a3b", **SMALL, experts=Experts(count=8, num_active=2, mlp=32, balance_weight=0.1))
+GEMMA = narrow("gemma-7b", **SMALL, embedding_scale=8.0)
+PHI3 = narrow(
+    "phi3-mini",
+    **SMALL,
+    sliding_window=12,
+    rotary_dims=4,
+    # The rows' sequences are longer than the original length.
+    rope_scaling=LongRopeScaling(short_factor=(1.0, 1.5), long_factor=(2.0, 4.0), factor=4.0, original_max_seq_len=16),
+)
+
+FAMILIES = [
+    Row(MISTRAL, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(MINISTRAL3, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(MINISTRAL3, MeshShape(sp=4), Strategy(sp_method="ring", attention="flash")),
+    Row(MINISTRAL3, MeshShape(fsdp=2, pp=2), parts(4)),
+    Row(QWEN2, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(QWEN3_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(GEMMA, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(PHI3, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(NEOX, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(QWEN3, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA3, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GEMMA3, MeshShape(fsdp=2, pp=2), ALTERNATING),
+    Row(QWEN2_MOE, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(QWEN2_MOE, MeshShape(ep=2, sp=2, tp=2)),
+    Row(OLMO2, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(OLMO2, MeshShape(tp=4), Strategy(collective_matmul=True), "none"),
+    Row(OLMO2, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(GPT_OSS, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(GPT_OSS, MeshShape(fsdp=2, sp=2, tp=2), remat="none"),
+    Row(GPT_OSS, MeshShape(tp=4), WHOLE_STREAM),
+    Row(GPT_OSS, MeshShape(dp=2, sp=4), parts(2)),
+    Row(GPT_OSS, MeshShape(ep=2, tp=2, pp=2), parts(4)),
+    Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(GPT2, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(GPT2, MeshShape(fsdp=2, tp=2), Strategy(zero_stage=1)),
+    Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(DIRECT, MeshShape(fsdp=2, tp=4)),
+    Row(LATENT, MeshShape(tp=8), WHOLE_STREAM),
+    Row(DIRECT, MeshShape(fsdp=2, tp=2), WHOLE_STREAM, "attention"),
+    Row(LATENT, MeshShape(fsdp=2, tp=4), parts(2), "matmuls"),
+    Row(LATENT, MeshShape(dp=2, fsdp=2, sp=2), remat="none"),
+    Row(LATENT, MeshShape(dp=2, fsdp=2, tp=2), parts(2, zero_stage=1)),
+    Row(DIRECT, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(DEEPSEEK, MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(DEEPSEEK, MeshShape(ep=2, sp=2, tp=2), parts(2), "attention"),
+    Row(DEEPSEEK, MeshShape(ep=2, fsdp=2, pp=2), parts(4)),
+    Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2), RING),
+    Row(DIRECT, MeshShape(sp=4, tp=2), ULYSSES),
+    Row(LATENT, MeshShape(fsdp=2, sp=2, pp=2), fused("gather", num_microbatches=4)),
+    Row(GEMMA2, MeshShape(fsdp=2, sp=2, tp=2), packed=True),
+    Row(GPT2, MeshShape(fsdp=2, sp=2, tp=2), packed=True),
+    Row(DEEPSEEK, MeshShape(ep=2, sp=2, tp=2), packed=True),
+    Row(LATENT, MeshShape(fsdp=2, sp=2, tp=2), RING, packed=True),
+]
+"""Families with other ops than Llama's."""
+
+
+def with_lora(model: ModelConfig, *targets: str, dropout: float = 0.0) -> ModelConfig:
+    """The model with adapters beside some of its products; beside all that can have one where none are named."""
+    found = with_adapters(model, rank=4, alpha=8.0, targets=targets or (ALL_LINEAR,), dropout=dropout)
+    return replace(found, name=f"{model.name} lora{' dropout' * (dropout > 0)}")
+
+
+LORA = with_lora(DENSE)
+ONE = replace(DENSE, name="one", num_layers=1)
+"""One layer is no loop, so that a compiler leaves out each gradient that leads to nothing that is trained."""
+
+FINE_TUNING = [
+    Row(LORA, MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(LORA, MeshShape(fsdp=2, sp=2, tp=2), remat="none"),
+    Row(LORA, MeshShape(fsdp=2, sp=2, tp=2), WHOLE_STREAM, "attention"),
+    Row(LORA, MeshShape(fsdp=2, sp=2, tp=2), GATHER, "matmuls"),
+    Row(LORA, MeshShape(tp=4), Strategy(collective_matmul=True)),
+    Row(LORA, MeshShape(sp=2), RING),
+    Row(LORA, MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(LORA, MeshShape(fsdp=4), Strategy(zero_stage=1)),
+    Row(LORA, MeshShape(dp=2, fsdp=2, tp=2), parts(4, zero_stage=2)),
+    Row(LORA, MeshShape(pp=4), GPIPE, "matmuls"),
+    Row(LORA, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(with_lora(DENSE, "q_proj", "v_proj"), MeshShape(fsdp=2, tp=2)),
+    Row(with_lora(ONE, "q_proj", "v_proj"), MeshShape(fsdp=2, tp=2), core=True),
+    Row(with_lora(ONE, "k_proj"), MeshShape(fsdp=2, sp=2, tp=2), ULYSSES),
+    Row(with_lora(ONE, "v_proj"), MeshShape(fsdp=2, sp=2, tp=2), WHOLE_STREAM, "matmuls"),
+    Row(with_lora(ONE, "o_proj"), MeshShape(fsdp=2, tp=2), remat="attention"),
+    Row(with_lora(ONE, "gate_proj", "down_proj"), MeshShape(fsdp=2, tp=2), remat="matmuls"),
+    Row(with_lora(SHARED, "q_proj", "v_proj"), MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(with_lora(DENSE, dropout=0.2), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(DENSE, dropout=0.2), MeshShape(dp=2, fsdp=2, tp=2), parts(2)),
+    Row(with_lora(DENSE, dropout=0.2), MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING),
+    Row(with_lora(SHARED, dropout=0.2), MeshShape(ep=2, fsdp=2, tp=2), remat="none"),
+    Row(with_lora(NEOX), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(GEMMA2), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(GPT2), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(QWEN3), MeshShape(fsdp=2, sp=2, tp=2)),
+    Row(with_lora(MOE), MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(with_lora(SHARED), MeshShape(ep=2, fsdp=2, tp=2)),
+    Row(with_lora(SHARED), MeshShape(ep=2, fsdp=2, tp=2), remat="none"),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), frozen=("embedding", "layers")),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2), frozen=("*norm*", "down", "unembedding")),
+    Row(DENSE, MeshShape(fsdp=2, tp=2), parts(2, zero_stage=1), frozen=("embedding", "query")),
+    Row(TIED, MeshShape(fsdp=2, tp=2), frozen=("embedding",)),
+    Row(SHARED, MeshShape(ep=2, fsdp=2, tp=2), frozen=("expert_*", "router")),
+    Row(DENSE, MeshShape(fsdp=2, tp=2, pp=2), ALTERNATING, frozen=("embedding",)),
+]
+"""Adapters of low rank, which are all that trains, and parameters that are frozen."""
+
+
+def covering(rows: Iterable[Row]) -> Sequence[Row]:
+    """The core rows, and of the others as many as it takes for every two mechanisms that some row has together."""
+    seen, found = set[frozenset[object]](), list[Row]()
+    for row in sorted(rows, key=lambda row: (not row.core, -len(row.mechanisms))):
+        pairs = {frozenset(pair) for pair in combinations(row.mechanisms, 2)}
+        if row.core or not pairs <= seen:
+            found.append(row)
+            seen |= pairs
+    return found
