@@ -28,10 +28,10 @@ import jax.numpy as jnp
 from jax import P
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from meshwright.cli.tables import console, show, table
 from meshwright.description.hlo.module import Instruction, Module
 from meshwright.description.hlo.parser import parse_hlo
 from meshwright.execution.runtime.collective_matmul import all_gather_matmul, matmul_reduce_scatter
+from meshwright.pictures.tables import console, show, table
 from meshwright.proof.compiler.compile import compile_in_child
 from meshwright.proof.compiler.program import CompileRequest
 

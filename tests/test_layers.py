@@ -58,7 +58,7 @@ NEEDS = {"description.hlo": {"errors", "record", "description.hlo"}}
 BRIDGES = {
     "mesh.py": ("meshwright.execution.runtime.carry",),
     "planning/plan.py": ("meshwright.execution.runtime.carry",),
-    "proof/inspection/inspection.py": ("meshwright.pictures.pages", "meshwright.cli.inspect.screen"),
+    "proof/inspection/inspection.py": ("meshwright.pictures.pages", "meshwright.pictures.inspection"),
 }
 
 # A module, or a function in one, that a string names: for import_module, a table of lazy names, or a child's `-m`.

@@ -10,9 +10,9 @@ import pytest
 from screens import SCREENS, make_folder, screen
 
 from meshwright.cli.main import COMMANDS, command_module, main
-from meshwright.cli.tables import table
-from meshwright.cli.text import next_line, wrap
 from meshwright.cli.words.read import read_words
+from meshwright.pictures.tables import table
+from meshwright.pictures.text import next_line, wrap
 
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
 UNCUT = (" next", "   or   ", "$ ", "  meshwright ")
@@ -138,7 +138,7 @@ def test_a_command_to_go_on_with_is_never_broken(monkeypatch):
     assert next_line("meshwright verify p.yaml", "--top 3", note="fsdp=4") == (
         "\n next   meshwright verify p.yaml   or  --top 3   (fsdp=4)"
     )
-    monkeypatch.setattr("meshwright.cli.text.terminal_columns", lambda: 30)
+    monkeypatch.setattr("meshwright.pictures.text.terminal_columns", lambda: 30)
     assert next_line("meshwright verify p.yaml", "--top 3", note="fsdp=4").splitlines() == [
         "",
         " next   meshwright verify p.yaml",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from meshwright.cli.arguments import option
-from meshwright.cli.text import prose_width, wrap
+from meshwright.pictures.text import prose_width, wrap
 from meshwright.support.files import check_new_directory
 from meshwright.units import show_seconds
 

@@ -207,7 +207,7 @@ def _show_help(args: type, name: str, examples: Sequence[str]) -> None:
     """Print a command's options from its dataclass, laid out by tyro, and examples."""
     import tyro
 
-    from meshwright.cli.text import wrap
+    from meshwright.pictures.text import wrap
 
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     printed = _Captured(sys.stdout)
@@ -256,7 +256,7 @@ def _no_command(name: str) -> str:
 
 def _help() -> str:
     """Return the help of all commands."""
-    from meshwright.cli.text import wrap
+    from meshwright.pictures.text import wrap
 
     lines = [line for name, what in COMMANDS.items() for line in wrap(what, first=f"  {name:<15}", then=" " * 17)]
     codes = [line for code, what in EXIT_CODES.items() for line in wrap(what, first=f"  {code:<5}", then=" " * 7)]

@@ -15,8 +15,6 @@ import tyro
 from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.collective import KINDS
 from meshwright.cli.kept import mesh_degrees
-from meshwright.cli.tables import console, show, table
-from meshwright.cli.text import folded, next_line, terms, wrap
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
@@ -27,6 +25,8 @@ from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.parser import parse, parse_numbers
 from meshwright.description.notation.steps import Communicate
 from meshwright.errors import MeshwrightError
+from meshwright.pictures.tables import console, show, table
+from meshwright.pictures.text import folded, next_line, terms, wrap
 from meshwright.planning.cost.rates.product import PricedImplementation, PricedProduct, price
 from meshwright.planning.cost.threshold import say_threshold
 from meshwright.planning.options import read_count

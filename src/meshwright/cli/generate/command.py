@@ -12,11 +12,11 @@ from meshwright.cli.generate.args import Args, samplings
 from meshwright.cli.generate.data import answer_data
 from meshwright.cli.generate.prompts import converse, one_way, read_prompts
 from meshwright.cli.loading import load_with_bar, note, note_advised_mesh
-from meshwright.cli.tables import console, show
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.description.step.serving import Serving, ServingLayout
 from meshwright.errors import MeshwrightError
+from meshwright.pictures.tables import console, show
 from meshwright.planning.cost.kv_cache import sequence_cache_bytes
 from meshwright.planning.serving.plan import planned_speed
 from meshwright.units import show_bytes, show_rate, show_seconds

@@ -14,11 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from meshwright.cli.generate.args import Args, samplings
 from meshwright.cli.loading import load_with_bar, note, note_advised_mesh, start_with_bar
-from meshwright.cli.tables import console
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.execution.data.bad_data import describe_bad
+from meshwright.pictures.tables import console
 from meshwright.units import show_rate
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from meshwright.cli.arguments import Json, Mesh, option, positional
-from meshwright.cli.inspect.screen import print_buffers, print_screen
 from meshwright.cli.kept import kept_plan
-from meshwright.cli.text import next_line
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
 from meshwright.description.hardware.system import parse_system
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.mesh import parse_axes
+from meshwright.pictures.inspection import print_buffers, print_screen
+from meshwright.pictures.text import next_line
 from meshwright.support.files import check_outputs
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from meshwright.cli.tables import Lines, table
+from meshwright.pictures.tables import Lines, table
 from meshwright.planning.plan import Plan
 from meshwright.planning.why.step import computed_mfu
 from meshwright.record import Record

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from meshwright.cli.plan.columns import comparison
 from meshwright.cli.plan.screen import candidate, notes_of, print_head
-from meshwright.cli.tables import GAP, console, show
-from meshwright.cli.text import folded, next_line
+from meshwright.pictures.tables import GAP, console, show
+from meshwright.pictures.text import folded, next_line
 from meshwright.planning.plan import Plan
 from meshwright.planning.why.gap import gap_to
 from meshwright.planning.why.step import how

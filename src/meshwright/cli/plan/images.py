@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from meshwright.cli.plan.args import ImageArgs
-from meshwright.cli.tables import collective_table, console, mesh_name, show, speed, table
-from meshwright.cli.text import folded, reasons, terms
 from meshwright.cli.typed import check_all_read
 from meshwright.description.hardware.system import System
 from meshwright.description.step.images import ImageWorkload
+from meshwright.pictures.tables import collective_table, console, mesh_name, show, speed, table
+from meshwright.pictures.text import folded, reasons, terms
 from meshwright.planning.images import ImageRanking, plan_image_mesh, rank_images
 from meshwright.planning.options import IMAGE_OPTIONS, read_count, read_images, read_mesh
 from meshwright.planning.why.images import image_gap, why_images

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from meshwright.cli.tables import console, show
-from meshwright.cli.text import terms, wrap
 from meshwright.description.step.sequence import halves_queries
+from meshwright.pictures.tables import console, show
+from meshwright.pictures.text import terms, wrap
 from meshwright.planning.cost.flops import step_flops
 from meshwright.planning.cost.roofline import hardware_intensity
 from meshwright.planning.cost.table import LETTERS, LocalProduct, OpRow, op_table

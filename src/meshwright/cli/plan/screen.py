@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.plan.columns import comparison
-from meshwright.cli.tables import collective_table, console, show, speed, table
-from meshwright.cli.text import folded, next_line, reasons, terms
 from meshwright.description.step.model import ModelConfig
+from meshwright.pictures.tables import collective_table, console, show, speed, table
+from meshwright.pictures.text import folded, next_line, reasons, terms
 from meshwright.planning.plan import Plan
 from meshwright.planning.search import Ranking
 from meshwright.planning.ties import RATIO_ERROR

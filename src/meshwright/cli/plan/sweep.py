@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.plan.screen import run_as
-from meshwright.cli.tables import console, mesh_name, show, table
-from meshwright.cli.text import folded
 from meshwright.cli.waiting import waiting
 from meshwright.description.hardware.system import System
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
+from meshwright.pictures.tables import console, mesh_name, show, table
+from meshwright.pictures.text import folded
 from meshwright.planning.plan import Plan
 from meshwright.planning.sweep import Point, Sweep, run_sweep
 from meshwright.planning.why.step import computed_mfu

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 from meshwright.cli.arguments import Json, option
-from meshwright.cli.tables import console
-from meshwright.cli.text import next_line
 from meshwright.description.step.passes.schedule import Kind, Schedule
 from meshwright.pictures.pipeline import pipeline_data
 from meshwright.pictures.showing import show_pipeline
+from meshwright.pictures.tables import console
+from meshwright.pictures.text import next_line
 from meshwright.support.files import check_output, write_file
 
 EXAMPLES = (

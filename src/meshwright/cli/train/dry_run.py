@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from meshwright.cli.kept import kept_plan
 from meshwright.cli.plan.screen import notes_of
-from meshwright.cli.tables import console, headline, show
-from meshwright.cli.text import folded
 from meshwright.cli.train.args import Args
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.description.families.load import trained_seq_len
+from meshwright.pictures.tables import console, headline, show
+from meshwright.pictures.text import folded
 from meshwright.planning.plan import Plan
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshwright.cli.loading import byte_bar
 from meshwright.cli.processes import report_end_to_others
-from meshwright.cli.tables import console, headline, promise, show, speed, table
-from meshwright.cli.text import next_line
 from meshwright.cli.train.args import Args
 from meshwright.cli.train.screen import TrainScreen
 from meshwright.cli.waiting import waiting
 from meshwright.execution.processes.host import FAILED
 from meshwright.execution.processes.member import leave_at_once
+from meshwright.pictures.tables import console, headline, promise, show, speed, table
+from meshwright.pictures.text import next_line
 from meshwright.record import Record
 
 if TYPE_CHECKING:

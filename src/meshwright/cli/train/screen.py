@@ -15,8 +15,8 @@ from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
 from meshwright.cli.eval import accuracies
-from meshwright.cli.tables import console
-from meshwright.cli.text import WIDTH, wrap
+from meshwright.pictures.tables import console
+from meshwright.pictures.text import WIDTH, wrap
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.tables import console, show, table
-from meshwright.cli.text import folded
 from meshwright.errors import MeshwrightError
+from meshwright.pictures.tables import console, show, table
+from meshwright.pictures.text import folded
 from meshwright.record import Record
 from meshwright.units import show_seconds
 

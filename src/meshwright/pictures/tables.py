@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from meshwright.cli.text import WIDTH, terminal_columns, wrap
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
+from meshwright.pictures.text import WIDTH, terminal_columns, wrap
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.tables import console, show, table
-from meshwright.cli.text import folded, prose_width, terms, wrap
+from meshwright.pictures.tables import console, show, table
+from meshwright.pictures.text import folded, prose_width, terms, wrap
 from meshwright.units import show_bytes, show_degrees, show_flops, show_percent, show_seconds
 
 if TYPE_CHECKING:
