@@ -26,6 +26,7 @@ FLOORS = (
     "description.hardware",
     "description.step",
     "description.families",
+    "options",
     "planning.cost",
     "planning",
     "execution.processes",

@@ -9,7 +9,7 @@ import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.cli.plan.args import Args
 from meshwright.cli.words.options import declared_options
-from meshwright.planning.options import SearchOptions
+from meshwright.options.keywords import SearchOptions
 
 ON_THE_TERMINAL = {"output", "plot", "explain", "ops", "json"}
 """Options that say where an answer goes, or how it is printed."""

@@ -8,7 +8,6 @@ import itertools as it
 import pytest
 
 from meshwright.cli import main as cli
-from meshwright.cli.arguments import WorkloadArgs, given_options
 from meshwright.cli.main import COMMANDS, command_module, main
 from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.train.args import Args as TrainArgs
@@ -21,6 +20,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.training.run_directory.run import RunConfig, begin_run
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
+from meshwright.options.declare import given_options
+from meshwright.options.plan import WorkloadArgs
 
 
 class ReachedError(Exception):

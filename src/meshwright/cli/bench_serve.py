@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 import tyro
 
-from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.plan.serving import thinned
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import Json, option, positional
+from meshwright.options.values import read_count
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded
-from meshwright.planning.options import read_count
 from meshwright.planning.serving.plan import read_serving_plan
 from meshwright.planning.serving.search import rank_serving
 from meshwright.support.files import check_outputs, write_file

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import tyro
 
-from meshwright.cli.arguments import Json, option, positional
 from meshwright.description.hardware.chip import Chip
 from meshwright.description.hardware.load import chips, load_chip, load_hardware
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import Json, option, positional
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded, next_line, wrap
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.kept import mesh_degrees
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -18,6 +17,7 @@ from meshwright.cli.words.spell import spelled
 from meshwright.description.hardware.fabric import Placement, lay_mesh
 from meshwright.description.hardware.system import System, parse_system
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import Json, option, positional
 from meshwright.pictures.tables import console, show
 from meshwright.pictures.text import folded, next_line, wrap
 from meshwright.planning.cost.formulas import collective_formula

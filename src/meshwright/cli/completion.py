@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from meshwright.cli.arguments import option, positional
 from meshwright.cli.main import COMMANDS, SEVERAL_KINDS, command_module
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words.options import Option, declared_options
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import option, positional
 from meshwright.pictures.text import wrap
 from meshwright.support.files import write_error, write_file
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from meshwright.cli.arguments import option
+from meshwright.options.declare import option
 from meshwright.pictures.text import prose_width, wrap
 from meshwright.support.files import check_new_directory
 from meshwright.units import show_seconds

@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 
 import tyro
 
-from meshwright.cli.arguments import Json, Mesh, option, positional
 from meshwright.cli.loading import byte_bar, load_with_bar
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import Json, Mesh, option, positional
 from meshwright.pictures.text import next_line, wrap
 from meshwright.units import parse_count, show_bytes
 

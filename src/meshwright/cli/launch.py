@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from meshwright.cli.arguments import option, positional
 from meshwright.cli.processes import devices_per_process, process_environments
 from meshwright.cli.serve.args import Args as ServeArgs
 from meshwright.cli.train.args import Args as TrainArgs
@@ -20,8 +19,9 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.words.read import canonical, read_words, without_options
 from meshwright.description.hardware.system import System, make_system
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import option, positional
+from meshwright.options.values import read_system
 from meshwright.planning.library import plan_to_run
-from meshwright.planning.options import read_system
 
 EXAMPLES = (
     "meshwright launch -n 4 -- train tiny --on cpu:8 --batch 16 --seq-len 128 -o runs/four",

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TransferSpeedColumn
 
-from meshwright.cli.arguments import CompileCache, Mesh, option, positional
 from meshwright.cli.waiting import waiting
 from meshwright.description.families.load import usual_seq_len
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.parameter_tree import num_parameters
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import CompileCache, Mesh, option, positional
 from meshwright.pictures.tables import console
 from meshwright.planning.options import OUTPUT_LEN, PROMPT_LEN
 from meshwright.planning.serving.search import best_serving_plan

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.collective import KINDS
 from meshwright.cli.kept import mesh_degrees
 from meshwright.cli.typed import check_all_read
@@ -25,11 +24,12 @@ from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.parser import parse, parse_numbers
 from meshwright.description.notation.steps import Communicate
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import Json, option, positional
+from meshwright.options.values import read_count
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded, next_line, terms, wrap
 from meshwright.planning.cost.rates.product import PricedImplementation, PricedProduct, price
 from meshwright.planning.cost.threshold import say_threshold
-from meshwright.planning.options import read_count
 from meshwright.record import Collective
 from meshwright.units import show_bytes, show_flops, show_seconds
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
-from meshwright.cli.arguments import option
 from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.execution.processes.host import FAILED, REFUSED
 from meshwright.execution.processes.member import Member
 from meshwright.execution.processes.options import Processes
+from meshwright.options.declare import option
 
 
 @dataclass(frozen=True)

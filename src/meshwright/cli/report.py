@@ -9,9 +9,9 @@ from typing import Annotated
 
 import tyro
 
-from meshwright.cli.arguments import option, positional
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import option, positional
 from meshwright.pictures.text import next_line
 from meshwright.support.files import check_output
 

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import tyro
 
-from meshwright.cli.arguments import Json, option, positional
 from meshwright.cli.loading import byte_bar
 from meshwright.cli.typed import check_all_read
 from meshwright.errors import MeshwrightError
@@ -19,6 +18,7 @@ from meshwright.execution.data.encoding import find_encoder
 from meshwright.execution.data.sources import find_files
 from meshwright.execution.data.tokenizing import Tokenizing, tokenize
 from meshwright.execution.text.tokenizer import read_json, read_tokenizer
+from meshwright.options.declare import Json, option, positional
 from meshwright.pictures.text import next_line, wrap
 from meshwright.units import show_count
 

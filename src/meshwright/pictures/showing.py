@@ -19,6 +19,7 @@ from meshwright.description.notation.parser import parse_numbers
 from meshwright.description.step.passes.schedule import Schedule
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.options.values import read_system
 from meshwright.pictures import svg, terminal
 from meshwright.pictures.arrays import array_sketch, every_sharding, gallery_sketch
 from meshwright.pictures.collectives import DIGITS, Values, collective_sketch, run_collective
@@ -29,7 +30,6 @@ from meshwright.pictures.pipeline import pipeline_sketch
 from meshwright.pictures.rings import ring_sketch, run_ring
 from meshwright.pictures.scene import Scene, moved, stack
 from meshwright.pictures.torus import device_coordinates, torus_sketch
-from meshwright.planning.options import read_system
 from meshwright.planning.plan import Plan
 from meshwright.record import Kind
 

@@ -16,22 +16,15 @@ from meshwright.description.step.strategy_checks import check_strategy, has_refe
 from meshwright.description.step.workload import REMATS, Remat, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.options.keywords import PlanOptions, SearchOptions
+from meshwright.options.values import Count, MeshLike, SystemLike, given, read_count, read_mesh, read_price
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.options import (
     STRATEGY_OPTIONS,
     WORKLOAD_OPTIONS,
-    Count,
-    MeshLike,
     ModelLike,
-    PlanOptions,
-    SearchOptions,
-    SystemLike,
     check_model,
-    given,
     is_image_model,
-    read_count,
-    read_mesh,
-    read_price,
     read_strategy,
     read_workload,
     remats,
@@ -210,7 +203,8 @@ def find_meshes(
     first.
     """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
-        raise MeshwrightError(f"{chosen[0]} goes with a mesh; without one the planner chooses it")
+        option = f"--{chosen[0].replace('_', '-')} ({chosen[0]}=…)"
+        raise MeshwrightError(f"{option} goes with --mesh (mesh=…); without a mesh the planner chooses it")
     if "reference_mesh" in fields and not has_reference(workload):
         raise MeshwrightError("reference_mesh is of the frozen model of objective='dpo', which this step runs none of")
     space = _space(workload, system, policies, fields, include_planned=include_planned)

@@ -5,231 +5,36 @@ The command line and `meshwright.plan`, `verify` and `train` share these readers
 
 from __future__ import annotations
 
-import difflib
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from meshwright.description.families.adapters import ALL_LINEAR, read_adapter_config, with_adapters
 from meshwright.description.families.load import load_model, usual_seq_len
-from meshwright.description.hardware.chip import MEMORY_HEADROOM
-from meshwright.description.hardware.system import System, parse_system
+from meshwright.description.hardware.system import System
 from meshwright.description.step.images import RESNETS, ImageWorkload
 from meshwright.description.step.legality import check_positions
-from meshwright.description.step.model import ModelConfig, largest
+from meshwright.description.step.model import ModelConfig
 from meshwright.description.step.serving import Serving, ServingPhase
-from meshwright.description.step.strategy import Attention, MatmulDtype, Optimizer, SequenceMethod, TpStream
-from meshwright.description.step.workload import Dtype, Objective, Reference, Remat, Workload
+from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
-from meshwright.mesh import MeshShape, parse_mesh
-from meshwright.units import parse_count, parse_number, parse_seconds
+from meshwright.options.keywords import ServingOptions, StrategyOptions, WorkloadOptions
+from meshwright.options.values import (
+    Count,
+    given,
+    read_count,
+    read_mesh,
+    read_system,
+)
+from meshwright.units import parse_seconds
 
 ModelLike = str | Path | ModelConfig | Workload
 """A preset's name, the path of a Hugging Face config.json, a model, or a whole workload."""
 
-SystemLike = str | System
-"""`v5p:4x4x4`, or a system."""
-
-MeshLike = str | MeshShape | Mapping[str, int]
-"""`1,-1,4,1` or `fsdp=-1,tp=4`, a shape, or axes and their degrees."""
-
-Count = int | str
-"""A whole number, or one as text: `4096`, `64k`, `4M`."""
-
-
-class StrategyOptions(TypedDict, total=False):
-    """Options of a strategy. Omitted ones are chosen by the planner, or are defaults of `meshwright train`.
-
-    num_microbatches: microbatches of a device's batch, run one after the other. zero_stage: what fsdp shards (1
-    optimizer state, 2 also gradients, 3 also parameters). schedule, virtual_stages: of a pipeline. attention: `flash`,
-    `cudnn` or `scores`. sp_method: gathered keys, ring attention or Ulysses. tp_stream: whether tp splits the residual
-    stream between matmuls. collective_matmul: whether tp's collectives run chunk by chunk beside matmuls.
-    reference_mesh: of the frozen reference of `objective="dpo"` (the policy's). The rest are fields of `Strategy`.
-    """
-
-    num_microbatches: Count | None
-    zero_stage: Literal[0, 1, 2, 3] | None
-    schedule: Literal["gpipe", "1f1b"] | None
-    virtual_stages: Count | None
-    attention: Attention | None
-    sp_method: SequenceMethod | None
-    tp_stream: TpStream | None
-    collective_matmul: bool | None
-    optimizer: Optimizer | None
-    moment_dtype: Dtype | None
-    master_weights: bool | None
-    gradient_dtype: Dtype | None
-    matmul_dtype: MatmulDtype | None
-    dropout: float | None
-    reference_mesh: MeshLike | None
-
-
-class WorkloadOptions(TypedDict, total=False):
-    """What is computed, and how its hardware is read.
-
-    batch: sequences of the global batch, of dpo its pairs; batch_tokens: the same in tokens. seq_len: tokens of a
-    sequence (what the model was trained on). objective: `next-token`, or `dpo` to train on pairs of answers against a
-    frozen reference, which each step runs (reference `live`) or which is run once before the first step
-    (`precomputed`). packed: whether rows hold several documents, or padding. z_loss: the coefficient of
-    what keeps the logits' normalizer near 1 (0). dtype: of products (bf16; f32 on simulated CPU devices).
-    param_dtype: of parameters (f32). remat: what a layer keeps for backward. num_layers: as many layers instead of the
-    model's own. lora_rank, lora_alpha, lora_targets, lora_dropout: adapters of low rank, which then are all that
-    trains (`families.adapters`); adapter: a directory of PEFT's that says these. freeze: patterns of the paths of
-    parameters that are not trained. hardware: a TOML file with a chip of your own. memory_headroom: the share that is
-    added to a predicted peak before it is held against the memory (`MEMORY_HEADROOM` of the kind of chip).
-    """
-
-    batch: Count | None
-    batch_tokens: Count | None
-    seq_len: Count | None
-    dtype: Dtype | None
-    param_dtype: Dtype | None
-    remat: Remat | Literal["auto"] | None
-    objective: Objective | None
-    reference: Reference | None
-    packed: bool | None
-    z_loss: float | None
-    num_layers: Count | None
-    lora_rank: Count | None
-    lora_alpha: float | None
-    lora_targets: str | Sequence[str] | None
-    lora_dropout: float | None
-    adapter: str | Path | None
-    freeze: str | Sequence[str] | None
-    hardware: str | Path | None
-    memory_headroom: float | str | None
-
-
-class ServingOptions(TypedDict, total=False):
-    """What is served, and on what.
-
-    on: the hardware. batch: sequences at once. latency: what a step may take, as `30ms` or in seconds. prompt_len,
-    output_len: tokens of a prompt and of an answer. chunk: of a prefill, the tokens of each prompt that a step reads;
-    None for whole prompts. dtype: of products; weight_dtype, kv_dtype: of weights and of the cache. num_layers,
-    hardware, memory_headroom: as in `WorkloadOptions`.
-    """
-
-    on: SystemLike
-    batch: Count | None
-    latency: str | float | None
-    prompt_len: Count | None
-    output_len: Count | None
-    chunk: Count | None
-    dtype: str | None
-    weight_dtype: str | None
-    kv_dtype: str | None
-    num_layers: Count | None
-    hardware: str | Path | None
-    memory_headroom: float | str | None
-
-
-class SearchOptions(WorkloadOptions, StrategyOptions, total=False):
-    """What `meshwright.plan` plans, and what the planner is not to choose.
-
-    include_planned: plan what `meshwright train` does not run today too; without it only where nothing runs.
-    """
-
-    include_planned: bool
-
-
-class PlanOptions(WorkloadOptions, StrategyOptions, total=False):
-    """All of both, the hardware (on: `v5p:4x4x4`) and the mesh."""
-
-    on: SystemLike
-    mesh: MeshLike | None
-
-
 _OF_SYSTEM = ("on", "hardware", "memory_headroom")
 WORKLOAD_OPTIONS = ("on", *WorkloadOptions.__annotations__)
 STRATEGY_OPTIONS = tuple(StrategyOptions.__annotations__)
-
-
-def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
-    """The options that are not None; an unknown name is an error with the nearest one."""
-    names = list(allowed)
-    for name in options:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise MeshwrightError(f"there is no option {name!r}; {hint}options are {', '.join(names)}")
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def read_system(
-    on: SystemLike, hardware: str | Path | None = None, memory_headroom: float | str | None = None
-) -> System:
-    """Parse a system; without a headroom of its own it gets the usual one of its kind of chip."""
-    match on:
-        case System():
-            pass
-        case str():
-            on = parse_system(on, hardware_file=hardware)
-        case _:
-            raise MeshwrightError(
-                f"on is {on!r}; it is a chip and a slice shape or a device count, as 'v5p:4x4x4', 'h100:64' or 'cpu:8'"
-            )
-    if memory_headroom is not None:
-        return replace(on, memory_headroom=read_share(memory_headroom))
-    usual = MEMORY_HEADROOM[on.chip.kind]
-    return on if on.memory_headroom is not None else replace(on, memory_headroom=usual)
-
-
-def read_share(value: float | str) -> float:
-    """A share from 0 to below 1, of a number or a text: 0.1, "0.1" or "10%"."""
-    text = str(value).strip()
-    try:
-        share = parse_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except MeshwrightError:
-        share = -1.0
-    if not 0 <= share < 1:
-        raise MeshwrightError(f"memory_headroom is {value!r}; it is a share from 0 to below 1, as 0.1 or 10%")
-    return share
-
-
-def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
-    """Parse a mesh from text, a mapping or a shape, for `num_devices` devices."""
-    match mesh:
-        case MeshShape():
-            if mesh.num_devices != num_devices:
-                raise MeshwrightError(f"mesh {mesh} has {mesh.num_devices} devices; the hardware has {num_devices}")
-            return mesh
-        case Mapping():
-            text = ",".join(f"{axis}={degree}" for axis, degree in mesh.items())
-            return parse_mesh(text, num_devices=num_devices)
-        case str():
-            return parse_mesh(mesh, num_devices=num_devices)
-        case _:
-            raise MeshwrightError(f"mesh is {mesh!r}; it is text, as 'fsdp=-1,tp=4' or '1,-1,4,1', or a MeshShape")
-
-
-def read_count(name: str, value: Count) -> int:
-    """A whole number from 1, of a number or a text."""
-    try:
-        number = parse_count(value) if isinstance(value, str) else operator.index(value)
-    except (MeshwrightError, TypeError):
-        number = 0
-    if number < 1 or isinstance(value, bool):
-        raise MeshwrightError(f"{name} is {value!r}; it is a whole number from 1, as 4096, 64k, 128Ki or 4M")
-    if number > (most := 10**18 if name.removeprefix("--") == "tokens" else largest(name)):
-        raise MeshwrightError(f"{name} is {value!r}; the most is {most:,}")
-    return number
-
-
-MOST_PRICE = 1e9
-"""The most that a chip may cost an hour."""
-
-
-def read_price(value: float | str) -> float:
-    """An amount of money from 0, of a number or a text."""
-    try:
-        price = parse_number(str(value))
-    except MeshwrightError:
-        price = -1.0
-    if not 0 <= price <= MOST_PRICE:
-        raise MeshwrightError(f"price {value!r} is not an amount; it is what a chip costs an hour, as 4.2")
-    return price
 
 
 def check_model(model: object) -> None:

@@ -21,8 +21,8 @@ from meshwright.description.step.strategy_checks import check_strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.options.values import read_mesh
 from meshwright.planning.files import has_fields, read_data, write_data
-from meshwright.planning.options import read_mesh
 from meshwright.planning.prediction import predict
 from meshwright.planning.why.training_run import TrainingRun
 from meshwright.record import Record

@@ -37,7 +37,7 @@ from meshwright.execution.training.run_directory.run import (
 from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
 from meshwright.execution.training.update.optimizer import Optimizer
-from meshwright.planning.options import PlanOptions
+from meshwright.options.keywords import PlanOptions
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=2))
 

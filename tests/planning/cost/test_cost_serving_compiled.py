@@ -21,9 +21,9 @@ from meshwright.execution.models.generation.sampling import Written, likeliest_o
 from meshwright.execution.models.generation.serving_step import lower_prefill_step
 from meshwright.execution.runtime.arrays import abstract
 from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.options.values import read_mesh
 from meshwright.planning.cost.serving_bytes import serving_argument_bytes, serving_memory
 from meshwright.planning.cost.serving_seconds import serving_collectives
-from meshwright.planning.options import read_mesh
 from meshwright.record import merge
 from meshwright.serving.engine.lowered import lower_engine_step
 

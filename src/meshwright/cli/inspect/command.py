@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from meshwright.cli.arguments import Json, Mesh, option, positional
 from meshwright.cli.kept import kept_plan
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -20,6 +19,7 @@ from meshwright.cli.words.spell import spelled
 from meshwright.description.hardware.system import parse_system
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.mesh import parse_axes
+from meshwright.options.declare import Json, Mesh, option, positional
 from meshwright.pictures.inspection import print_buffers, print_screen
 from meshwright.pictures.text import next_line
 from meshwright.support.files import check_outputs

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-from meshwright.cli.arguments import Json, Mesh, WorkloadArgs, option, positional
-from meshwright.description.step.strategy import Attention, Optimizer
 from meshwright.description.step.workload import Dtype
+from meshwright.options.declare import Json, Mesh, ShareText, option, positional
+from meshwright.options.plan import StrategyArgs, WorkloadArgs
+from meshwright.options.serving import FormatArgs, ServedArgs
 
 Model = Annotated[tyro.conf.Positional[str], positional("MODEL")]
 Output = Annotated[Path | None, option("FILE", "-o")]
-Headroom = Annotated[str | None, option("SHARE")]
 Top = Annotated[str, option("N")]
 
 
@@ -36,24 +36,6 @@ class SearchArgs:
     """With --tokens: the price of a chip hour, as 4.2, to print the cost of the training."""
     top: Top = "5"
     """How many meshes to print. Default: 5."""
-
-
-@dataclass(frozen=True)
-class FixedArgs:
-    """Fixed choices. Default: the planner chooses, or uses the value in brackets."""
-
-    num_microbatches: Annotated[str | None, option("N")] = None
-    """Microbatches of a device's batch, run one after the other."""
-    zero_stage: Annotated[Literal[1, 2, 3] | None, option("1|2|3")] = None
-    """fsdp shards 1 optimizer state, 2 also gradients, 3 also parameters."""
-    attention: Annotated[Attention | None, option("flash|cudnn|scores")] = None
-    """flash: a fused kernel. cudnn: NVIDIA's. scores: through memory (flash; on simulated CPU devices scores)."""
-    optimizer: Annotated[Optimizer | None, option("NAME")] = None
-    """adamw, adamw-8bit, lion, adafactor, sgd or muon (adamw)."""
-    param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Format of parameters, gradients and moments (f32)."""
-    reference_mesh: Mesh = None
-    """The mesh of the frozen model of --objective dpo, as fsdp=2,tp=4 (that of the policy)."""
 
 
 @dataclass(frozen=True)
@@ -80,52 +62,8 @@ class Args:
     """A preset (llama3-8b, …), a config.json, or a plan.yaml or a run to print again. See also --serve, resnet50."""
     workload: WorkloadArgs = field(default_factory=WorkloadArgs)
     search: SearchArgs = field(default_factory=SearchArgs)
-    fixed: FixedArgs = field(default_factory=FixedArgs)
+    strategy: StrategyArgs = field(default_factory=StrategyArgs)
     output: OutputArgs = field(default_factory=OutputArgs)
-
-
-@dataclass(frozen=True)
-class ServedArgs:
-    """The work and the hardware."""
-
-    serve: Annotated[Literal["decode", "prefill"], option("decode|prefill")] = "decode"
-    """Tokens that a server writes (decode), or prompts that it reads (prefill)."""
-    on: Annotated[str | None, option("CHIPS")] = None
-    """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
-    batch: Annotated[str | None, option("N")] = None
-    """Sequences served at once. Default: the most within --latency, else one for each group of devices."""
-    latency: Annotated[
-        str | None,
-        option(
-            "TIME",
-            help="Longest step, as 30ms: a token of decode, or a batch of prompts of prefill. Default: no limit; "
-            "the shortest step is best.",
-        ),
-    ] = None
-    prompt_len: Annotated[str | None, option("N")] = None
-    """Tokens of a prompt. Default: 1024."""
-    output_len: Annotated[str | None, option("N")] = None
-    """Tokens of an answer. Default: 256; prefill has none."""
-    chunk: Annotated[str | None, option("N")] = None
-    """With --serve prefill: tokens of each prompt in a step, as `serve` does. Default: whole prompts."""
-    num_layers: Annotated[str | None, option("N")] = None
-    """Use only N layers of the model. Default: all."""
-    hardware: Annotated[Path | None, option("FILE")] = None
-    """A TOML file that describes a chip of your own, for --on to name."""
-    memory_headroom: Headroom = None
-    """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
-
-
-@dataclass(frozen=True)
-class FormatArgs:
-    """Formats. Default: bf16, on simulated CPU devices f32."""
-
-    dtype: Annotated[str | None, option("DTYPE")] = None
-    """Format of matmuls: also int8 or fp8 on chips that have it."""
-    weight_dtype: Annotated[str | None, option("DTYPE")] = None
-    """Format of weights: int8, fp8, int4, …"""
-    kv_dtype: Annotated[str | None, option("DTYPE")] = None
-    """Format of cached keys and values."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +109,7 @@ class ImageArgs:
     """Look at this mesh alone, as dp=-1,fsdp=2. Default: all of dp and fsdp."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name."""
-    memory_headroom: Headroom = None
+    memory_headroom: ShareText = None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
     top: Top = "8"
     """How many meshes to print. Default: 8."""

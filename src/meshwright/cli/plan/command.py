@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.cli.arguments import given_options
 from meshwright.cli.kept import kept_plan
 from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
 from meshwright.cli.plan.kept import print_kept
@@ -21,9 +20,11 @@ from meshwright.description.hardware.system import System
 from meshwright.description.step.images import RESNETS
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
+from meshwright.options.declare import given_options
+from meshwright.options.values import read_count, read_mesh, read_price
 from meshwright.planning.files import check_data_file
-from meshwright.planning.library import find_beyond, find_meshes, plan_one_mesh, read_compared
-from meshwright.planning.options import read_count, read_mesh, read_price, read_strategy, read_workload, remats
+from meshwright.planning.library import ALWAYS_CHOSEN, find_beyond, find_meshes, plan_one_mesh, read_compared
+from meshwright.planning.options import read_strategy, read_workload, remats
 from meshwright.planning.plan import Plan
 from meshwright.planning.search import Ranking
 from meshwright.planning.sweep import Sweep, read_sweep, swept_options
@@ -84,11 +85,12 @@ class _Training:
         options = given_options(args.workload, without=self.sweep.replaced if self.sweep else ())
         if self.sweep is not None:
             options = swept_options(self.sweep, options)
-        fixed = given_options(args.fixed)
-        options["param_dtype"] = fixed.pop("param_dtype")
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
         self.workload, self.system = read_workload(args.model, options)
-        self.fields: dict[str, Any] = read_strategy(fixed, self.system.num_devices)
+        self.fields: dict[str, Any] = read_strategy(given_options(args.strategy), self.system.num_devices)
+        # With --mesh, options that a search always chooses itself are those of the mesh that is asked for.
+        fixed = ALWAYS_CHOSEN if args.search.mesh is not None else ()
+        self.searched = {name: value for name, value in self.fields.items() if name not in fixed}
         self.include_planned = args.search.include_planned
 
     def run(self) -> int:
@@ -152,7 +154,7 @@ class _Training:
             ranking = self._find(self.workload, self.system, top=top)
             best = ranking.plans[0]
             is_wanted = not best.planned_only and (is_explained or not best.predicted.fits)
-            beyond = find_beyond(best, self.policies, self.fields) if is_wanted else None
+            beyond = find_beyond(best, self.policies, self.searched) if is_wanted else None
         chosen = asked or best
         if path is not None:
             chosen.write(path)
@@ -181,7 +183,7 @@ class _Training:
     def _find(self, workload: Workload, system: System, *, top: int) -> Ranking:
         """The best meshes of a workload on a system, of what runs or of all that can be planned."""
         planned = self.include_planned
-        return find_meshes(workload, system, self.policies, self.fields, top=top, include_planned=planned)
+        return find_meshes(workload, system, self.policies, self.searched, top=top, include_planned=planned)
 
 
 def _code(plans: Sequence[Plan]) -> int:

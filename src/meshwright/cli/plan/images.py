@@ -9,10 +9,11 @@ from meshwright.cli.plan.args import ImageArgs
 from meshwright.cli.typed import check_all_read
 from meshwright.description.hardware.system import System
 from meshwright.description.step.images import ImageWorkload
+from meshwright.options.values import read_count, read_mesh
 from meshwright.pictures.tables import collective_table, console, mesh_name, show, speed, table
 from meshwright.pictures.text import folded, reasons, terms
 from meshwright.planning.images import ImageRanking, plan_image_mesh, rank_images
-from meshwright.planning.options import IMAGE_OPTIONS, read_count, read_images, read_mesh
+from meshwright.planning.options import IMAGE_OPTIONS, read_images
 from meshwright.planning.why.images import image_gap, why_images
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_seconds

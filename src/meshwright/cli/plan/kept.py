@@ -8,9 +8,9 @@ import shlex
 from meshwright.cli.plan.args import Args
 from meshwright.cli.plan.screen import print_head, print_terms, print_why
 from meshwright.cli.typed import check_all_read
+from meshwright.options.values import read_count, read_price
 from meshwright.pictures.tables import collective_table, console, show
 from meshwright.pictures.text import folded, next_line
-from meshwright.planning.options import read_count, read_price
 from meshwright.planning.plan import Plan
 from meshwright.planning.why.training_run import training_run
 

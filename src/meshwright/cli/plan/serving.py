@@ -6,16 +6,17 @@ import json
 import shlex
 from dataclasses import asdict
 
-from meshwright.cli.arguments import given_options
 from meshwright.cli.plan.args import ServeArgs
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import given_options
+from meshwright.options.values import read_count, read_mesh
 from meshwright.pictures.tables import collective_table, console, show, table
 from meshwright.pictures.text import folded, next_line, reasons, terms
 from meshwright.planning.files import check_data_file
-from meshwright.planning.options import read_count, read_mesh, read_serving
+from meshwright.planning.options import read_serving
 from meshwright.planning.serving.plan import ServingPlan, serving_plan_to_data, write_serving_plan
 from meshwright.planning.serving.search import ServingPoint, ServingRanking, rank_serving
 from meshwright.planning.why.serving import TERMS, longest_term, prefill_share, serving_gap, thresholds, why_serving

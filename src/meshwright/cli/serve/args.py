@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from meshwright.cli.arguments import option
 from meshwright.cli.loading import ModelArgs
 from meshwright.cli.processes import ProcessArgs
 from meshwright.cli.waiting import waiting
 from meshwright.description.step.serving import CacheSplit
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import option
 
 if TYPE_CHECKING:
     from meshwright.serving.http.service import ApiKey, Limits

@@ -10,11 +10,11 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from meshwright.cli.arguments import Json, Mesh, option, positional
 from meshwright.cli.kept import kept_plan, mesh_degrees
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import Json, Mesh, option, positional
 from meshwright.pictures.showing import read_text, show, show_data
 from meshwright.pictures.tables import console
 from meshwright.pictures.text import next_line

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from meshwright.cli.arguments import Json, option
 from meshwright.description.step.passes.schedule import Kind, Schedule
+from meshwright.options.declare import Json, option
 from meshwright.pictures.pipeline import pipeline_data
 from meshwright.pictures.showing import show_pipeline
 from meshwright.pictures.tables import console

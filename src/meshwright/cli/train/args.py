@@ -8,18 +8,17 @@ from typing import Annotated, Any
 
 import tyro
 
-from meshwright.cli.arguments import (
+from meshwright.cli.processes import ProcessArgs
+from meshwright.options.declare import (
     CompileCache,
     Json,
     Mesh,
-    StrategyArgs,
-    WorkloadArgs,
     given_options,
     option,
     positional,
 )
-from meshwright.cli.processes import ProcessArgs
-from meshwright.cli.train.options import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
+from meshwright.options.plan import StrategyArgs, WorkloadArgs
+from meshwright.options.training import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
 
 
 @dataclass(frozen=True)

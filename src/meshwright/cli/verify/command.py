@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from meshwright.cli.arguments import Json, Mesh, StrategyArgs, WorkloadArgs, given_options, option, positional
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
 from meshwright.cli.verify.serving import ServeArgs, verify_served, verify_serving_plan
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
+from meshwright.options.declare import Json, Mesh, given_options, option, positional
+from meshwright.options.plan import StrategyArgs, WorkloadArgs
 from meshwright.pictures.tables import headline
 from meshwright.pictures.text import next_line
 from meshwright.planning.files import is_run_directory

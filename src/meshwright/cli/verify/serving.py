@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, Protocol
 
 import tyro
 
-from meshwright.cli.arguments import Json, Mesh, given_options, option, positional
-from meshwright.cli.plan.args import FormatArgs, ServedArgs
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
 from meshwright.description.step.serving import CacheSplit
+from meshwright.options.declare import Json, Mesh, given_options, option, positional
+from meshwright.options.serving import FormatArgs, ServedArgs
 from meshwright.pictures.text import next_line
 from meshwright.planning.serving.plan import ServingPlan
 from meshwright.planning.serving.search import best_serving_plan

@@ -16,7 +16,7 @@ from meshwright.execution.training.run_directory.resume import restore_adapters
 from meshwright.execution.training.run_directory.run import read_config
 from meshwright.execution.weights.peft import write_adapter
 from meshwright.mesh import MeshShape
-from meshwright.planning.options import read_system
+from meshwright.options.values import read_system
 
 
 def save_adapter(

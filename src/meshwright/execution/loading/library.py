@@ -36,7 +36,7 @@ from meshwright.execution.weights.directory import Tensor, tensor_dtype
 from meshwright.execution.weights.load import load_weights, read_tensors
 from meshwright.execution.weights.peft import read_adapter, saved_tensors
 from meshwright.mesh import MeshShape
-from meshwright.planning.options import read_mesh, read_system
+from meshwright.options.values import read_mesh, read_system
 from meshwright.support.field_types import not_a_choice
 
 

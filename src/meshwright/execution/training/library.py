@@ -24,10 +24,12 @@ from meshwright.execution.training.run_directory.compatible import read_allowed
 from meshwright.execution.training.run_directory.restart import what_is_left
 from meshwright.execution.training.run_directory.resume import resumed_run
 from meshwright.execution.training.run_directory.run import Row, RunConfig, RunStoppedError, find_config_copy, holds_run
-from meshwright.execution.training.settings import SETTINGS, TrainOptions, with_settings
+from meshwright.execution.training.settings import with_settings
 from meshwright.execution.training.update.optimizer import Optimizer, check_optimizer_options, default_warmup
+from meshwright.options.keywords import TrainOptions
+from meshwright.options.training import SETTINGS
+from meshwright.options.values import Count, given, read_count
 from meshwright.planning.library import PlanLike, plan_to_run
-from meshwright.planning.options import Count, given, read_count
 from meshwright.planning.plan import Plan
 from meshwright.record import Record
 from meshwright.support.files import check_new_directory

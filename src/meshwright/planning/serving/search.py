@@ -25,9 +25,10 @@ from meshwright.description.step.serving import (
 )
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
+from meshwright.options.values import MeshLike, read_mesh
 from meshwright.planning.cost.serving_bytes import most_sequences
 from meshwright.planning.cost.serving_seconds import serving_step
-from meshwright.planning.options import MeshLike, read_mesh, read_serving
+from meshwright.planning.options import read_serving
 from meshwright.planning.serving.plan import ServingPlan, make_serving_plan, step_tokens
 from meshwright.planning.space import factorings
 

@@ -24,7 +24,7 @@ from meshwright.description.hardware.load import chip_names
 from meshwright.description.hardware.system import System, parse_system
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.mesh import MeshShape, parse_axes
-from meshwright.planning.options import read_system
+from meshwright.options.values import read_system
 from meshwright.planning.plan import Plan, as_run
 from meshwright.proof.compiler.compile import compile_in_child
 from meshwright.proof.compiler.load import load_function

@@ -13,9 +13,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.training.run_directory.run import read_config, read_metrics
 from meshwright.execution.training.run_record import measured
 from meshwright.execution.training.watch.profile import find_profile
+from meshwright.options.keywords import PlanOptions, ServingOptions
+from meshwright.options.values import MeshLike, given
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.library import PlanLike, plan_to_run
-from meshwright.planning.options import MeshLike, PlanOptions, ServingOptions, given
 from meshwright.planning.plan import Plan
 from meshwright.planning.serving.plan import ServingPlan, is_serving_plan_file, read_serving_plan
 from meshwright.planning.serving.search import best_serving_plan

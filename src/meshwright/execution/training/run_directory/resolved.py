@@ -12,8 +12,9 @@ import yaml
 from meshwright.description.step.strategy import DEFAULT
 from meshwright.execution.training.run_directory.resume import option_value
 from meshwright.execution.training.run_directory.run import RunConfig
-from meshwright.execution.training.settings import SETTINGS, get_setting
+from meshwright.execution.training.settings import get_setting
 from meshwright.mesh import MeshShape
+from meshwright.options.training import SETTINGS
 from meshwright.planning.library import plan_to_run
 from meshwright.planning.options import STRATEGY_OPTIONS, WORKLOAD_OPTIONS
 from meshwright.planning.plan import is_plan_file

@@ -26,22 +26,14 @@ from meshwright.execution.training.run_directory.checkpoint import Checkpoints, 
 from meshwright.execution.training.run_directory.compatible import OF_KIND, check_allowed, config_differences
 from meshwright.execution.training.run_directory.frozen import abstract_parts, with_frozen
 from meshwright.execution.training.run_directory.run import RunConfig, read_config
-from meshwright.execution.training.settings import SETTINGS, TrainOptions, as_texts, get_setting, with_settings
+from meshwright.execution.training.settings import as_texts, get_setting, with_settings
 from meshwright.execution.training.update.optimizer import check_optimizer_options
 from meshwright.mesh import MeshShape
+from meshwright.options.keywords import TrainOptions
+from meshwright.options.training import SETTINGS
+from meshwright.options.values import Count, given, read_count, read_mesh, read_system
 from meshwright.planning.library import PlanLike
-from meshwright.planning.options import (
-    LORA_OPTIONS,
-    STRATEGY_OPTIONS,
-    Count,
-    given,
-    read_adapters,
-    read_count,
-    read_mesh,
-    read_names,
-    read_strategy,
-    read_system,
-)
+from meshwright.planning.options import LORA_OPTIONS, STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 
 SHAPES = ("num_layers", *OF_KIND)
 """Config fields that determine the arrays of a checkpoint."""

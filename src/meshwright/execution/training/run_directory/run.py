@@ -24,7 +24,7 @@ from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.update.optimizer import Optimizer, optimizer_from_data
 from meshwright.execution.training.watching import EvaluationConfig, WatchConfig
 from meshwright.mesh import MeshShape
-from meshwright.planning.options import read_mesh
+from meshwright.options.values import read_mesh
 from meshwright.planning.plan import Plan, make_plan
 from meshwright.support.field_types import check_fields, from_data
 from meshwright.support.files import append_line, write_file

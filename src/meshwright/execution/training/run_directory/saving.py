@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
-from meshwright.planning.options import Count, read_count
+from meshwright.options.values import Count, read_count
 from meshwright.support.field_types import check_fields
 
 

@@ -1,44 +1,14 @@
-"""Arguments that several commands share: the workload, its hardware, how a step is run; how options are shown."""
+"""Options of a plan: the work and its hardware, and how a step is run."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Annotated, Literal
 
 from meshwright.description.step.strategy import Attention, MatmulDtype, Optimizer, SequenceMethod, TpStream
 from meshwright.description.step.workload import Dtype, Objective, Reference, Remat
-
-
-def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002
-    """Configure how an option is shown: its value's placeholder, its aliases, and no default after the help text.
-
-    help: for text over several lines; tyro keeps the line breaks of docstrings.
-    """
-    return tyro.conf.arg(metavar=metavar, aliases=aliases or None, help=help, help_behavior_hint="")
-
-
-def positional(metavar: str) -> Any:
-    """Configure how a positional argument is shown."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
-
-
-def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]:
-    """The options of some groups by name, those left out as None; `without` are not read."""
-    found: dict[str, Any] = {}
-    for group in groups:
-        for field in fields(group):
-            if field.name not in without and not is_dataclass(value := getattr(group, field.name)):
-                found[field.name] = None if value is False or value == () else value
-    return found
-
-
-Mesh = Annotated[str | None, option("MESH")]
-Json = Annotated[bool, option()]
-CompileCache = Annotated[str | None, option("DIRECTORY|off")]
+from meshwright.options.declare import CountText, Keyword, Mesh, Setting, ShareText, option
 
 
 @dataclass(frozen=True)
@@ -52,15 +22,18 @@ class WorkloadArgs:
             help="The hardware: a chip and a slice shape or a device count, as v5p:4x4x4, h100:64 or cpu:8 "
             "(2*v6e:16x16 is two slices). Needed, unless a plan's file says it.",
         ),
+        Keyword("SystemLike"),
     ] = None
-    batch: Annotated[str | None, option("N")] = None
+    batch: CountText = None
     """Sequences of the global batch, of --objective dpo its pairs. Needed, or --batch-tokens."""
-    batch_tokens: Annotated[str | None, option("N")] = None
+    batch_tokens: CountText = None
     """The global batch in tokens, as 4M, instead of --batch."""
-    seq_len: Annotated[str | None, option("N")] = None
+    seq_len: CountText = None
     """Tokens of a sequence. Default: the model's trained length, or 2048."""
     dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """Format of matmuls. Default: bf16, on simulated CPU devices f32."""
+    param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
+    """Format of parameters and gradients. Default: f32."""
     remat: Annotated[
         Remat | Literal["auto"] | None,
         option(
@@ -78,31 +51,31 @@ class WorkloadArgs:
     """Rows hold several documents, or padding: the batch has positions, segments and weights too (off)."""
     z_loss: Annotated[float | None, option("NUMBER")] = None
     """Add this times the square of the log of the logits' normalizer to the loss, as 1e-4. Default: 0."""
-    num_layers: Annotated[str | None, option("N")] = None
+    num_layers: CountText = None
     """Use only N layers of the model. Default: all."""
-    lora_rank: Annotated[str | None, option("N")] = None
+    lora_rank: CountText = None
     """Train adapters of this rank alone (LoRA), as 16; all other parameters are frozen. Default: train all."""
     lora_alpha: Annotated[float | None, option("NUMBER")] = None
     """Adapters' output is scaled by alpha / rank. Default: 2 * rank."""
-    lora_targets: Annotated[str | None, option("NAMES")] = None
+    lora_targets: Annotated[str | None, option("NAMES"), Keyword("str | Sequence[str] | None")] = None
     """Matmuls with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
     lora_dropout: Annotated[float | None, option("SHARE")] = None
     """Dropout of the adapters' input in training, as 0.05. Default: 0."""
-    adapter: Annotated[Path | None, option("DIRECTORY")] = None
+    adapter: Annotated[Path | None, option("DIRECTORY"), Setting("adapter", resume="never")] = None
     """Start from these PEFT adapters, which set rank, alpha and targets. Default: new ones."""
     freeze: Annotated[tuple[str, ...], option("PATTERN…")] = ()
     """Do not train these parameters, by path: embedding, layers.query or 'layers.*_norm'. Default: train all."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own, for --on to name (form: meshwright/description/hardware/data)."""
-    memory_headroom: Annotated[str | None, option("SHARE")] = None
+    memory_headroom: ShareText = None
     """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
 
 
 @dataclass(frozen=True)
 class StrategyArgs:
-    """How a step runs. Default: the plan's value, else the one in brackets."""
+    """How a step runs. Default: what plan chooses, or a plan's file says; else the value in brackets."""
 
-    num_microbatches: Annotated[str | None, option("N")] = None
+    num_microbatches: CountText = None
     """Microbatches of a device's batch, run one after the other; more need less memory (1)."""
     zero_stage: Annotated[Literal[0, 1, 2, 3] | None, option("0|1|2|3")] = None
     """fsdp shards 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters (3)."""
@@ -122,12 +95,10 @@ class StrategyArgs:
     """Run tp's collectives chunk by chunk, overlapped with their matmuls (off)."""
     schedule: Annotated[Literal["gpipe", "1f1b"] | None, option("gpipe|1f1b")] = None
     """Order of microbatches in pipeline stages (1f1b)."""
-    virtual_stages: Annotated[str | None, option("N")] = None
+    virtual_stages: CountText = None
     """Chunks of layers in each stage; several make the schedule interleaved (1)."""
     optimizer: Annotated[Optimizer | None, option("NAME")] = None
     """adamw, lion, adafactor, sgd or muon; adamw-8bit can be planned (adamw)."""
-    param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
-    """Format of parameters and gradients (f32)."""
     moment_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """Format of the optimizer's moments (as parameters)."""
     master_weights: Annotated[bool, option()] = False

@@ -1,0 +1,6 @@
+"""Options of plans, runs and servers, each declared once: its type, its help, and the setting of a run that it sets.
+
+From these dataclasses follow the command line and its help (`cli`), the keywords of the library (`keywords`, written by
+`python tests/test_options.py`), and what a resumed run may change (`training.SETTINGS`). Begin with `declare`: a new
+option is one field with its text. `values` reads what people give: counts, shares, meshes, chips.
+"""

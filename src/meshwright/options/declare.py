@@ -1,0 +1,67 @@
+"""How an option is declared: a field of a dataclass, annotated with what its command shows and what it sets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+
+import tyro
+
+
+class Setting(NamedTuple):
+    """The field of a run's config that an option sets, and whether a resumed run can change it.
+
+    path: of the field of `RunConfig`, as `optimizer.learning_rate`. resume: `free`, always; `change`, with
+    `change=True` (--change); `never`, because the first state or the checkpoints depend on it.
+    """
+
+    path: str
+    resume: Literal["free", "change", "never"] = "change"
+
+
+class Keyword(NamedTuple):
+    """The type of the library's keyword as source text, where it is another than the command line's."""
+
+    type: str
+
+
+def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002
+    """Configure how an option is shown: its value's placeholder, its aliases, and no default after the help text.
+
+    help: for text over several lines; tyro keeps the line breaks of docstrings.
+    """
+    return tyro.conf.arg(metavar=metavar, aliases=aliases or None, help=help, help_behavior_hint="")
+
+
+def positional(metavar: str) -> Any:
+    """Configure how a positional argument is shown."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+CountText = Annotated[str | None, option("N"), Keyword("Count | None")]
+ShareText = Annotated[str | None, option("SHARE"), Keyword("float | str | None")]
+Mesh = Annotated[str | None, option("MESH"), Keyword("MeshLike | None")]
+Json = Annotated[bool, option()]
+CompileCache = Annotated[str | None, option("DIRECTORY|off")]
+
+
+def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    """The options of some groups by name, those left out as None; `without` are not read."""
+    found: dict[str, Any] = {}
+    for group in groups:
+        for field in fields(group):
+            if field.name not in without and not is_dataclass(value := getattr(group, field.name)):
+                found[field.name] = None if value is False or value == () else value
+    return found
+
+
+def declared_settings(*groups: type) -> Mapping[str, Setting]:
+    """The settings that the options of some groups set, by the option's name."""
+    hints = {name: hint for group in groups for name, hint in get_type_hints(group, include_extras=True).items()}
+    return {
+        name: item
+        for name, hint in hints.items()
+        for item in getattr(hint, "__metadata__", ())
+        if isinstance(item, Setting)
+    }

@@ -1,0 +1,234 @@
+"""The keywords of the library, for type checkers: written by `python tests/test_options.py`, not by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from meshwright.description.step.strategy import (
+    Attention,
+    MatmulDtype,
+    OnBadStep,
+    Optimizer,
+    RateSchedule,
+    SequenceMethod,
+    TpStream,
+)
+from meshwright.description.step.workload import Dtype, Objective, Reference, Remat
+from meshwright.options.values import Count, MeshLike, SystemLike
+
+
+class WorkloadOptions(TypedDict, total=False):
+    """What is computed, and how its hardware is read."""
+
+    batch: Count | None
+    """Sequences of the global batch, of --objective dpo its pairs. Needed, or --batch-tokens."""
+    batch_tokens: Count | None
+    """The global batch in tokens, as 4M, instead of --batch."""
+    seq_len: Count | None
+    """Tokens of a sequence. Default: the model's trained length, or 2048."""
+    dtype: Dtype | None
+    """Format of matmuls. Default: bf16, on simulated CPU devices f32."""
+    param_dtype: Dtype | None
+    """Format of parameters and gradients. Default: f32."""
+    remat: Remat | Literal["auto"] | None
+    """What a layer saves for backward, from most to least memory: none (recompute nothing), attention (all but
+    scores), matmuls (their outputs), block (its input), offload (its input, in host memory). Default: plan
+    tries them all (auto); train and verify take block.
+    """
+    objective: Objective | None
+    """next-token: all text. dpo: pairs of a chosen and a rejected answer. Default: next-token."""
+    reference: Reference | None
+    """dpo's frozen model: run in each step (live), or once before the first one (precomputed). Default: live."""
+    packed: bool | None
+    """Rows hold several documents, or padding: the batch has positions, segments and weights too (off)."""
+    z_loss: float | None
+    """Add this times the square of the log of the logits' normalizer to the loss, as 1e-4. Default: 0."""
+    num_layers: Count | None
+    """Use only N layers of the model. Default: all."""
+    lora_rank: Count | None
+    """Train adapters of this rank alone (LoRA), as 16; all other parameters are frozen. Default: train all."""
+    lora_alpha: float | None
+    """Adapters' output is scaled by alpha / rank. Default: 2 * rank."""
+    lora_targets: str | Sequence[str] | None
+    """Matmuls with adapters, as q_proj,v_proj or query,value. Default: all-linear."""
+    lora_dropout: float | None
+    """Dropout of the adapters' input in training, as 0.05. Default: 0."""
+    adapter: str | Path | None
+    """Start from these PEFT adapters, which set rank, alpha and targets. Default: new ones."""
+    freeze: str | Sequence[str] | None
+    """Do not train these parameters, by path: embedding, layers.query or 'layers.*_norm'. Default: train all."""
+    hardware: str | Path | None
+    """A TOML file that describes a chip of your own, for --on to name (form: meshwright/description/hardware/data)."""
+    memory_headroom: float | str | None
+    """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
+
+
+class StrategyOptions(TypedDict, total=False):
+    """How a step runs; what is omitted, the planner chooses."""
+
+    num_microbatches: Count | None
+    """Microbatches of a device's batch, run one after the other; more need less memory (1)."""
+    zero_stage: Literal[0, 1, 2, 3] | None
+    """fsdp shards 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters (3)."""
+    attention: Attention | None
+    """flash: a fused kernel, or blocks where a chip has none. cudnn: NVIDIA's. scores: through memory (scores; on TPUs
+    flash).
+    """
+    sp_method: SequenceMethod | None
+    """How attention works on a sequence split over sp; ring and ulysses imply --attention flash (gather)."""
+    tp_stream: TpStream | None
+    """Between matmuls, tp splits the residual stream along the sequence, or keeps it whole (split)."""
+    collective_matmul: bool | None
+    """Run tp's collectives chunk by chunk, overlapped with their matmuls (off)."""
+    schedule: Literal["gpipe", "1f1b"] | None
+    """Order of microbatches in pipeline stages (1f1b)."""
+    virtual_stages: Count | None
+    """Chunks of layers in each stage; several make the schedule interleaved (1)."""
+    optimizer: Optimizer | None
+    """adamw, lion, adafactor, sgd or muon; adamw-8bit can be planned (adamw)."""
+    moment_dtype: Dtype | None
+    """Format of the optimizer's moments (as parameters)."""
+    master_weights: bool | None
+    """The optimizer updates float32 copies of narrower parameters (off)."""
+    gradient_dtype: Dtype | None
+    """Format in which gradients are summed over devices (as matmuls)."""
+    matmul_dtype: MatmulDtype | None
+    """Quantize the operands of layers' matmuls; needs pip install meshwright[quantized] (off)."""
+    dropout: float | None
+    """Dropout of what attention and MLP add to the residual stream (0)."""
+    reference_mesh: MeshLike | None
+    """The mesh of dpo's frozen model, over the same devices, as fsdp=2,tp=4 (the policy's)."""
+
+
+class ServingOptions(TypedDict, total=False):
+    """What is served, and on what."""
+
+    on: SystemLike
+    """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
+    batch: Count | None
+    """Sequences served at once. Default: the most within --latency, else one for each group of devices."""
+    latency: str | float | None
+    """Longest step, as 30ms: a token of decode, or a batch of prompts of prefill. Default: no limit; the shortest step
+    is best.
+    """
+    prompt_len: Count | None
+    """Tokens of a prompt. Default: 1024."""
+    output_len: Count | None
+    """Tokens of an answer. Default: 256; prefill has none."""
+    chunk: Count | None
+    """With --serve prefill: tokens of each prompt in a step, as `serve` does. Default: whole prompts."""
+    num_layers: Count | None
+    """Use only N layers of the model. Default: all."""
+    hardware: str | Path | None
+    """A TOML file that describes a chip of your own, for --on to name."""
+    memory_headroom: float | str | None
+    """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
+    dtype: str | None
+    """Format of matmuls: also int8 or fp8 on chips that have it."""
+    weight_dtype: str | None
+    """Format of weights: int8, fp8, int4, …"""
+    kv_dtype: str | None
+    """Format of cached keys and values."""
+
+
+class PlanOptions(WorkloadOptions, StrategyOptions, total=False):
+    """A plan: workload, strategy, hardware and mesh."""
+
+    on: SystemLike
+    """The hardware, as v5p:4x4x4."""
+    mesh: MeshLike | None
+    """As fsdp=-1,tp=4. Default: the planner chooses."""
+
+
+class SearchOptions(WorkloadOptions, StrategyOptions, total=False):
+    """What `meshwright.plan` plans, and what the planner is not to choose."""
+
+    include_planned: bool
+    """Include plans that train cannot run yet."""
+
+
+class TrainOptions(PlanOptions, total=False):
+    """A run: its plan, and the settings that are not in it."""
+
+    weights: str | Path | None
+    """Start from the weights and tokenizer of this Hugging Face directory. Default: MODEL, if it is one."""
+    seed: int | None
+    """Seed of the initial parameters and the order of the data. Default: 0."""
+    data: str | Sequence[str] | None
+    """Files (text, .jsonl, .parquet, .arrow), folders or patterns of them and what `tokenize` writes; all with a
+    weight, as a.jsonl=0.7, or none. Default: the sources of Python's standard library.
+    """
+    fields: str | Sequence[str] | Mapping[str, str] | None
+    """The template of records: fields joined by +, parts by commas, no loss in []: [question+prompt],answer; of one
+    source as qa.jsonl=[question],answer. Default: messages, input_ids or text, as the first record has them.
+    """
+    rows: Literal["windows", "packed", "padded"] | None
+    """Windows of one long text, several documents a row, or one and padding. Default: windows of text, else packed."""
+    held_out: float | None
+    """Fraction of documents or windows kept for evaluation and not trained on. Default: 0."""
+    bad_data: Literal["error", "skip"] | None
+    """Stop at a record that cannot be used and name it, or leave it out and count it. Default: error."""
+    beta: float | None
+    """The weight of the KL constraint: a higher beta keeps the policy nearer to the reference. Default: 0.1."""
+    label_smoothing: float | None
+    """Conservative DPO: the assumed share of pairs whose labels are swapped. Default: 0."""
+    preference_loss: Literal["dpo", "ipo"] | None
+    """ipo holds the margin of a pair at 1 / (2 beta), where dpo lets it grow. Default: dpo."""
+    learning_rate: float | None
+    """The peak learning rate. Default: 0.003; from trained weights 0.00002, LoRA 0.0002, dpo 0.000001."""
+    lr_schedule: RateSchedule | None
+    """The schedule after the warm-up: cosine, linear, wsd (constant, then a decay), constant. Default: cosine."""
+    warmup_steps: int | None
+    """Steps until the rate reaches its peak. Default: a tenth of all, at most 2000."""
+    first_rate: float | None
+    """Rate of the first step, as a fraction of the peak. Default: 1 / the warm-up's steps."""
+    decay_steps: int | None
+    """The step at which the schedule ends. Default: --steps."""
+    decay_share: float | None
+    """Fraction of the steps after the warm-up in which wsd decays. Default: 0.2."""
+    final_rate: float | None
+    """Rate at the end of the schedule, as a fraction of the peak. Default: 0.1."""
+    rate: str | Sequence[str] | None
+    """Multiply the rate of some parameters, as embedding=0.1 or layers.*=0.5. The last match counts."""
+    weight_decay: float | None
+    """Decoupled weight decay, times the learning rate. Default: 0.1."""
+    no_decay: str | Sequence[str] | None
+    """Parameters without weight decay. Default: norms, biases and embedding tables."""
+    b1: float | None
+    """The decay of the first moment (AdamW, Lion). Default: 0.9."""
+    b2: float | None
+    """The decay of the second moment (AdamW); Lion's second beta. Default: 0.95."""
+    eps: float | None
+    """AdamW's epsilon. Default: 1e-8."""
+    momentum: float | None
+    """Muon's momentum. Default: 0.95."""
+    clip_norm: float | None
+    """Clip gradients to this global norm; 0 clips none. Default: 1."""
+    on_bad_step: OnBadStep | None
+    """Stop at a bad step (NaN, infinity or a spike), or skip its update. Default: stop."""
+    spike_factor: float | None
+    """A spike is a gradient norm over this many times the median of recent steps. Default: none is."""
+    max_bad_steps: int | None
+    """With --on-bad-step skip: stop after this many bad steps in a row. Default: 10."""
+    save_every: Count | None
+    """Steps or time between checkpoints, as 500, 30m, 1h; 0: the last only. Default: 30m; a resumed run has its own."""
+    keep: int | None
+    """How many of the last checkpoints are kept. Default: 2."""
+    keep_every: int | None
+    """Also keep the first checkpoint of every N steps, permanently. Default: none."""
+    grace_seconds: float | None
+    """Time after SIGTERM to finish the step and save it; then the command ends without. Default: 30."""
+    eval_every: int | None
+    """Steps between evaluations on --held-out, --eval-data, --eval-tasks; also after the last. Default: 0, none."""
+    eval_batches: int | None
+    """Most batches of an evaluation. Default: all that are held out."""
+    eval_data: str | Sequence[str] | None
+    """Evaluate on these; kinds as for --data. Default: what --held-out keeps."""
+    eval_tasks: str | Sequence[str] | None
+    """Multiple-choice tasks of each evaluation, files as for `eval --task`. Default: none."""
+    profile: str | None
+    """Trace these steps, as 10:15, for Perfetto and xprof, and print the collectives that ran. Default: none."""
+    wandb: str | None
+    """Send the metrics to this project of Weights & Biases too (pip install wandb). Default: no."""

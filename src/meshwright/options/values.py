@@ -1,0 +1,112 @@
+"""Values of options as people give them, text or objects: counts, shares, prices, meshes and hardware."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.description.hardware.chip import MEMORY_HEADROOM
+from meshwright.description.hardware.system import System, parse_system
+from meshwright.description.step.model import largest
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape, parse_mesh
+from meshwright.units import parse_count, parse_number
+
+SystemLike = str | System
+"""`v5p:4x4x4`, or a system."""
+
+MeshLike = str | MeshShape | Mapping[str, int]
+"""`1,-1,4,1` or `fsdp=-1,tp=4`, a shape, or axes and their degrees."""
+
+Count = int | str
+"""A whole number, or one as text: `4096`, `64k`, `4M`."""
+
+
+def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
+    """The options that are not None; an unknown name is an error with the nearest one."""
+    names = list(allowed)
+    for name in options:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise MeshwrightError(f"there is no option {name!r}; {hint}options are {', '.join(names)}")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def read_system(
+    on: SystemLike, hardware: str | Path | None = None, memory_headroom: float | str | None = None
+) -> System:
+    """Parse a system; without a headroom of its own it gets the usual one of its kind of chip."""
+    match on:
+        case System():
+            pass
+        case str():
+            on = parse_system(on, hardware_file=hardware)
+        case _:
+            raise MeshwrightError(
+                f"on is {on!r}; it is a chip and a slice shape or a device count, as 'v5p:4x4x4', 'h100:64' or 'cpu:8'"
+            )
+    if memory_headroom is not None:
+        return replace(on, memory_headroom=read_share(memory_headroom))
+    usual = MEMORY_HEADROOM[on.chip.kind]
+    return on if on.memory_headroom is not None else replace(on, memory_headroom=usual)
+
+
+def read_share(value: float | str) -> float:
+    """A share from 0 to below 1, of a number or a text: 0.1, "0.1" or "10%"."""
+    text = str(value).strip()
+    try:
+        share = parse_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except MeshwrightError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise MeshwrightError(f"memory_headroom is {value!r}; it is a share from 0 to below 1, as 0.1 or 10%")
+    return share
+
+
+def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
+    """Parse a mesh from text, a mapping or a shape, for `num_devices` devices."""
+    match mesh:
+        case MeshShape():
+            if mesh.num_devices != num_devices:
+                raise MeshwrightError(f"mesh {mesh} has {mesh.num_devices} devices; the hardware has {num_devices}")
+            return mesh
+        case Mapping():
+            text = ",".join(f"{axis}={degree}" for axis, degree in mesh.items())
+            return parse_mesh(text, num_devices=num_devices)
+        case str():
+            return parse_mesh(mesh, num_devices=num_devices)
+        case _:
+            raise MeshwrightError(f"mesh is {mesh!r}; it is text, as 'fsdp=-1,tp=4' or '1,-1,4,1', or a MeshShape")
+
+
+def read_count(name: str, value: Count) -> int:
+    """A whole number from 1, of a number or a text."""
+    try:
+        number = parse_count(value) if isinstance(value, str) else operator.index(value)
+    except (MeshwrightError, TypeError):
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise MeshwrightError(f"{name} is {value!r}; it is a whole number from 1, as 4096, 64k, 128Ki or 4M")
+    if number > (most := 10**18 if name.removeprefix("--") == "tokens" else largest(name)):
+        raise MeshwrightError(f"{name} is {value!r}; the most is {most:,}")
+    return number
+
+
+MOST_PRICE = 1e9
+"""The most that a chip may cost an hour."""
+
+
+def read_price(value: float | str) -> float:
+    """An amount of money from 0, of a number or a text."""
+    try:
+        price = parse_number(str(value))
+    except MeshwrightError:
+        price = -1.0
+    if not 0 <= price <= MOST_PRICE:
+        raise MeshwrightError(f"price {value!r} is not an amount; it is what a chip costs an hour, as 4.2")
+    return price
