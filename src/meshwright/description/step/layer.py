@@ -288,6 +288,11 @@ class Block:
     name: Literal["attention", "mlp", "block"]
     ops: tuple[LayerOp, ...] = ()
 
+    @property
+    def num_additions(self) -> int:
+        """How many outputs are added to the stream: two where attention and MLP run in parallel, in one block."""
+        return 2 if self.name == "block" else 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:

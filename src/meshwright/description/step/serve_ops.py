@@ -142,8 +142,7 @@ class _BlockWalk:
                         yield from self._move(
                             f"{self.block.name} output", (replace(stream, unreduced=self.tensor), residual)
                         )
-                    # Of parallel blocks the outputs of attention and of the MLP are added one after the other.
-                    for _ in range(2 if self.block.name == "block" else 1):
+                    for _ in range(self.block.num_additions):
                         yield self._pass("residual", residual)
                 case _:
                     pass

@@ -69,6 +69,7 @@ class _BlockSharder:
     def __init__(self, block: LayerBlock, stack: str, region: Region, layout: Layout) -> None:
         self.ops, self.name, self.stack, self.region, self.layout = block.ops, block.name, stack, region, layout
         self.block = Block.MLP if block.name == "mlp" else Block.ATTENTION
+        self.num_additions = block.num_additions
         self.arrays: _Layouts = {}
         self.entries: dict[str, str] = {}
         self.parts: set[str] = set()
@@ -429,11 +430,10 @@ class _BlockSharder:
         partial = tuple(name for name in op.sources if self.arrays[name].unreduced)
         yield from self._summed(op.sources, "added")
         stream = self._stream(STREAM)
-        # Of parallel blocks the outputs of attention and of the MLP are added one after the other.
         kinds: list[Pass] = ["residual"]
         if self.layout.dropout:
             kinds.append("dropout")
-        kinds *= 2 if self.name == "block" else 1
+        kinds *= self.num_additions
         if any(isinstance(each, Gated) and len(each.sources) > 1 for each in self.ops):
             # The gradient of the input that gate and up share.
             kinds.append("branch")
