@@ -21,10 +21,10 @@ CASES = (
 
 SEARCH = """
 import json, sys, time
-from meshwright.description.hardware import parse_system
-from meshwright.planning import rank
-from meshwright.description.families import PRESETS
-from meshwright.description.step import Workload
+from meshwright.description.hardware.system import parse_system
+from meshwright.planning.search import rank
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.step.workload import Workload
 
 name, hardware, batch, seq_len = sys.argv[1:]
 workload = Workload(model=PRESETS[name], batch=int(batch), seq_len=int(seq_len))

@@ -29,12 +29,14 @@ import argparse, inspect, json, sys, jax
 from dataclasses import replace
 from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from meshwright.description.families import PRESETS
-from meshwright.description.hardware import parse_system
-from meshwright.execution.models.inference import LoadedModel
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.mesh import MeshShape
-from meshwright.execution.runtime import ShardingContext, build_mesh, initialise
-from meshwright.description.step import parameters
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.arrays import initialise
+from meshwright.description.step.parameter_tree import parameters
 directory = Path(sys.argv[1])
 tokenizer = Tokenizer(models.BPE())
 tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()

@@ -131,12 +131,14 @@ async def take_turns(
 MAKE = """
 import sys, jax
 from dataclasses import replace
-from meshwright.description.families import PRESETS
-from meshwright.description.hardware import parse_system
-from meshwright.execution.models.inference import LoadedModel
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.mesh import MeshShape
-from meshwright.execution.runtime import ShardingContext, build_mesh, initialise
-from meshwright.description.step import parameters
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.arrays import initialise
+from meshwright.description.step.parameter_tree import parameters
 base = PRESETS["tiny"]
 config = replace(base, name="llama-40m", num_layers=8, embed=512, mlp=1408, num_heads=8, num_kv_heads=4, head_dim=64,
                  vocab=16384)

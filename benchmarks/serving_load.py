@@ -43,13 +43,15 @@ MALFORMED: tuple[dict[str, Any], ...] = (
 MAKE = """
 import sys, jax
 from dataclasses import replace
-from meshwright.description.families import PRESETS
-from meshwright.description.hardware import parse_system
-from meshwright.execution.models.inference import LoadedModel
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
+from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.mesh import MeshShape
-from meshwright.execution.runtime import ShardingContext, build_mesh, initialise
-from meshwright.description.step import parameters
-from meshwright.execution.text import byte_tokenizer
+from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.arrays import initialise
+from meshwright.description.step.parameter_tree import parameters
+from meshwright.execution.text.tokenizer import byte_tokenizer
 config, shape = replace(PRESETS["tiny"], name="tiny-1", num_layers=1), MeshShape()
 mesh = build_mesh(shape, jax.devices()[:1])
 with jax.set_mesh(mesh):

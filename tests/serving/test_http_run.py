@@ -340,7 +340,7 @@ from fake_engine import FakeEngine
 from meshwright.serving.http.server import serve_http
 from meshwright.serving.http.api_keys import parse_api_keys
 from meshwright.serving.http.service import Service
-from meshwright.execution.text import byte_tokenizer
+from meshwright.execution.text.tokenizer import byte_tokenizer
 engine = FakeEngine(byte_tokenizer(), step_seconds=0.01)
 serve_http(Service(engine=engine, model="m", context=600, tokenizer=engine.tokenizer), port=0, grace_seconds=20)
 print("done")

@@ -37,12 +37,15 @@ OF_MLP = NAME | {"description/step/rules.py": (('"mlp": ("tp",)', '"mlp": ("tp",
 PRICE = """
 import json, sys
 from dataclasses import replace
-from meshwright.planning.cost import step_collectives, step_flops
-from meshwright.description.families import PRESETS
-from meshwright.description.hardware import parse_system
+from meshwright.planning.cost.comm_volume import step_collectives
+from meshwright.planning.cost.flops import step_flops
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import parse_system
 from meshwright.mesh import parse_mesh
-from meshwright.planning import predict, rank
-from meshwright.description.step import Strategy, Workload
+from meshwright.planning.prediction import predict
+from meshwright.planning.search import rank
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
 
 workload = Workload(model=PRESETS["llama3-8b"], batch=64, seq_len=2048)
 system = parse_system("h100:8")

@@ -20,7 +20,9 @@ from meshwright.execution.processes.relay import Relay
 MEMBER = """
 import json, sys, time
 from meshwright.errors import MeshwrightError, TemporaryError
-from meshwright.execution.processes import Processes, host, join, member
+from meshwright.execution.processes.options import Processes
+from meshwright.execution.processes import host, member
+from meshwright.execution.processes.member import join
 said = json.loads(sys.argv[1])
 for module in (host, member):
     module.SILENT_SECONDS = 2.0
@@ -42,7 +44,7 @@ one.leave()
 
 HOST = """
 import sys, time
-from meshwright.execution.processes import Host, listen
+from meshwright.execution.processes.host import Host, listen
 Host(
     listen("localhost", int(sys.argv[1])), 2, 5.0, on_end=lambda end: print(end.line, flush=True), on_note=print,
     stuck_seconds=1.0,

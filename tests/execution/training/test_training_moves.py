@@ -50,7 +50,7 @@ import pickle
 import sys
 import numpy as np
 from meshwright.cli.main import main
-from meshwright.execution.training.data import Batches
+from meshwright.execution.training.data.batches import Batches
 
 read = Batches.__getitem__
 file = open(sys.argv.pop(1), "wb")
