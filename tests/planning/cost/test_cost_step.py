@@ -49,7 +49,7 @@ def test_flops_arguments_and_every_collective_are_what_the_compiler_makes(mesh_d
 @pytest.mark.parametrize("remat", REMATS)
 def test_chunks_of_queries_make_their_scores_again_once(remat, monkeypatch):
     """A name inside the chunks would keep the scores of all of them under `none`: it once did."""
-    for module in ("models.attention", "step.train", "step.workload"):
+    for module in ("execution.models.attention", "description.step.train", "description.step.workload"):
         monkeypatch.setattr(f"meshwright.{module}.num_query_chunks", lambda seq_len: 4)
     # Of a batch that no other test has: steps are cached by their workload.
     shape, workload = parse_mesh("1,2,1,1", num_devices=2), replace(TINY, remat=remat, batch=24)
