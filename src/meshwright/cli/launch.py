@@ -19,6 +19,7 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.words.read import canonical, read_words, without_options
 from meshwright.description.hardware.system import System, make_system
 from meshwright.errors import MeshwrightError
+from meshwright.extras import require_extra
 from meshwright.options.declare import option, positional
 from meshwright.options.values import read_system
 from meshwright.planning.library import plan_to_run
@@ -86,9 +87,11 @@ def run(args: Args) -> int:
     """
     words, said = _words(args.command)
     if isinstance(said, ServeArgs):
+        require_extra("launch serve", "serve")
         return _serve(args, words, said)
     if args.manifest.slurm or args.manifest.jobset or args.manifest.tpu_vm:
         return _write_manifest(args, words, said)
+    require_extra("launch train", "train")
     here = args.processes
     number, least = here.num_processes, here.num_processes if here.elastic is None else here.elastic
     if number < 1:

@@ -50,6 +50,13 @@ SHOWS = ("show", "show pipeline")
 SEVERAL_KINDS = ("plan", "verify")
 """Commands whose arguments depend on the words: their files have `KINDS`, `HINTS` and `args_of`."""
 
+EXTRAS = {
+    **dict.fromkeys(("tokenize", "train", "demo"), ("train",)),
+    **dict.fromkeys(("generate", "eval", "export"), ("train", "serve")),
+    **dict.fromkeys(("serve", "bench-serve"), ("serve",)),
+}
+"""Commands that need an extra: any of these. The others run on what `pip install meshwright` brings."""
+
 EXIT_CODES = {
     0: "done",
     1: "a check failed (a plan does not fit or is too late, --tolerance, findings with --check, a loss is NaN), or"
@@ -169,6 +176,10 @@ def _main(words: list[str]) -> int:
         with waiting(f"loading {name}"):
             module = command_module(name)
         return _run(module, name, rest)
+    except ModuleNotFoundError as error:
+        from meshwright.extras import missing_extra
+
+        raise missing_extra(name, error) or error from None
     finally:
         gc.enable()
 
@@ -195,6 +206,10 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
         _show_help(args, name, module.EXAMPLES)
         return 0
     read, typed = read_words(words, args, kinds=kinds, hints=hints)
+    if name in EXTRAS:
+        from meshwright.extras import require_extra
+
+        require_extra(name, *EXTRAS[name])
     if "on" in typed:
         _say_cores(read)
     watched = watch(read, typed)

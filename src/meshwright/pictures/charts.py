@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.errors import MeshwrightError
+from meshwright.extras import require_extra
 from meshwright.pictures.colours import INK, RULE, WRONG, named
 from meshwright.record import Record, wire_bytes
 from meshwright.support.files import check_output, write_file
@@ -62,6 +63,7 @@ def check_chart_file(path: Path) -> None:
     """Raise where a chart cannot be written to a path, before anything is computed."""
     if path.suffix not in SUFFIXES:
         raise MeshwrightError(f"--plot {path} has no known kind; it ends in {', '.join(SUFFIXES)}")
+    require_extra("--plot", "charts")
     check_output(path)
 
 

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from meshwright.errors import MeshwrightError
 from meshwright.execution.data.bad_data import BadRecordError
 
@@ -64,7 +61,9 @@ class Range:
             return self.path
         if self.kind == "jsonl":
             return f"{self.path}, line {_lines_before(self.path, self.start) + number + 1:,}"
-        before = _rows_before(self)
+        from meshwright.execution.data.tables import rows_before
+
+        before = rows_before(self.path, self.kind, self.start)
         return f"{self.path}, row {before + number + 1:,}"
 
 
@@ -83,13 +82,11 @@ def ranges(path: Path, kind: Kind) -> list[Range]:
                 Range(kind, str(path), at, min(at + step, size), min(step, size - at))
                 for at in range(0, max(size, 1), max(step, 1))
             ]
-        sizes = _parts_of_parquet(path) if kind == "parquet" else _parts_of_arrow(path)
+        from meshwright.execution.data.tables import part_sizes  # Its library is of [train], and text does not need it.
+
+        sizes = part_sizes(path, kind)
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror or error}") from None
-    except pa.ArrowException as error:
-        raise MeshwrightError(
-            f"{path} is no {'Parquet' if kind == 'parquet' else 'Arrow'} file: {str(error).splitlines()[0]}"
-        ) from None
     parts, start, num_bytes = [], 0, 0
     for number, part in enumerate(sizes, start=1):
         num_bytes += part
@@ -107,15 +104,13 @@ def read_records(part: Range) -> Iterator[Record | BadRecordError]:
     reader: Callable[[Range], Iterator[Record | BadRecordError]] = {
         "text": _read_text,
         "jsonl": _read_lines,
-        "parquet": _read_parquet,
-        "arrow": _read_arrow,
+        "parquet": _read_table,
+        "arrow": _read_table,
     }[part.kind]
     try:
         yield from reader(part)
     except (OSError, EOFError) as error:
         raise MeshwrightError(f"cannot read {part.path}: {getattr(error, 'strerror', None) or error}") from None
-    except pa.ArrowException as error:
-        raise MeshwrightError(f"cannot read {part.path}: {str(error).splitlines()[0]}") from None
 
 
 def _read_text(part: Range) -> Iterator[Record | BadRecordError]:
@@ -201,67 +196,8 @@ def _lines_before(path: str, start: int) -> int:
     return count + 1
 
 
-def _parts_of_parquet(path: Path) -> list[int]:
-    """The bytes of each row group."""
-    metadata = pq.read_metadata(path)
-    return [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
+def _read_table(part: Range) -> Iterator[Record | BadRecordError]:
+    from meshwright.execution.data.tables import read_rows
 
-
-def _parts_of_arrow(path: Path) -> list[int]:
-    """The bytes of each batch."""
-    with pa.memory_map(str(path)) as source:
-        return [batch.nbytes for batch in _batches(source)]
-
-
-def _batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of an Arrow file, in the stream or the file format, from a memory map."""
-    is_indexed = source.read(6) == b"ARROW1"
-    source.seek(0)
-    if not is_indexed:
-        yield from pa.ipc.open_stream(source)
-        return
-    reader = pa.ipc.open_file(source)
-    yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
-
-
-def _rows_before(part: Range) -> int:
-    """The rows of a table before a range."""
-    if part.kind == "parquet":
-        metadata = pq.read_metadata(part.path)
-        return sum(metadata.row_group(number).num_rows for number in range(part.start))
-    with pa.memory_map(part.path) as source:
-        return sum(batch.num_rows for batch, _ in zip(_batches(source), range(part.start), strict=False))
-
-
-ROWS = 256
-"""Rows of a table that become Python objects at once."""
-
-
-def _read_parquet(part: Range) -> Iterator[Record | BadRecordError]:
-    with pq.ParquetFile(part.path) as file:
-        for batch in file.iter_batches(ROWS, row_groups=[*range(part.start, part.stop)]):
-            yield from _rows(batch)
-
-
-def _read_arrow(part: Range) -> Iterator[Record | BadRecordError]:
-    with pa.memory_map(part.path) as source:
-        for number, batch in enumerate(_batches(source)):
-            if number >= part.stop:
-                return
-            if number >= part.start:
-                for at in range(0, batch.num_rows, ROWS):
-                    yield from _rows(batch.slice(at, ROWS))
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[Record | BadRecordError]:
-    """Yield the rows of a batch; one by one if one of them is not valid UTF-8."""
-    try:
-        yield from batch.to_pylist()
-        return
-    except UnicodeDecodeError:
-        pass
-    for at in range(batch.num_rows):
-        try:
-            yield batch.slice(at, 1).to_pylist()[0]
-        except UnicodeDecodeError as error:
-            yield BadRecordError("invalid_utf8", f"a text of the row is not UTF-8 at its byte {error.start + 1:,}")
+    assert part.kind in ("parquet", "arrow")
+    return read_rows(part.path, part.kind, part.start, part.stop)

@@ -35,6 +35,7 @@ from meshwright.execution.training.run_directory.run import RunConfig, holds_run
 from meshwright.execution.weights.directory import Tensor, tensor_dtype
 from meshwright.execution.weights.load import load_weights, read_tensors
 from meshwright.execution.weights.peft import read_adapter, saved_tensors
+from meshwright.extras import require_extra
 from meshwright.mesh import MeshShape
 from meshwright.options.values import read_mesh, read_system
 from meshwright.support.field_types import not_a_choice
@@ -65,6 +66,7 @@ def load(
     Raises:
         MeshwrightError: the directory does not exist, weights do not match config.json, or devices are missing.
     """
+    require_extra("load", "train", "serve")
     return find_model(directory, on=on, mesh=mesh, dtype=dtype, adapter=adapter).load(
         on_bytes=on_bytes, on_note=on_note
     )

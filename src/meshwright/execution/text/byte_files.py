@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
 _PRINTABLE = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1))
 """The bytes that byte-level tokenizers write as the Latin-1 characters they are; the others follow from 256 on."""
 
 
 def byte_tokenizer_files(max_length: int | None) -> dict[str, bytes]:
     """`tokenizer.json` and `tokenizer_config.json`, by name; max_length: of a text in tokens, if there is a most."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # Of [train] and [serve].
+
     others = [byte for byte in range(256) if byte not in _PRINTABLE]
     characters = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + n) for n, byte in enumerate(others)}
     made = Tokenizer(models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[]))

@@ -7,16 +7,16 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, NoReturn
-
-from jinja2 import Template, TemplateError
-from jinja2.ext import Extension
-from jinja2.nodes import CallBlock, Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.text.tokenizer import Tokenizer, special_token
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.ext import Extension
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
 
 
 def apply_chat_template(
@@ -209,8 +209,10 @@ def chat_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str | Non
 @cache
 def _compiled(template: str) -> Template:
     """A template as a program; a chat is one of many of the same template."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # Of [train] and [serve], as all of Jinja.
+
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {
@@ -226,18 +228,24 @@ _MARKS = "\ufdd0", "\ufdd1"
 _GENERATED = re.compile(f"{_MARKS[0]}(.*?){_MARKS[1]}", re.DOTALL)
 
 
-class _Generation(Extension):
-    """`{% generation %}` tells a trainer where the assistant's words are: they are written between `_MARKS`."""
+@cache
+def _generation_tag() -> type[Extension]:
+    """Return `{% generation %}`, which tells a trainer where the assistant's words are: between `_MARKS`."""
+    from jinja2.ext import Extension
+    from jinja2.nodes import CallBlock
 
-    tags = {"generation"}  # noqa: RUF012
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Parser) -> Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+        def parse(self, parser: Parser) -> Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
-    def _mark(self, caller: Callable[[], str]) -> str:
-        return f"{_MARKS[0]}{caller()}{_MARKS[1]}"
+        def _mark(self, caller: Callable[[], str]) -> str:
+            return f"{_MARKS[0]}{caller()}{_MARKS[1]}"
+
+    return Generation
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
@@ -246,4 +254,6 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
 
 
 def _refuse(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
     raise TemplateError(message)

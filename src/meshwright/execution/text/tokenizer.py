@@ -7,14 +7,13 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
-
-from tokenizers import Tokenizer as HuggingFaceTokenizer
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.text.characters import most_characters
-from meshwright.execution.text.sentencepiece import read_sentencepiece
-from meshwright.execution.text.tokenizer_config import apply_tokenizer_config
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 PIECES = ("tokenizer.model", "spiece.model")
 """Names of a SentencePiece model, which is used if there is no tokenizer.json."""
@@ -200,6 +199,10 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
         MeshwrightError: a file cannot be read, the tokenizer has another format than `tokenizer.json` or SentencePiece,
             or it has tokens beyond `vocab`, the rows of the embedding table.
     """
+    # These load `tokenizers`, which is of [train] and [serve]; bytes as tokens do not need it.
+    from meshwright.execution.text.sentencepiece import read_sentencepiece
+    from meshwright.execution.text.tokenizer_config import apply_tokenizer_config
+
     config = read_json(directory / "tokenizer_config.json")
     path = directory / "tokenizer.json"
     pieces = next((directory / name for name in PIECES if (directory / name).is_file()), None)
@@ -237,6 +240,8 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
 
 def _read_file(path: Path) -> HuggingFaceTokenizer:
     """The tokenizer of a `tokenizer.json`."""
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+
     try:
         return HuggingFaceTokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:

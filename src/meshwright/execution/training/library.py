@@ -26,6 +26,7 @@ from meshwright.execution.training.run_directory.resume import resumed_run
 from meshwright.execution.training.run_directory.run import Row, RunConfig, RunStoppedError, find_config_copy, holds_run
 from meshwright.execution.training.settings import with_settings
 from meshwright.execution.training.update.optimizer import Optimizer, check_optimizer_options, default_warmup
+from meshwright.extras import require_extra
 from meshwright.options.keywords import TrainOptions
 from meshwright.options.training import SETTINGS
 from meshwright.options.values import Count, given, read_count
@@ -83,6 +84,7 @@ def train(
         RunStoppedError: where the run had begun and could not go on, or a signal (SIGINT, SIGTERM, SIGHUP) stopped it
             after the step and the checkpoint that it was at. Signals that the program has handlers for are left to it.
     """
+    require_extra("train", "train")
     said: dict[str, Any] = dict(options) | {"from_scratch": from_scratch or None}
     if isinstance(what, RunConfig):
         said = given({**said, "steps": steps}, ("from_scratch", "steps", *TrainOptions.__annotations__))

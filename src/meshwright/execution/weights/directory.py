@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from meshwright.errors import MeshwrightError
 
@@ -135,6 +134,8 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
 
 def read_file(path: Path) -> Iterator[Tensor]:
     """The tensors of a safetensors file; the library checks that the header is whole and its data fills the file."""
+    from safetensors import SafetensorError, safe_open  # Of [train] and [serve]; lowering a step loads this module too.
+
     if not path.is_file():
         raise MeshwrightError(f"{path} is missing" + (f"; {INDEX} names it" if path.name.startswith("model") else ""))
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import grain
 import numpy as np
 
 from meshwright.errors import MeshwrightError
@@ -21,6 +20,8 @@ class Mixture:
     """
 
     def __init__(self, sources: Sequence[Rows], weights: Sequence[float] | None, seed: int) -> None:
+        import grain  # Of [train]; a second that commands which only read a run's config do not wait for.
+
         self.sources = tuple(sources)
         counts = np.array([rows.count for rows in sources])
         self._firsts = np.cumsum(counts) - counts

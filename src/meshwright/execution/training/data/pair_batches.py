@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import grain
 import jax
 import numpy as np
 from jax import Array
@@ -73,6 +72,8 @@ class PairBatches:
         seed: int,
         draws: bool,
     ) -> None:
+        import grain  # As in `mixture`.
+
         numbers = grain.MapDataset.range(len(pairs.training)).seed(seed).shuffle().repeat()
         self._numbers, self._size = numbers.batch(workload.batch), workload.batch
         self._training, self._held_out = pairs.training, pairs.held_out

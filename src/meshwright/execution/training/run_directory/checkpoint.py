@@ -20,11 +20,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import process_allgather
 
 from meshwright.errors import MeshwrightError, TemporaryError
@@ -33,6 +32,9 @@ from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.step import State
 from meshwright.support.files import write_error
 from meshwright.units import show_bytes
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 Note = Callable[[str], None]
 """Takes a line that a user should read."""
@@ -63,6 +65,9 @@ class Checkpoints:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def __enter__(self) -> Checkpoints:
+        # A run waits for it before its first step, not at its first checkpoint. Listing checkpoints does not need it.
+        import orbax.checkpoint  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,6 +97,8 @@ class Checkpoints:
 
         Training can continue at once. It becomes a checkpoint after `commit`, when all files are written.
         """
+        import orbax.checkpoint as ocp
+
         self.wait()
         if jax.process_count() == 1:  # One of several processes that gave up here would leave the others waiting.
             check_free(self._directory.parent, state, what=f"write checkpoint {step}")
@@ -205,6 +212,8 @@ class Checkpoints:
 
         Other dtypes are cast while reading. source: the checkpoint part to read a part from, if its name differs.
         """
+        import orbax.checkpoint as ocp
+
         found: State = {}
         for name, wanted in abstract.items():
             folder = self._path(step) / (source or {}).get(name, name)

@@ -10,7 +10,6 @@ from typing import Protocol
 from meshwright.errors import MeshwrightError
 from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.execution.training.run_directory.run import Row, RunConfig, append_metrics
-from meshwright.execution.training.watch.tensorboard import TensorBoardEvents
 from meshwright.execution.training.watch.weights_and_biases import WandbRun
 from meshwright.record import Record, record_from_json
 from meshwright.support.files import write_file
@@ -61,6 +60,10 @@ class RunLog:
 
     def begin(self, start: int, compiled: Record) -> None:
         """Open the other metric outputs. start: steps taken before. compiled: record of the compiled step."""
+        from meshwright.execution.training.watch.tensorboard import (
+            TensorBoardEvents,  # Of [train]; `report` only reads a run.
+        )
+
         write_file(self._directory / COMPILED, json.dumps(compiled.to_json(), indent=2) + "\n")
         self._writers.append(TensorBoardEvents(self._directory, start))
         if (project := self._config.watching.wandb) is not None:

@@ -1,0 +1,89 @@
+"""The rows of Parquet and Arrow files, by ranges of row groups or batches. `records` loads it for such a file only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.data.bad_data import BadRecordError
+
+Format = Literal["parquet", "arrow"]
+
+ROWS = 256
+"""Rows of a table that become Python objects at once."""
+
+
+def part_sizes(path: Path, form: Format) -> list[int]:
+    """The bytes of each row group of a Parquet file, or of each batch of an Arrow file."""
+    try:
+        if form == "parquet":
+            metadata = pq.read_metadata(path)
+            return [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
+        with pa.memory_map(str(path)) as source:
+            return [batch.nbytes for batch in _batches(source)]
+    except pa.ArrowException as error:
+        name = "Parquet" if form == "parquet" else "Arrow"
+        raise MeshwrightError(f"{path} is no {name} file: {str(error).splitlines()[0]}") from None
+
+
+def rows_before(path: str, form: Format, part: int) -> int:
+    """The rows before a row group or batch."""
+    if form == "parquet":
+        metadata = pq.read_metadata(path)
+        return sum(metadata.row_group(number).num_rows for number in range(part))
+    with pa.memory_map(path) as source:
+        return sum(batch.num_rows for batch, _ in zip(_batches(source), range(part), strict=False))
+
+
+def read_rows(path: str, form: Format, start: int, stop: int) -> Iterator[dict[str, Any] | BadRecordError]:
+    """Read the rows of some row groups or batches in order; an unreadable one is yielded as the error."""
+    try:
+        yield from _read_parquet(path, start, stop) if form == "parquet" else _read_arrow(path, start, stop)
+    except pa.ArrowException as error:
+        raise MeshwrightError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+
+
+def _read_parquet(path: str, start: int, stop: int) -> Iterator[dict[str, Any] | BadRecordError]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(ROWS, row_groups=[*range(start, stop)]):
+            yield from _rows(batch)
+
+
+def _read_arrow(path: str, start: int, stop: int) -> Iterator[dict[str, Any] | BadRecordError]:
+    with pa.memory_map(path) as source:
+        for number, batch in enumerate(_batches(source)):
+            if number >= stop:
+                return
+            if number >= start:
+                for at in range(0, batch.num_rows, ROWS):
+                    yield from _rows(batch.slice(at, ROWS))
+
+
+def _batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow file, in the stream or the file format, from a memory map."""
+    is_indexed = source.read(6) == b"ARROW1"
+    source.seek(0)
+    if not is_indexed:
+        yield from pa.ipc.open_stream(source)
+        return
+    reader = pa.ipc.open_file(source)
+    yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | BadRecordError]:
+    """Yield the rows of a batch; one by one if one of them is not valid UTF-8."""
+    try:
+        yield from batch.to_pylist()
+        return
+    except UnicodeDecodeError:
+        pass
+    for at in range(batch.num_rows):
+        try:
+            yield batch.slice(at, 1).to_pylist()[0]
+        except UnicodeDecodeError as error:
+            yield BadRecordError("invalid_utf8", f"a text of the row is not UTF-8 at its byte {error.start + 1:,}")
