@@ -167,6 +167,7 @@ HOSTILE = {
     "100 MB": (b'{"prompt": "' + b"a" * 100_000_000 + b'"}', 413),
     "zero": (b"\0" * 100, 400),
     "no body": (b"", 400),
+    "a name of two lines": (b'{"\\n": false}', 400),
 }
 
 

@@ -64,6 +64,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        # One line, whatever a request's names and values have in them.
+        message = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
         super().__init__(message)
         kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.status = status
