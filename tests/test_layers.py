@@ -44,6 +44,7 @@ FLOORS = (
     "proof.simulate",
     "proof.verification",
     "proof.inspection",
+    "proof.programs",
     "pictures",
     "cli",
     "__main__",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meshwright.planning.library import plan
     from meshwright.planning.plan import Plan
     from meshwright.proof.inspection.functions import inspect
+    from meshwright.proof.programs.apply import apply
     from meshwright.proof.verification.library import verify
     from meshwright.record import Record
 
@@ -44,6 +45,7 @@ __all__ = [
     "System",
     "Workload",
     "__version__",
+    "apply",
     "inspect",
     "load",
     "plan",
@@ -63,6 +65,7 @@ _HOMES = {
     "Strategy": "meshwright.description.step.strategy",
     "System": "meshwright.description.hardware.system",
     "Workload": "meshwright.description.step.workload",
+    "apply": "meshwright.proof.programs.apply",
     "inspect": "meshwright.proof.inspection.functions",
     "load": "meshwright.execution.loading.library",
     "plan": "meshwright.planning.library",

@@ -1,0 +1,248 @@
+"""`meshwright.apply`: the same function with its arrays laid out by a table from classes of dims to mesh axes.
+
+Shardings of arguments alone are not enough: the compiler then often splits activations as it finds the weights split,
+and gathers them again. Every matmul and convolution of the function, in loops and under `jax.checkpoint` too, gets the
+constraint that the table gives its result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from meshwright.errors import MeshwrightError
+from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.mesh import MeshShape
+from meshwright.proof.programs.classes import DimClass, classes_of, find_classes, splits_of, state_of
+from meshwright.proof.programs.rules import flops
+from meshwright.proof.programs.trace import CALLS, Body, Program, trace
+
+Table = Mapping[str, str | Sequence[str]]
+"""Mesh axes by class of dims: `{"batch": "fsdp", "mlp": ("tp",)}`."""
+
+
+def apply(
+    function: Callable[..., Any],
+    table: Table,
+    mesh: Mesh | MeshShape,
+    *args: Any,
+    store: str | Sequence[str] = (),
+    **kwargs: Any,
+) -> Applied:
+    """Return a function with its arrays laid out on a mesh by a table. Nothing is compiled or run.
+
+    Args:
+        function: a train step, a loss or any other function that JAX traces; jitted or not.
+        table: the mesh axes of classes of dims. A class is named as `Applied.classes` prints it, or by one of its
+            members: `"params.mlp.kernel:1"`, also with `*`. Classes that are not in the table are not split.
+        mesh: a `jax.sharding.Mesh` with auto axes, or a `MeshShape` to build one of this process's devices.
+        args: the function's arguments, arrays or abstract values; only their shapes and dtypes are read.
+        store: mesh axes that further split the state at rest (FSDP, ZeRO-3), each leaf along its largest dim that they
+            divide. State is what the function takes and returns changed: parameters and moments.
+        kwargs: the function's arguments by name.
+
+    Returns:
+        A function of the same arguments. State is returned as it is taken, so that a second call compiles nothing.
+
+    Raises:
+        MeshwrightError: a key of the table that names no class of dims, an axis that the mesh has not, or degrees that
+            do not divide the dims.
+    """
+    if isinstance(mesh, MeshShape):
+        built = build_mesh(mesh, None)
+        mesh = Mesh(built.devices, built.axis_names, axis_types=(AxisType.Auto,) * len(built.axis_names))
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise MeshwrightError("the mesh has explicit axes; a table is applied on auto axes: plan.mesh(types='auto')")
+    program = trace(function, *args, **kwargs)
+    classes = classes_of(program)
+    chosen: dict[int, tuple[str, ...]] = {}
+    for key, one in find_classes(classes, table).items():
+        axes = _axes(table[key], mesh, key)
+        if one.size % (degree := math.prod(mesh.shape[axis] for axis in axes)):
+            raise MeshwrightError(
+                f"{key!r} has {one.size} elements, which {','.join(axes)} of degree {degree} does not divide"
+            )
+        chosen[one.atom] = (*chosen.get(one.atom, ()), *axes)
+    return Applied(program, classes, chosen, mesh, _axes(store, mesh, "store"))
+
+
+def _axes(given: str | Sequence[str], mesh: Mesh, what: str) -> tuple[str, ...]:
+    """Return the mesh axes of a text with commas, or of a sequence."""
+    axes = tuple(axis.strip() for axis in given.split(",") if axis.strip()) if isinstance(given, str) else tuple(given)
+    for axis in axes:
+        if axis not in mesh.shape:
+            raise MeshwrightError(f"{what!r} is for mesh axis {axis!r}; the mesh has {', '.join(mesh.shape)}")
+    return axes
+
+
+@dataclass
+class Applied:
+    """A function whose arrays are laid out by a table; called like the function itself."""
+
+    program: Program
+    classes: tuple[DimClass, ...]
+    table: Mapping[int, tuple[str, ...]]
+    mesh: Mesh
+    store: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The classes of dims, each with its mesh axes."""
+        lines = [f"{','.join(self.table.get(one.atom, ())) or '-':<10}{one}" for one in self.classes]
+        return "\n".join(lines)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function; arguments that lie otherwise are moved first."""
+        leaves = jax.tree.leaves((args, kwargs))
+        if [jnp.shape(leaf) for leaf in leaves] != [var.aval.shape for var in self._jaxpr.invars]:
+            raise MeshwrightError(
+                "the arguments have other shapes than those that the table was applied for, or some are static; apply it"
+                " anew for other shapes, and bind static arguments with functools.partial"
+            )
+        return jax.tree.unflatten(self._out_tree, self.jitted(*leaves))
+
+    @cached_property
+    def _out_tree(self) -> Any:
+        return jax.tree.structure(self.program.traced.out_info)
+
+    @cached_property
+    def jitted(self) -> Any:
+        """The jitted function of the leaves of all arguments, positional ones first."""
+        donated = [one.donated for one in jax.tree.leaves(self.program.traced.args_info)]
+        return jax.jit(
+            self._flat,
+            in_shardings=self._inputs,
+            out_shardings=self._outputs,
+            donate_argnums=tuple(number for number, is_donated in enumerate(donated) if is_donated),
+        )
+
+    def lower(self) -> Any:
+        """Lower the function for the devices of the mesh (`jax.stages.Lowered`)."""
+        return self.jitted.lower(*(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in self._jaxpr.invars))
+
+    @property
+    def shardings(self) -> Any:
+        """The sharding of each argument, as the trees `(args, kwargs)`."""
+        structure = jax.tree.structure(self.program.traced.args_info)
+        return jax.tree.unflatten(structure, self._inputs)
+
+    @property
+    def _jaxpr(self) -> Any:
+        return self.program.body.jaxpr
+
+    @cached_property
+    def _inputs(self) -> list[NamedSharding]:
+        state = state_of(self.program)
+        return [
+            NamedSharding(self.mesh, self._stored(shape) if number in state else self._spec(shape))
+            for number, (_, shape) in enumerate(self.program.arguments)
+        ]
+
+    @cached_property
+    def _outputs(self) -> list[NamedSharding | None]:
+        found: list[NamedSharding | None] = [None] * len(self.program.results)
+        for argument, result in state_of(self.program).items():
+            found[result] = self._inputs[argument]
+        return found
+
+    def _spec(self, shape: Any, *, rest: Any = None) -> PartitionSpec:
+        """Return the spec that the table gives some dims; `rest` for dims that it does not split."""
+        splits = splits_of(self.program, shape, self.table)
+        return PartitionSpec(*(PartitionSpec.UNCONSTRAINED if axes is None else axes or rest for axes in splits))
+
+    def _stored(self, shape: Any) -> PartitionSpec:
+        """Return the spec of state at rest: the table's, its largest free dim split over `store` too."""
+        spec = list(self._spec(shape))
+        spec = [None if one is PartitionSpec.UNCONSTRAINED else one for one in spec]
+        used = {axis for axes in spec if axes for axis in axes}
+        if (axes := tuple(axis for axis in self.store if axis not in used)) and shape:
+            degree = math.prod(self.mesh.shape[axis] for axis in axes)
+            barred = self.program.dims.why_barred()
+            free = [
+                place
+                for place, dim in enumerate(shape)
+                if spec[place] is None
+                and (atoms := self.program.dims.atoms(dim))
+                and atoms[0] not in barred
+                and self.program.dims.size(dim) % degree == 0
+            ]
+            if free:
+                spec[max(free, key=lambda place: (self.program.dims.size(shape[place]), -place))] = axes
+        return PartitionSpec(*spec)
+
+    def _flat(self, *leaves: Any) -> list[Any]:
+        return self._evaluate(self.program.body, self.program.traced.jaxpr.consts, leaves)
+
+    def _evaluate(self, body: Body, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        """Run a program's equations, with a constraint on each matmul's result."""
+        values: dict[Any, Any] = dict(zip(body.jaxpr.constvars, consts, strict=True))
+        values.update(zip(body.jaxpr.invars, operands, strict=True))
+        for number, equation in enumerate(body.jaxpr.eqns):
+            given = [var.val if isinstance(var, Literal) else values[var] for var in equation.invars]
+            results = self._run(equation, body.called[number], given)
+            if flops(equation):
+                results = [self._constrained(equation, body, results[0])]
+            values.update(zip(equation.outvars, results, strict=True))
+        return [var.val if isinstance(var, Literal) else values[var] for var in body.jaxpr.outvars]
+
+    def _run(self, equation: Any, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
+        """Run one equation; the programs that it calls get their constraints."""
+        name, parameters = equation.primitive.name, dict(equation.params)
+        if name in ("jit", "pjit", "closed_call", "core_call"):
+            inner = parameters[CALLS[name]]
+            return self._evaluate(called[0], inner.consts, given)
+        if name == "scan":
+            parameters["jaxpr"] = self._rewritten(called[0], parameters["jaxpr"])
+        elif name == "while":
+            for key, body in zip(("cond_jaxpr", "body_jaxpr"), called, strict=True):
+                parameters[key] = self._rewritten(body, parameters[key])
+        elif name == "cond":
+            branches = zip(called, parameters["branches"], strict=True)
+            parameters["branches"] = tuple(self._rewritten(body, branch) for body, branch in branches)
+        elif name in ("remat2", "checkpoint"):
+            parameters["jaxpr"] = self._rewritten(called[0], ClosedJaxpr(parameters["jaxpr"], ())).jaxpr
+        # As a program of this equation alone, so that it keeps its source line and its scope.
+        values = [
+            (var, value) for var, value in zip(equation.invars, given, strict=True) if not isinstance(var, Literal)
+        ]
+        single = Jaxpr(
+            (),
+            [var for var, _ in values],
+            equation.outvars,
+            [equation.replace(params=parameters)],
+            equation.effects,
+            self._jaxpr.debug_info,
+        )
+        return jaxpr_as_fun(ClosedJaxpr(single, ()))(*(value for _, value in values))
+
+    def _rewritten(self, body: Body, program: ClosedJaxpr) -> ClosedJaxpr:
+        """Return a called program with its constraints."""
+        avals = [
+            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, weak_type=var.aval.weak_type)
+            for var in program.jaxpr.invars
+        ]
+        return jax.make_jaxpr(lambda *given: self._evaluate(body, program.consts, given))(*avals)
+
+    def _constrained(self, equation: Any, body: Body, value: Any) -> Any:
+        """Constrain the result of a matmul as the table says.
+
+        Where an axis splits what is summed, the result is a partial sum. Dims that the table leaves whole stay open
+        then, so that the compiler may scatter the sum, as into gradients of a state that is stored split.
+        """
+        summed = self._is_partial(equation, body)
+        shape = body.shapes[equation.outvars[0]]
+        spec = self._spec(shape, rest=PartitionSpec.UNCONSTRAINED if summed else None)
+        return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, spec))
+
+    def _is_partial(self, equation: Any, body: Body) -> bool:
+        """Whether a mesh axis splits a dim that an equation sums over."""
+        kept = {atom for dim in body.shapes[equation.outvars[0]] for atom in self.program.dims.atoms(dim)}
+        operands = {atom for var in equation.invars for dim in body.shape(var) for atom in self.program.dims.atoms(dim)}
+        return any(self.table.get(atom) for atom in operands - kept)

@@ -1,0 +1,156 @@
+"""Classes of dims by name: what a table maps to mesh axes."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.proof.programs.rules import Shape
+from meshwright.proof.programs.trace import Program
+
+GENERIC = {"kernel", "weight", "value", "w", "b", "bias", "scale", "raw_value"}
+"""Names of arrays that say nothing without the name of their module."""
+
+
+@dataclass(frozen=True)
+class DimClass:
+    """Dims of a program that are the same, so that one mesh axis splits all of them or none.
+
+    atom: its number in the program's `Dims`. members: dims of arguments, as `params.kernel:1`; of a dim that is only
+    partly of this class with the place of the part, as `params.qkv:1.2`. barred: why no axis may split it, or ''.
+    """
+
+    name: str
+    size: int
+    atom: int
+    members: tuple[str, ...]
+    barred: str = ""
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.members[:3]) + (f" and {len(self.members) - 3} more" if len(self.members) > 3 else "")
+        return f"{self.name} ({self.size}): {shown}" + (f"; not split: {self.barred}" if self.barred else "")
+
+
+def state_of(program: Program) -> dict[int, int]:
+    """Return the arguments that a function returns changed, by number, with the number of the result.
+
+    A result is the new value of an argument if shape and dtype are equal and their paths end alike, so that a step
+    `(state, batch) -> (state, loss)` has the leaves of `state`.
+    """
+    before: list[Any] = [var.aval for var in program.body.jaxpr.invars]
+    after: list[Any] = [var.aval for var in program.body.jaxpr.outvars]
+    free: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for number, ((path, _), aval) in enumerate(zip(program.arguments, before, strict=True)):
+        for end in _ends(path):
+            free[(end, aval.shape, aval.dtype)].append(number)
+    found: dict[int, int] = {}
+    for number, ((path, _), aval) in enumerate(zip(program.results, after, strict=True)):
+        for end in _ends(path):
+            same = [one for one in free.get((end, aval.shape, aval.dtype), ()) if one not in found]
+            if same:
+                found[same[0]] = number
+                break
+    return found
+
+
+def _ends(path: str) -> list[str]:
+    """Return the ends of a path, longest first, without its first part: arguments and results are numbered apart."""
+    parts = path.split(".")
+    return [".".join(parts[start:]) for start in range(min(1, len(parts) - 1), len(parts))]
+
+
+def tie_layers(program: Program) -> None:
+    """Unite classes whose arguments differ in nothing but numbers, as those of layers that are written one by one."""
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for atom, members in _members(program).items():
+        shown = frozenset(re.sub(r"\d+", "#", path) + place for path, place in members)
+        alike[(program.dims.size((atom,)), shown)].append(atom)
+    for atoms in alike.values():
+        program.dims.unite_all((atom,) for atom in atoms)
+
+
+def classes_of(program: Program) -> tuple[DimClass, ...]:
+    """Return the classes of a program's arguments, data first; layers that are alike are united."""
+    tie_layers(program)
+    state, barred = state_of(program), program.dims.why_barred()
+    trained = {program.arguments[number][0] for number in state}
+    vectors = {path for path, shape in program.arguments if len(shape) < 2}
+    found: list[DimClass] = []
+    taken: set[str] = set()
+    for atom, members in sorted(
+        _members(program).items(), key=lambda item: any(path in trained for path, _ in item[1])
+    ):
+        size = program.dims.size((atom,))
+        of_data = not any(path in trained for path, _ in members)
+        name = next(one for one in _names(members, vectors, of_data=of_data) if one not in taken)
+        taken.add(name)
+        found.append(DimClass(name, size, atom, tuple(path + place for path, place in members), barred.get(atom, "")))
+    return tuple(found)
+
+
+def _names(members: list[tuple[str, str]], vectors: set[str], *, of_data: bool) -> Iterator[str]:
+    """Yield names for a class, best first: `batch` for the first dim of data, else a member, at first its last parts."""
+    if of_data and any(place == ":0" for _, place in members):
+        yield "batch"
+    # Matrices say more than vectors, and parameters have shorter paths than their moments.
+    path, place = min(members, key=lambda member: (member[0] in vectors, len(member[0]), member))
+    parts = path.split(".")
+    start = next((place for place in range(len(parts) - 1, 0, -1) if parts[place] not in GENERIC), 0)
+    yield from (".".join(parts[first:]) + place for first in range(start, -1, -1))
+    yield from (path + place for path, place in members)
+
+
+def _members(program: Program) -> dict[int, list[tuple[str, str]]]:
+    """Return the dims of arguments of each class: the path of an argument, and the place of the dim in it."""
+    found: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    for path, shape in program.arguments:
+        for place, dim in enumerate(shape):
+            atoms = program.dims.atoms(dim)
+            for part, atom in enumerate(atoms):
+                found[atom].append((path, f":{place}" + (f".{part}" if len(atoms) > 1 else "")))
+    return found
+
+
+def find_classes(classes: tuple[DimClass, ...], table: Mapping[str, object]) -> dict[str, DimClass]:
+    """Return the class that each key of a table names: a class's name, or a member, also with `*`.
+
+    Raises:
+        MeshwrightError: a key that names no class, several classes, or one that no axis may split.
+    """
+    found: dict[str, DimClass] = {}
+    for key in table:
+        named = [one for one in classes if one.name == key]
+        named = named or [one for one in classes if any(fnmatchcase(member, key) for member in one.members)]
+        if len(named) != 1:
+            names = ", ".join(one.name for one in named or classes)
+            what = f"names {len(named)} classes of dims" if named else "names no class of dims"
+            raise MeshwrightError(f"{key!r} {what}; {'they are' if named else 'classes are'} {names}")
+        if named[0].barred:
+            raise MeshwrightError(f"{key!r} cannot be split: {named[0].barred}")
+        found[key] = named[0]
+    return found
+
+
+def splits_of(program: Program, shape: Shape, table: Mapping[int, tuple[str, ...]]) -> list[tuple[str, ...] | None]:
+    """Return the mesh axes of each dim of a value by a table over atoms; None where a dim cannot follow the table.
+
+    Of a dim of several atoms only the first can be split. An axis splits one dim of a value, the first that wants it.
+    """
+    used: set[str] = set()
+    found: list[tuple[str, ...] | None] = []
+    for dim in shape:
+        atoms = program.dims.atoms(dim)
+        axes = table.get(atoms[0], ()) if atoms else ()
+        if any(table.get(atom) for atom in atoms[1:]) and not axes:
+            found.append(None)
+        elif axes and not used & set(axes):
+            used |= set(axes)
+            found.append(axes)
+        else:
+            found.append(())
+    return found

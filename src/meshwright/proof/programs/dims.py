@@ -1,0 +1,83 @@
+"""Dims of a program's arrays, and which of them are the same: a union of atoms that are split where dims are reshaped.
+
+A dim is a tuple of atoms, major to minor. One atom is enough until a reshape or a product meets only a part of it: when
+[3072] meets [16, 3, 64], the atom of 3072 becomes three.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+Dim = tuple[int, ...]
+"""The atoms of a dim, major to minor, by their numbers in `Dims`; none for a dim of size 1."""
+
+
+class Dims:
+    """All atoms of a program, which are united as the program shows them to be the same."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []
+        self._parents: list[int] = []
+        self._parts: dict[int, Dim] = {}
+        self.barred: dict[int, str] = {}
+        """For some atoms, the reason why no mesh axis may split them; of united atoms any may have it."""
+
+    def new(self, size: int) -> Dim:
+        """Return a new dim of some size, of one atom."""
+        if size == 1:
+            return ()
+        self._sizes.append(size)
+        self._parents.append(len(self._parents))
+        return (len(self._parents) - 1,)
+
+    def size(self, dim: Dim) -> int:
+        """Return the number of elements along a dim."""
+        return math.prod(self._sizes[atom] for atom in dim)
+
+    def atoms(self, dim: Dim) -> Dim:
+        """Return the representatives of a dim's atoms, with those that were split replaced by their parts."""
+        found: list[int] = []
+        for atom in dim:
+            root = self._root(atom)
+            parts = self._parts.get(root)
+            found.extend((root,) if parts is None else self.atoms(parts))
+        return tuple(found)
+
+    def unite(self, first: Dim, second: Dim) -> bool:
+        """Record that two dims are the same; False, with what can be united done, where their sizes do not fit."""
+        one, other = list(self.atoms(first)), list(self.atoms(second))
+        while one and other:
+            a, b = one[0], other[0]
+            if self._sizes[a] == self._sizes[b]:
+                if a != b:
+                    self._parents[b] = a
+                one, other = one[1:], other[1:]
+                continue
+            large, small = (a, b) if self._sizes[a] > self._sizes[b] else (b, a)
+            if self._sizes[large] % self._sizes[small]:
+                return False
+            self._parts[large] = (*self.new(self._sizes[small]), *self.new(self._sizes[large] // self._sizes[small]))
+            one, other = list(self.atoms(tuple(one))), list(self.atoms(tuple(other)))
+        return not one and not other
+
+    def unite_all(self, dims: Iterable[Dim]) -> None:
+        """Record that some dims of one size are all the same."""
+        first, *others = dims
+        for other in others:
+            self.unite(first, other)
+
+    def bar(self, dim: Dim, reason: str) -> None:
+        """Record why no mesh axis may split a dim."""
+        for atom in self.atoms(dim):
+            self.barred.setdefault(atom, reason)
+
+    def why_barred(self) -> dict[int, str]:
+        """Return the reasons by the atoms that stand for all that were united with a barred one."""
+        return {atom: reason for one, reason in self.barred.items() for atom in self.atoms((one,))}
+
+    def _root(self, atom: int) -> int:
+        while self._parents[atom] != atom:
+            self._parents[atom] = self._parents[self._parents[atom]]
+            atom = self._parents[atom]
+        return atom

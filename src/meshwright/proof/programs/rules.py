@@ -1,0 +1,347 @@
+"""What JAX's primitives say of dims: which of an equation's operands and results are the same.
+
+A rule gets the equation, the dims of its operands and a `Dims` to unite them in, and returns the dims of its results.
+Primitives that call other programs (`scan`, `jit`, …) are in `trace`. A primitive without a rule has results of new
+dims: nothing is known of them, so that no table splits them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshwright.proof.programs.dims import Dim, Dims
+
+Shape = tuple[Dim, ...]
+"""The dims of an array."""
+
+Rule = Callable[[Any, Sequence[Shape], Dims], list[Shape]]
+
+
+def fresh(shape: Sequence[int], dims: Dims) -> Shape:
+    """Return new dims for an array."""
+    return tuple(dims.new(size) for size in shape)
+
+
+def new_results(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    """Return new dims for all results of an equation."""
+    return [fresh(getattr(out.aval, "shape", ()), dims) for out in equation.outvars]
+
+
+def _elementwise(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    """Operands of the result's shape have its dims; scalars beside them have none."""
+    found = []
+    for out in equation.outvars:
+        shape = out.aval.shape
+        same = [
+            one for one, var in zip(operands, equation.invars, strict=True) if getattr(var.aval, "shape", ()) == shape
+        ]
+        found.append(same[0] if same else fresh(shape, dims))
+        for one in same[1:]:
+            for first, second in zip(same[0], one, strict=True):
+                dims.unite(first, second)
+    return found
+
+
+def _one_by_one(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    return list(operands)
+
+
+def _broadcast(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
+    before = equation.invars[0].aval.shape
+    found = list(fresh(shape, dims))
+    for dim, (place, size) in zip(operands[0], zip(places, before, strict=True), strict=True):
+        if size == shape[place]:
+            found[place] = dim
+    return [tuple(found)]
+
+
+def _reshape(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    found = fresh(equation.outvars[0].aval.shape, dims)
+    flat = tuple(atom for dim in operands[0] for atom in dim)
+    dims.unite(flat, tuple(atom for dim in found for atom in dim))
+    return [found]
+
+
+def _transpose(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    return [tuple(operands[0][place] for place in equation.params["permutation"])]
+
+
+def _squeeze(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    gone = equation.params["dimensions"]
+    return [tuple(dim for place, dim in enumerate(operands[0]) if place not in gone)]
+
+
+def _matmul(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    (left_sum, right_sum), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    left, right = operands
+    for one, other in zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True):
+        dims.unite(left[one], right[other])
+    rest_left = [dim for place, dim in enumerate(left) if place not in (*left_sum, *left_batch)]
+    rest_right = [dim for place, dim in enumerate(right) if place not in (*right_sum, *right_batch)]
+    return [(*(left[place] for place in left_batch), *rest_left, *rest_right)]
+
+
+def _ragged_matmul(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    """Rows of the first operand are sorted by group, and multiplied by their group's matrix: [M, K] · [G, K, N]."""
+    rows, weights = operands[0], operands[1]
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (left_sum, right_sum), (left_batch, _) = numbers.dot_dimension_numbers
+    if left_batch or len(rows) != 2 or tuple(left_sum) != (1,) or len(weights) != 3:
+        return new_results(equation, operands, dims)
+    dims.unite(rows[1], weights[right_sum[0]])
+    last = next(place for place in (2, 1) if place not in right_sum)
+    dims.bar(rows[0], "its rows are sorted by group")
+    return [(rows[0], weights[last])]
+
+
+def _reduce(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    axes = equation.params["axes"]
+    left = [tuple(dim for place, dim in enumerate(one) if place not in axes) for one in operands]
+    return left[: len(equation.outvars)]
+
+
+def _along_one(parameter: str) -> Rule:
+    """Return the rule of primitives whose results depend on whole lines along a dim, where they have a new one."""
+
+    def rule(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+        found = _elementwise(equation, operands, dims)
+        place = equation.params[parameter]
+        new = dims.new(equation.outvars[0].aval.shape[place])
+        return [(*one[:place], new, *one[place + 1 :]) for one in found]
+
+    return rule
+
+
+def _concatenate(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    joined = equation.params["dimension"]
+    found = list(operands[0])
+    for place in range(len(found)):
+        if place != joined:
+            dims.unite_all(one[place] for one in operands)
+    found[joined] = dims.new(equation.outvars[0].aval.shape[joined])
+    return [tuple(found)]
+
+
+def _split(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    axis, sizes = equation.params["axis"], equation.params["sizes"]
+    whole = operands[0]
+    if len(set(sizes)) > 1:
+        return [(*whole[:axis], dims.new(size), *whole[axis + 1 :]) for size in sizes]
+    # Equal parts, as of fused weights: the dim is [parts, size], and each result has the second atom.
+    part = dims.new(sizes[0])
+    dims.unite(whole[axis], (*dims.new(len(sizes)), *part))
+    return [(*whole[:axis], part, *whole[axis + 1 :]) for _ in sizes]
+
+
+def _of_equal_size(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    """Return the operand's dims where the result has the same size, and new ones where a part is cut or padded."""
+    before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    pairs = zip(operands[0], before, after, strict=True)
+    return [tuple(dim if old == new else dims.new(new) for dim, old, new in pairs)]
+
+
+def _update_slice(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    whole, part = equation.invars[0].aval.shape, equation.invars[1].aval.shape
+    for one, other, old, new in zip(operands[0], operands[1], whole, part, strict=True):
+        if old == new:
+            dims.unite(one, other)
+    return [operands[0]]
+
+
+def _gather(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    table, indices = operands[0], operands[1]
+    shape = equation.invars[0].aval.shape
+    out: list[Dim | None] = [None] * len(equation.outvars[0].aval.shape)
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    kept = [place for place in range(len(table)) if place not in gone]
+    for place, source in zip(numbers.offset_dims, kept, strict=True):
+        whole = sizes[source] == shape[source]
+        out[place] = table[source] if whole else dims.new(sizes[source])
+    rows = iter(indices[:-1])
+    found = tuple(next(rows) if dim is None else dim for dim in out)
+    for source, place in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+        dims.unite(table[source], indices[place])
+    return [found]
+
+
+def _scatter(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    numbers = equation.params["dimension_numbers"]
+    table, indices, updates = operands[0], operands[1], operands[2]
+    shape, new = equation.invars[0].aval.shape, equation.invars[2].aval.shape
+    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    kept = [place for place in range(len(table)) if place not in gone]
+    for place, source in zip(numbers.update_window_dims, kept, strict=True):
+        if new[place] == shape[source]:
+            dims.unite(table[source], updates[place])
+    rows = [dim for place, dim in enumerate(updates) if place not in numbers.update_window_dims]
+    for row, index in zip(rows, indices[:-1], strict=True):
+        dims.unite(row, index)
+    return [table]
+
+
+def _convolution(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    numbers = equation.params["dimension_numbers"]
+    images, kernel = operands
+    batch, features, *_ = numbers.lhs_spec
+    outputs, inputs, *_ = numbers.rhs_spec
+    found: list[Dim] = list(fresh(equation.outvars[0].aval.shape, dims))
+    groups = equation.params["feature_group_count"], equation.params["batch_group_count"]
+    if groups == (1, 1):
+        dims.unite(images[features], kernel[inputs])
+    if groups[1] == 1:
+        found[numbers.out_spec[0]] = images[batch]
+    found[numbers.out_spec[1]] = kernel[outputs]
+    for place in numbers.rhs_spec[2:]:
+        dims.bar(kernel[place], "it is the window of a convolution")
+    return [tuple(found)]
+
+
+def _top_k(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    one, place = operands[0], equation.params.get("axis", len(operands[0]) - 1)
+    size = equation.outvars[0].aval.shape[place]
+    best = dims.new(size)
+    return [(*one[:place], best, *one[place + 1 :]) for _ in equation.outvars]
+
+
+def _same_rank_one(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
+    return [operands[0] for _ in equation.outvars]
+
+
+_MATH = [
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "add_any",
+    "and",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "cbrt",
+    "ceil",
+    "clamp",
+    "complex",
+    "conj",
+    "convert_element_type",
+    "copy",
+    "cos",
+    "cosh",
+    "digamma",
+    "div",
+    "eq",
+    "eq_to",
+    "erf",
+    "erf_inv",
+    "erfc",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "ge",
+    "gt",
+    "igamma",
+    "igammac",
+    "imag",
+    "integer_pow",
+    "is_finite",
+    "le",
+    "lgamma",
+    "log",
+    "log1p",
+    "logistic",
+    "lt",
+    "max",
+    "min",
+    "mul",
+    "ne",
+    "neg",
+    "nextafter",
+    "not",
+    "or",
+    "population_count",
+    "pow",
+    "real",
+    "reduce_precision",
+    "rem",
+    "round",
+    "rsqrt",
+    "select_n",
+    "shift_left",
+    "shift_right_arithmetic",
+    "shift_right_logical",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "square",
+    "stop_gradient",
+    "sub",
+    "tan",
+    "tanh",
+    "xor",
+    "name",
+    "copy_p",
+    "pvary",
+]
+
+_REDUCTIONS = [
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_and",
+    "reduce_or",
+    "reduce_xor",
+    "argmax",
+    "argmin",
+]
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_MATH, _elementwise),
+    **dict.fromkeys(_REDUCTIONS, _reduce),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along_one("axis")),
+    "optimization_barrier": _one_by_one,
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "squeeze": _squeeze,
+    "dot_general": _matmul,
+    "ragged_dot_general": _ragged_matmul,
+    "concatenate": _concatenate,
+    "split": _split,
+    "slice": _of_equal_size,
+    "dynamic_slice": _of_equal_size,
+    "pad": _of_equal_size,
+    "reduce_window_max": _of_equal_size,
+    "reduce_window_sum": _of_equal_size,
+    "rev": _same_rank_one,
+    "sharding_constraint": _same_rank_one,
+    "reshard": _same_rank_one,
+    "dynamic_update_slice": _update_slice,
+    "gather": _gather,
+    **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_min", "scatter_max"), _scatter),
+    "conv_general_dilated": _convolution,
+    "sort": _along_one("dimension"),
+    "top_k": _top_k,
+}
+"""The rules by the name of the primitive."""
+
+
+def flops(equation: Any) -> int:
+    """Return the multiplications and additions of a matmul or convolution on whole arrays; 0 of anything else."""
+    name, out = equation.primitive.name, equation.outvars[0].aval
+    if name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        return 2 * math.prod(out.shape) * math.prod(equation.invars[0].aval.shape[place] for place in contracted)
+    if name == "conv_general_dilated":
+        kernel = equation.invars[1].aval.shape
+        return 2 * math.prod(out.shape) * math.prod(kernel) // kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+    if name == "ragged_dot_general":
+        return 2 * math.prod(out.shape) * equation.invars[0].aval.shape[-1]
+    return 0

@@ -1,0 +1,207 @@
+"""The dims of every value of a traced function, in the programs that it calls too.
+
+A called program is looked at once for each call, so that two calls of one function do not tie the dims of strangers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.stages import Traced
+
+from meshwright.proof.programs.dims import Dims
+from meshwright.proof.programs.rules import RULES, Shape, flops, fresh, new_results
+
+TRIP = "layers and steps of a loop run one after the other"
+"""Why no mesh axis splits the leading dim of what a `scan` goes through."""
+
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+"""Primitives that call one program with their own operands, and the parameter that has it."""
+
+
+@dataclass
+class Body:
+    """A program in a traced function: its equations, the dims of its values, and the programs that it calls."""
+
+    jaxpr: Jaxpr
+    shapes: dict[Var, Shape] = field(default_factory=dict)
+    called: dict[int, tuple[Body, ...]] = field(default_factory=dict)
+    """By the number of the equation that calls them."""
+
+    def shape(self, value: Any) -> Shape:
+        """Return the dims of a value; a constant in the text of the program has none."""
+        return () if isinstance(value, Literal) else self.shapes[value]
+
+
+@dataclass
+class Program:
+    """A traced function with the dims of all its values.
+
+    arguments, results: the path of each leaf, as `params.kernel`, with its dims. trips: how often each body runs in a
+    call of the function.
+    """
+
+    traced: Traced
+    body: Body
+    dims: Dims
+    arguments: tuple[tuple[str, Shape], ...]
+    results: tuple[tuple[str, Shape], ...]
+    flops: int
+    unknown: Mapping[str, int]
+    """Flops of matmuls below primitives whose programs are not looked into, by the primitive's name."""
+
+
+def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
+    """Trace a function on arrays or abstract values, and unite the dims of its values.
+
+    Args:
+        function: any function that JAX traces, jitted or not.
+        args: its arguments; of arrays only shapes and dtypes are read.
+        kwargs: its arguments by name.
+    """
+    traced = function.trace(*args, **kwargs) if hasattr(function, "trace") else jax.jit(function).trace(*args, **kwargs)
+    closed, dims = traced.jaxpr, Dims()
+    walk = _Walk(dims)
+    inputs = [fresh(var.aval.shape, dims) for var in closed.jaxpr.invars]
+    body = walk.body(closed, inputs)
+    outputs = [body.shape(var) for var in closed.jaxpr.outvars]
+    called, _ = jax.tree_util.tree_flatten_with_path(traced.args_info)
+    positional = _parameters(function)
+    names = [_path(path, positional) for path, _ in called]
+    returned, _ = jax.tree_util.tree_flatten_with_path(traced.out_info)
+    return Program(
+        traced,
+        body,
+        dims,
+        tuple(zip(names, inputs, strict=True)),
+        tuple(
+            (jax.tree_util.keystr(path, simple=True, separator="."), shape)
+            for (path, _), shape in zip(returned, outputs, strict=True)
+        ),
+        walk.flops,
+        walk.unknown,
+    )
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters; none where its signature cannot be read."""
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _path(path: Sequence[Any], positional: Sequence[str]) -> str:
+    """Return the path of a leaf in `(args, kwargs)`, which begins with the name of the parameter: `state.params.w`."""
+    kind, first, *rest = path
+    if kind.idx == 0 and first.idx < len(positional):
+        return ".".join((positional[first.idx], *(jax.tree_util.keystr((key,), simple=True) for key in rest)))
+    return jax.tree_util.keystr((first, *rest), simple=True, separator=".")
+
+
+class _Walk:
+    """Goes through equations, program in program."""
+
+    def __init__(self, dims: Dims) -> None:
+        self.dims = dims
+        self.flops = 0
+        self.unknown: dict[str, int] = {}
+        self._trips = 1
+
+    def body(self, program: ClosedJaxpr | Jaxpr, inputs: Sequence[Shape]) -> Body:
+        """Return a program with the dims of its values, from those of its arguments."""
+        jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+        body = Body(jaxpr)
+        for var in jaxpr.constvars:
+            aval: Any = var.aval
+            body.shapes[var] = fresh(aval.shape, self.dims)
+        body.shapes.update(zip(jaxpr.invars, inputs, strict=True))
+        for number, equation in enumerate(jaxpr.eqns):
+            operands = [body.shape(var) for var in equation.invars]
+            self.flops += self._trips * flops(equation)
+            body.called[number], results = self._equation(equation, operands)
+            body.shapes.update(zip(equation.outvars, results, strict=True))
+        return body
+
+    def _equation(self, equation: Any, operands: list[Shape]) -> tuple[tuple[Body, ...], list[Shape]]:
+        """Return the programs that an equation calls, and the dims of its results."""
+        name, parameters = equation.primitive.name, equation.params
+        if name in CALLS:
+            body = self.body(parameters[CALLS[name]], operands)
+            return (body,), [body.shape(var) for var in body.jaxpr.outvars]
+        if name == "scan":
+            return self._scan(parameters, operands)
+        if name == "while":
+            return self._while(parameters, operands)
+        if name == "cond":
+            bodies = tuple(self.body(branch, operands[1:]) for branch in parameters["branches"])
+            results = [[body.shape(var) for var in body.jaxpr.outvars] for body in bodies]
+            for others in results[1:]:
+                self._tie(results[0], others)
+            return bodies, results[0]
+        for inner in _programs(parameters):
+            if count := sum(flops(one) for one in _equations(inner)):
+                self.unknown[name] = self.unknown.get(name, 0) + self._trips * count
+        return (), RULES.get(name, new_results)(equation, operands, self.dims)
+
+    def _scan(self, parameters: Mapping[str, Any], operands: list[Shape]) -> tuple[tuple[Body, ...], list[Shape]]:
+        consts, carried, length = parameters["num_consts"], parameters["num_carry"], parameters["length"]
+        steps = operands[consts + carried :]
+        for one in steps:
+            self.dims.bar(one[0], TRIP)
+        self._trips *= length
+        body = self.body(parameters["jaxpr"], [*operands[: consts + carried], *(one[1:] for one in steps)])
+        self._trips //= length
+        results = [body.shape(var) for var in body.jaxpr.outvars]
+        self._tie(operands[consts : consts + carried], results[:carried])
+        count = self.dims.new(length)
+        self.dims.bar(count, TRIP)
+        return (body,), [*operands[consts : consts + carried], *((count, *one) for one in results[carried:])]
+
+    def _while(self, parameters: Mapping[str, Any], operands: list[Shape]) -> tuple[tuple[Body, ...], list[Shape]]:
+        """A loop whose trips only the data knows: its flops are counted once."""
+        first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
+        carried = operands[first + second :]
+        cond = self.body(parameters["cond_jaxpr"], [*operands[:first], *carried])
+        body = self.body(parameters["body_jaxpr"], operands[first:])
+        self._tie(carried, [body.shape(var) for var in body.jaxpr.outvars])
+        return (cond, body), carried
+
+    def _tie(self, ones: Sequence[Shape], others: Sequence[Shape]) -> None:
+        """Record that some values have the same dims as others."""
+        for one, other in zip(ones, others, strict=True):
+            for first, second in zip(one, other, strict=False):
+                self.dims.unite(first, second)
+
+
+def _programs(parameters: Mapping[str, Any]) -> Iterator[Jaxpr]:
+    """Yield the programs among an equation's parameters."""
+    for value in parameters.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(one, ClosedJaxpr):
+                yield one.jaxpr
+            elif isinstance(one, Jaxpr):
+                yield one
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Yield every equation of a program and of those that it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in _programs(equation.params):
+            yield from _equations(inner)
