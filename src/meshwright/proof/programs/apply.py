@@ -103,8 +103,8 @@ class Applied:
         leaves = jax.tree.leaves((args, kwargs))
         if [jnp.shape(leaf) for leaf in leaves] != [var.aval.shape for var in self._jaxpr.invars]:
             raise MeshwrightError(
-                "the arguments have other shapes than those that the table was applied for, or some are static; apply it"
-                " anew for other shapes, and bind static arguments with functools.partial"
+                "the arguments have other shapes than those that the table was applied for, or some are static; apply"
+                " it anew for other shapes, and bind static arguments with functools.partial"
             )
         return jax.tree.unflatten(self._out_tree, self.jitted(*leaves))
 

@@ -94,7 +94,7 @@ def classes_of(program: Program) -> tuple[DimClass, ...]:
 
 
 def _names(members: list[tuple[str, str]], vectors: set[str], *, of_data: bool) -> Iterator[str]:
-    """Yield names for a class, best first: `batch` for the first dim of data, else a member, at first its last parts."""
+    """Yield names for a class, best first: `batch` for the first dim of data, else a member by its last parts."""
     if of_data and any(place == ":0" for _, place in members):
         yield "batch"
     # Matrices say more than vectors, and parameters have shorter paths than their moments.

@@ -106,11 +106,11 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
         return []
 
 
-def _path(path: Sequence[Any], positional: Sequence[str]) -> str:
+def _path(path: Sequence[Any], positional: list[str]) -> str:
     """Return the path of a leaf in `(args, kwargs)`, which begins with the name of the parameter: `state.params.w`."""
     kind, first, *rest = path
     if kind.idx == 0 and first.idx < len(positional):
-        return ".".join((positional[first.idx], *(jax.tree_util.keystr((key,), simple=True) for key in rest)))
+        return ".".join([positional[first.idx], *(jax.tree_util.keystr((key,), simple=True) for key in rest)])
     return jax.tree_util.keystr((first, *rest), simple=True, separator=".")
 
 
