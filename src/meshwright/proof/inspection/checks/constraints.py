@@ -14,7 +14,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedConstraint(Finding):
-    """Nothing uses the result of a constraint, or it is a `device_put` to one device inside of `jit`."""
+    """A constraint that JAX drops: nothing uses its result, or it is a `device_put` inside `jit`."""
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
 
@@ -48,7 +48,7 @@ class OverruledConstraint(Finding):
 
 
 def constraints_without_effect(context: ProgramContext) -> Iterator[Finding]:
-    """Constraints whose results are unused, that do not divide the dim they shard, or that were overruled."""
+    """Yield constraints whose results are unused, that do not divide the dim they shard, or that were overruled."""
     if context.program is None:
         return
     for dtype, dims, source, device in context.program.unused_constraints:
