@@ -89,7 +89,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Run the loads and print their figures. Exit code 1 if a load had no complete answer."""
+    """Run the loads and print their figures. Return 1 if a load had no complete answer, else 0."""
     from meshwright.pictures.charts import check_chart_file
     from meshwright.serving.load import drive
     from meshwright.serving.load.figures import load_figures, read_slo

@@ -34,7 +34,7 @@ KINDS: dict[str, Kind] = {
 }
 
 MOST_BYTES = 10**15
-"""The largest array: more than any system has."""
+"""The largest --bytes that is accepted: more than any system has."""
 
 MOST_SHOWN = 8
 """The most devices that `--run` shows: more would fill the screen."""

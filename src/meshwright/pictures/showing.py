@@ -73,7 +73,7 @@ class Picture:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return the picture as SVG, for notebooks."""
         return self.svg
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:

@@ -1,6 +1,7 @@
-"""Along which mesh axes each value may differ between devices. Where it does not, devices hold replicas or repeat work.
+"""Find the mesh axes along which each value may differ between devices.
 
-An axis is left out only where the program shows that devices along it hold the same value.
+Along other axes, devices hold replicas or repeat work. An axis is left out only where the program shows that devices
+along it hold the same value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which values of a compiled program share a buffer: through tuples, loops, calls and in-place updates.
+"""Find which values of a compiled program share a buffer: through tuples, loops, calls and in-place updates.
 
 The rules are those of XLA's own analyses (xla/hlo/analysis/hlo_dataflow_analysis.cc, hlo_alias_analysis.cc,
 github.com/openxla/xla), and the compiler's annotations on instructions.

@@ -1,4 +1,4 @@
-"""When each buffer of a program is in use, computation by computation, and where the sum peaks."""
+"""Find when each buffer of a program is in use, computation by computation, and where the sum of live bytes peaks."""
 
 from __future__ import annotations
 

@@ -43,12 +43,12 @@ class Schedule:
 
     @property
     def step_seconds(self) -> float:
-        """The time of a step."""
+        """The time of a step: the sum of `breakdown_seconds`."""
         return math.fsum(self.breakdown_seconds.values())
 
     @property
     def hfu(self) -> float:
-        """Executed flops, including recomputation, over time and peak."""
+        """Hardware flops utilization: executed flops, including recomputation, over time and peak flops."""
         return self.flops / (self.step_seconds * self.peak_flops_per_second)
 
     @property

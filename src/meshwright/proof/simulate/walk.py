@@ -56,7 +56,7 @@ class _Walker:
                 self.instruction(instruction)
 
     def instruction(self, instruction: Instruction) -> None:
-        """Run an instruction: wait for transfers, start transfers, then its op."""
+        """Run an instruction: wait for transfers, start transfers, then run its op."""
         op, steps = self.costs(instruction)
         whole = []
         for step in steps:
@@ -71,7 +71,7 @@ class _Walker:
             self.wait_for(key)
 
     def costs(self, instruction: Instruction) -> tuple[OpSeconds, tuple[TransferPart, ...]]:
-        """The time of an instruction's op and its transfers, computed once."""
+        """Return the time of an instruction's op, and its transfers; computed once for each instruction."""
         key = (instruction.computation, instruction.name)
         if key not in self.known:
             steps = transfer_parts(self.fabric, instruction)
@@ -152,7 +152,7 @@ class _Walker:
         self.add_loop_event(loop, outer, begin, "1 trip" if trips in (None, 1) else f"{trips} trips")
 
     def repeat(self, first: int, times: int, period: float) -> None:
-        """Repeat the events from index `first` on, one iteration of a loop, and advance the time."""
+        """Let one loop iteration, the events from index `first` on, run `times` times in all, and advance the time."""
         if times == 1:
             return
         for number in range(first, len(self.events)):

@@ -71,7 +71,7 @@ class Difference(StrEnum):
     """Weights in a TPU's fast memory (`Cause.num_bytes`), which its compiler counts as temporaries."""
     DUE_TO_TEMPORARIES = "due to temporaries"
     STEP_TERM = "step term"
-    """A term of the step's time that differs (`Cause.term`, `Cause.seconds`)."""
+    """A part of the step time that differs (`Cause.term`, `Cause.seconds`)."""
     LEAST_OP_TIME = "least op time"
     """The least time that the TPU compiler estimates for any op, times the ops of a step (`Cause.count`)."""
     READ_THEN_MULTIPLIED = "read then multiplied"

@@ -24,7 +24,7 @@ class DroppedConstraint(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenConstraint(Finding):
-    """A constraint shards a dim that the degree of its axes does not divide, so the partitioner pads it."""
+    """A constraint that shards a dim which the degree of its axes does not divide: the partitioner pads the dim."""
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
     merged_by = ("degree", "padded")
@@ -38,7 +38,7 @@ class UnevenConstraint(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class OverruledConstraint(Finding):
-    """The partitioner gave a value another sharding than its constraint requests."""
+    """A constraint on a value to which the partitioner gave another sharding."""
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
 

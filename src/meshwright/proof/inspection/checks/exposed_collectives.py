@@ -22,7 +22,7 @@ _LEAST_SECONDS = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class ExposedCollective(Finding):
-    """Ops wait for a collective while independent ops could run."""
+    """A collective that ops wait for while independent ops could run."""
 
     kind = FindingKind.EXPOSED_COMMUNICATION
     merged_by = ("collective", "axes")

@@ -16,7 +16,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenStages(Finding):
-    """Devices along some axes take branches with different work. Flops are per device and step."""
+    """Branches of different work that devices along some axes take. Flops are per device and step."""
 
     kind = FindingKind.UNEVEN_STAGES
     merged_by = ("axes",)
