@@ -40,9 +40,9 @@ EXAMPLES = (
 MEASURE_NAMES = {"ttft": "time to first token", "tpot": "time a token", "itl": "between parts", "e2e": "whole answer"}
 """The names of the measures in tables."""
 MAX_LATE_SECONDS = 0.1
-"""The delay of requests from which a note warns that the client is the bottleneck."""
+"""Seconds that requests may be sent late before a note warns that the client is the bottleneck."""
 NUM_PREDICTED = 8
-"""Rows of the table of predicted steps."""
+"""The most rows of the table of predicted steps."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Run the loads and print their figures. Exit code 1 if a load had no complete answer."""
+    """Run the loads and print their figures. Return 1 if a load had no complete answer, else 0."""
     from meshwright.pictures.charts import check_chart_file
     from meshwright.serving.load import drive
     from meshwright.serving.load.figures import load_figures, read_slo
@@ -151,7 +151,7 @@ def run(args: Args) -> int:
 
 
 def _loads(args: Args) -> list[Load]:
-    """The loads, in the order of the command line."""
+    """Return the loads, in the order of the command line."""
     from meshwright.serving.load.drive import Load
 
     if args.rate is not None and args.concurrency is not None:
@@ -165,7 +165,7 @@ def _loads(args: Args) -> list[Load]:
 
 
 def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:
-    """The requests of a load. Random ones of another variant have other tokens in prompts of the same lengths."""
+    """Return the requests of a load. Random prompts of another variant have the same lengths and other tokens."""
     from meshwright.serving.load.requests import MAX_LEN, random_requests, read_requests
 
     count = read_count("--num-requests", args.num_requests)
@@ -180,12 +180,12 @@ def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:
 
 
 def _whole(name: str, text: str) -> int:
-    """A whole number from 0."""
+    """Parse a whole number from 0."""
     return 0 if text.strip() == "0" else read_count(name, text)
 
 
 def _frontier(path: Path | None) -> tuple[ServingPoint, ...]:
-    """The latency-throughput frontier of a plan's mesh; empty without a plan."""
+    """Return the latency-throughput frontier of a plan's mesh; empty without a plan."""
     if path is None:
         return ()
     plan = read_serving_plan(path)
@@ -194,7 +194,7 @@ def _frontier(path: Path | None) -> tuple[ServingPoint, ...]:
 
 
 def _print_loads(results: Sequence[LoadFigures]) -> None:
-    """Print throughput and errors, a load a row; then latencies, a load and measure a row."""
+    """Print throughput and errors, a row for each load; then latencies, a row for each load and measure."""
     goodput = ("goodput",) if results[0].goodput is not None else ()
     rows = [
         (
@@ -236,7 +236,7 @@ def _print_frontier(predicted: tuple[ServingPoint, ...]) -> None:
 
 
 def _plot(results: Sequence[LoadFigures], predicted: Sequence[ServingPoint], path: Path, *, title: str) -> None:
-    """Plot measured loads and the plan."""
+    """Plot the measured loads and the plan's frontier."""
     from meshwright.pictures.load_chart import LoadPoint, write_load_chart
 
     points = [LoadPoint(str(f.load), f.output_tokens_per_second, f.latencies) for f in results]

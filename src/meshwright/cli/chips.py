@@ -1,4 +1,4 @@
-"""`meshwright chips`: the chips there are with their figures, or one chip with the source of each."""
+"""`meshwright chips`: list the known chips with their figures, or show one chip with the source of each figure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(args: Args) -> int:
 
 
 def _row(chip: Chip) -> tuple[str, ...]:
-    """A chip's line."""
+    """Return a chip's row of the table."""
     int8 = chip.peak_flops.get("int8")
     return (
         chip.name,
@@ -72,7 +72,7 @@ def _row(chip: Chip) -> tuple[str, ...]:
 
 
 def _links(chip: Chip) -> str:
-    """The links of a chip in words."""
+    """Return the links of a chip in words."""
     if chip.torus:
         return f"{chip.torus.rank}D torus, {show_rate(chip.torus.link_bytes_per_second, 'B/s')}"
     node = chip.levels[0]
@@ -80,7 +80,7 @@ def _links(chip: Chip) -> str:
 
 
 def _beyond(chip: Chip) -> str:
-    """The largest slice, or what leaves a node."""
+    """Return the largest slice of a TPU, or the bandwidth that leaves a node of GPUs."""
     if chip.torus:
         return _shape(chip.torus.max_slice)
     node, *beyond = chip.levels
@@ -88,12 +88,12 @@ def _beyond(chip: Chip) -> str:
 
 
 def _shape(sizes: tuple[int, ...]) -> str:
-    """The shape of a slice as people type it."""
+    """Return the shape of a slice as people type it."""
     return "x".join(map(str, sizes))
 
 
 def _print_one(chip: Chip) -> None:
-    """Every figure of a chip under the part it belongs to, and then where the part is from."""
+    """Print every figure of a chip, part by part, each part followed by its source."""
     many = "1 device" if chip.devices_per_chip == 1 else f"{chip.devices_per_chip} devices"
     show(console(), f"{chip.name} · {chip.title} · {many} a chip, {chip.chips_per_host} chips a host")
     for part, title, figures in _parts(chip):
@@ -104,7 +104,7 @@ def _print_one(chip: Chip) -> None:
 
 
 def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """The tables of a chip's file: the name its source has, a title, and its figures."""
+    """Yield the parts of a chip's file: the name of the source, a title, and the figures."""
     yield (
         "peak_flops",
         "peak of dense products",
@@ -138,7 +138,7 @@ def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
 
 
 def _torus_figures(chip: Chip) -> dict[str, str]:
-    """The figures of a chip's torus."""
+    """Return the figures of a chip's torus."""
     torus = chip.torus
     assert torus
     rings = f"whole cubes of {_shape((torus.cube,) * torus.rank)}" if torus.cube else f"axes of {torus.wrap_size}"

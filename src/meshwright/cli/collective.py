@@ -34,10 +34,10 @@ KINDS: dict[str, Kind] = {
 }
 
 MOST_BYTES = 10**15
-"""The largest array: more than any system has."""
+"""The largest --bytes that is accepted: more than any system has."""
 
 MOST_SHOWN = 8
-"""The devices that `--run` shows: more would fill the screen."""
+"""The most devices that `--run` shows: more would fill the screen."""
 
 COUNTED: dict[Kind, str] = {
     "all-gather": "the gathered array",
@@ -46,7 +46,7 @@ COUNTED: dict[Kind, str] = {
     "all-to-all": "what a device holds",
     "collective-permute": "what a device holds",
 }
-"""The array that --bytes describes."""
+"""The array whose bytes --bytes gives."""
 
 
 EXAMPLES = (
@@ -82,7 +82,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Price the collective; show or time it if asked."""
+    """Compute the time of the collective; run it or time it if asked."""
     degrees, axes = mesh_degrees(args.mesh), tuple(axis.strip() for axis in args.axis.split(","))
     system, nbytes = parse_system(args.on), _read_bytes(args.bytes)
     if len(set(axes)) < len(axes):
@@ -113,7 +113,7 @@ def run(args: Args) -> int:
 
 
 def _read_bytes(text: str) -> int:
-    """The bytes that a text means."""
+    """Parse a number of bytes."""
     try:
         found = parse_count(text)
     except MeshwrightError:
@@ -124,7 +124,7 @@ def _read_bytes(text: str) -> int:
 
 
 def _data(found: CollectiveTime, placement: Placement, measured: float | None) -> dict[str, Any]:
-    """The answer as plain data."""
+    """Return the answer as plain data."""
     answer: dict[str, Any] = {
         "kind": found.kind,
         "axes": list(placement.axes),
@@ -142,7 +142,7 @@ def _data(found: CollectiveTime, placement: Placement, measured: float | None) -
 
 
 def _print(args: Args, found: CollectiveTime, placement: Placement, notes: tuple[str, ...]) -> None:
-    """The time first, then the way it comes about."""
+    """Print the time, then how it is computed."""
     sent = wire_bytes(found.kind, found.bytes, placement.degree)
     over = f"{args.kind} over {'*'.join(placement.axes)} = {placement.degree} on {args.on}"
     show(console(), f"{over}   {placement}")
@@ -168,11 +168,11 @@ def _print(args: Args, found: CollectiveTime, placement: Placement, notes: tuple
 
 
 INDENT = " " * 12
-"""Where the second column of the screen begins."""
+"""The indentation of the second column of the screen."""
 
 
 def _bench(args: Args, system: System, degrees: dict[str, int], axes: tuple[str, ...], nbytes: int) -> float:
-    """The median time of the collective on the devices that are there, float32, after one run that compiles."""
+    """Return the median time of the collective on this machine's devices, in float32, after one run that compiles."""
     from meshwright.execution.runtime.devices import claim_devices
     from meshwright.execution.runtime.single_collective import build_collective
 

@@ -1,4 +1,4 @@
-"""`meshwright completion SHELL`: the completion of commands, options and choices, installed where the shell looks."""
+"""`meshwright completion SHELL`: completion of commands, options and choices, put where a shell looks for it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(args: Args) -> int:
 
 
 def _place(shell: str) -> tuple[Path, str]:
-    """Where a shell looks for completions, and what there is to do then."""
+    """Return where a shell looks for completions, and what the user does next."""
     home = Path.home()
     if not os.environ.get("HOME", "x") or not home.is_dir():
         raise MeshwrightError(f"the home directory {str(home)!r} is not there; --print prints the script")
@@ -72,7 +72,7 @@ def _place(shell: str) -> tuple[Path, str]:
 
 
 def _words() -> Iterator[tuple[str, dict[str, Option]]]:
-    """Return every command with its options; `plan` and `verify` with those of all kinds."""
+    """Yield every command with its options; `plan` and `verify` with the options of all their kinds."""
     for name in COMMANDS:
         module = command_module(name)
         options = dict(declared_options(module.Args))
@@ -82,7 +82,7 @@ def _words() -> Iterator[tuple[str, dict[str, Option]]]:
 
 
 def _choices(options: dict[str, Option]) -> dict[str, tuple[str, ...]]:
-    """The choices of the options that have some."""
+    """Return the choices of the options that have any."""
     return {name: tuple(option.choices) for name, option in options.items() if option.choices}
 
 
@@ -113,7 +113,7 @@ complete -o filenames -F _meshwright meshwright
 
 
 def _bash() -> str:
-    """The script of bash."""
+    """Return the script for bash."""
     choices, options = [], []
     for name, known in _words():
         options.append(f'            "{name}") words="{" ".join([*known, "--help"])}" ;;')
@@ -132,7 +132,7 @@ def _zsh() -> str:
 
 
 def _fish() -> str:
-    """The script of fish."""
+    """Return the script for fish."""
     lines = ["# Completion of meshwright, made by `meshwright completion fish`."]
     for name, what in COMMANDS.items():
         if " " not in name:

@@ -1,4 +1,4 @@
-"""`meshwright demo`: the main job on this machine, each step the command a user would type."""
+"""`meshwright demo`: the main workflow on this machine, each step a command that a user would type."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Run each step, stopping at the first that fails; the exit code of that, or 0."""
+    """Run the steps until one fails; return its exit code, or 0."""
     check_new_directory(args.output)
     directory = shlex.quote(str(_free(args.output)))
     began = time.monotonic()

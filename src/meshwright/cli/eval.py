@@ -46,7 +46,7 @@ class Args(ModelArgs):
 
 
 def run(args: Args) -> int:
-    """Print the scores of texts, or of answers."""
+    """Print the scores of texts, or the accuracy of answers."""
     if (args.task is None) == (not args.data):
         raise MeshwrightError("eval needs one of --data (texts) and --task (questions of multiple choice)")
     with waiting("loading JAX"):
@@ -91,26 +91,26 @@ def run(args: Args) -> int:
 
 
 def _next(args: Args, found: Found) -> str:
-    """Return the next command: generate from the same model; only a run needs no prompt."""
+    """Return the next command: generate from the same model, with a prompt unless the model is a run."""
     prompt = "" if found.run else " 'def '"
     return next_line(spelled("generate", args, without=("data", "seq_len", "stride", "task")) + prompt)
 
 
 def _figures(score: Score) -> tuple[str, ...]:
-    """Format a score."""
+    """Format a score for the table."""
     size = "-" if score.num_bytes is None else f"{score.num_bytes:,}"
     bits = "-" if score.bits_per_byte is None else f"{score.bits_per_byte:.4f}"
     return f"{score.tokens:,}", size, f"{score.loss:.4f}", f"{score.perplexity:,.4g}", bits
 
 
 def _data(score: Score) -> dict[str, Any]:
-    """A score as data."""
+    """Return a score as data."""
     names = ("tokens", "num_bytes", "loss", "perplexity", "bits_per_byte")
     return {name: getattr(score, name) for name in names}
 
 
 def _print_task(result: TaskResult, *, as_json: bool) -> None:
-    """Print both accuracies."""
+    """Print both accuracies of a task."""
     figures = result.figures()
     if as_json:
         likely = {"log_likelihoods": result.log_likelihoods}
@@ -120,6 +120,6 @@ def _print_task(result: TaskResult, *, as_json: bool) -> None:
 
 
 def accuracies(figures: TaskFigures) -> tuple[str, str]:
-    """Both accuracies of a task in words."""
+    """Return both accuracies of a task in words."""
     acc = show_estimate(figures["acc"], figures["acc_stderr"])
     return f"acc {acc}", f"acc_norm {show_estimate(figures['acc_norm'], figures['acc_norm_stderr'])}"

@@ -1,4 +1,4 @@
-"""`meshwright export`: a run, or a Hugging Face directory, as a directory that Hugging Face's libraries load."""
+"""`meshwright export`: write a run or a Hugging Face directory as a directory that Hugging Face's libraries load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan that is there already, in a plan's file or in the directory of a run, where a command takes either."""
+"""Read an existing plan from a plan's file or from a run directory, where a command takes either."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from meshwright.planning.plan import Plan, is_plan_file, read_plan
 
 
 def kept_plan(text: str) -> Plan | None:
-    """The plan in a file, or of a run's step; None where a text names neither.
+    """Return the plan in a file, or the plan of a run's step; None if the text names neither.
 
     Raises:
-        MeshwrightError: where the file or the run's config.json is damaged, or the plan is one to serve.
+        MeshwrightError: where the file or the run's config.json is damaged, or the plan is a serving plan.
     """
     if is_plan_file(text):
         return read_plan(Path(text))
@@ -26,9 +26,9 @@ def kept_plan(text: str) -> Plan | None:
 
 
 def mesh_degrees(text: str) -> dict[str, int]:
-    """Return the degrees of --mesh, outermost first.
+    """Return the degree of each mesh axis of --mesh, outermost first.
 
-    It is written as X=4,Y=2, or names a plan's file or a run, whose axes of degree 1 are left out.
+    The text is X=4,Y=2, or names a plan's file or a run, whose axes of degree 1 are left out.
     """
     plan = kept_plan(text)
     if plan is None:

@@ -81,9 +81,9 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Run a command of several processes, or write the job that does.
+    """Run a command as several processes, or write the cluster job that does.
 
-    The exit code is process 0's, or 1 where one was lost for good.
+    The exit code is process 0's, or 1 where a process was lost for good.
     """
     words, said = _words(args.command)
     if isinstance(said, ServeArgs):
@@ -116,7 +116,7 @@ def run(args: Args) -> int:
 
 
 def _serve(args: Args, words: Sequence[str], said: ServeArgs) -> int:
-    """Serve by several processes; if one is lost, all are restarted."""
+    """Serve with several processes; if one is lost, all are restarted."""
     from meshwright.execution.loading.library import find_model
 
     if said.replicas != 1:
@@ -137,7 +137,11 @@ def _supervise(
     least: int,
     why: str = "here",
 ) -> int:
-    """Run the processes of a job; its exit code."""
+    """Run and supervise the processes of a job; return its exit code.
+
+    words: returns the command for a number of processes, either its first start or a restart. least: the fewest
+    processes to continue with. why: for errors, where other options change nothing.
+    """
     from meshwright.execution.processes.launch.supervisor import Job, supervise
 
     here, each = args.processes, devices_per_process(system, args.processes.num_processes)
@@ -162,7 +166,7 @@ def _supervise(
 
 
 def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
-    """Write a cluster's job that runs a command and restarts it if a machine is lost."""
+    """Write a cluster job that runs a command and restarts it if a machine is lost."""
     from meshwright.execution.processes.launch.machines import machines_of
     from meshwright.execution.processes.launch.manifests import SAVE_SECONDS, jobset, slurm, tpu_vm
     from meshwright.support.files import write_file
@@ -194,13 +198,13 @@ def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
 
 
 def _again(words: Sequence[str], said: TrainArgs, directory: Path) -> list[str]:
-    """Return the words that start a run, or resume it if it exists."""
+    """Return the words of a command that starts a run, or resumes it if it exists."""
     home = [] if said.run.output is not None or said.run.resume else ["-o", str(directory)]
     return [*words, *home, *([] if said.run.resume else ["--resume"])]
 
 
 def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
-    """Return the command's words and their parsed arguments."""
+    """Return the command's words and its parsed arguments."""
     if not command or command[0] not in ("train", "serve"):
         raise MeshwrightError(
             f"launch runs train or serve, and not {command[0] if command else 'nothing'!r}:"
@@ -217,7 +221,7 @@ def _words(command: Sequence[str]) -> tuple[list[str], TrainArgs | ServeArgs]:
 
 
 def _run_of(said: TrainArgs) -> tuple[System, Path]:
-    """Return a run's hardware and directory; an invalid plan is an error."""
+    """Return a run's hardware and directory. Raises for an invalid plan."""
     if said.run.resume:
         from meshwright.execution.training.library import run_to_resume
         from meshwright.execution.training.run_directory.run import read_config
@@ -231,11 +235,7 @@ def _run_of(said: TrainArgs) -> tuple[System, Path]:
 
 
 def mesh_for(said: TrainArgs, directory: Path, system: System) -> str:
-    """Return the mesh on which a run resumes with fewer devices: its own with its -1 changed, else the planner's best.
-
-    Raises:
-        MeshwrightError: the run has no checkpoint, or cannot run there.
-    """
+    """Return the mesh on which a run resumes with fewer devices: --mesh if it has a -1, else the planner's best."""
     from meshwright.execution.training.checks import check_start
     from meshwright.execution.training.run_directory.resume import resumed_run
     from meshwright.execution.training.run_directory.run import read_config

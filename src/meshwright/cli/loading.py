@@ -1,4 +1,4 @@
-"""Shared by commands that run a model: its location, its devices, and a progress bar while it is read."""
+"""Shared by commands that run a model: its options, and progress bars while it is read and compiled."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class ModelArgs:
 
 
 def note(line: str) -> None:
-    """Print a line on stderr that is no part of the result."""
+    """Print a line on stderr that is not part of the result."""
     print(f"note: {line}", file=sys.stderr)
 
 
 def note_advised_mesh(found: Found, batch: int) -> None:
-    """Note the mesh that was taken where none was given, and the one that `plan --serve decode` advises if faster.
+    """Note that no mesh was given, if `plan --serve decode` advises a faster one than the mesh that was taken.
 
-    batch: the sequences that are decoded at once.
+    batch: the number of sequences that are decoded at once.
     """
     if found.run is not None and found.mesh == found.run.mesh:
         return  # A run stays on the mesh that it was given.
@@ -85,7 +85,7 @@ def note_advised_mesh(found: Found, batch: int) -> None:
 
 
 def load_with_bar(found: Found, compile_cache: str | None = None) -> LoadedModel:
-    """Load a model; on a terminal with a bar of the bytes that are read. compile_cache: see `use_compile_cache`."""
+    """Load a model, with a bar of the bytes read on a terminal. compile_cache: see `use_compile_cache`."""
     with waiting(f"starting {found.system}"):
         from meshwright.execution.runtime.compile_cache import use_compile_cache
         from meshwright.execution.runtime.devices import claim_devices
@@ -96,7 +96,7 @@ def load_with_bar(found: Found, compile_cache: str | None = None) -> LoadedModel
 
 
 def read_with_bar(found: Found, on_note: Callable[[str], None] = note) -> LoadedModel:
-    """Load a model onto devices that are claimed; see `load_with_bar`."""
+    """Load a model onto devices that are already claimed; see `load_with_bar`."""
     if found.run:
         with waiting("reading the checkpoint"):
             return found.load(on_note=on_note)
@@ -106,7 +106,7 @@ def read_with_bar(found: Found, on_note: Callable[[str], None] = note) -> Loaded
 
 @contextmanager
 def byte_bar(what: str, total: float) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, for as long as something is read or written: to be called with the bytes of each part."""
+    """Show a bar on a terminal while `total` bytes are read or written; yields a function of the bytes of each part."""
     if not sys.stderr.isatty():
         with waiting(what):
             yield lambda size: None

@@ -1,6 +1,6 @@
 """`meshwright COMMAND …`: import the command's module, parse its arguments and run it.
 
-Mistakes, interruptions and failed writes are one line on stderr; exit codes tell how it ended.
+Mistakes, interruptions and failed writes are reported in one line on stderr; exit codes tell how the command ended.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ SHOWS = ("show", "show pipeline")
 """Commands whose options users confuse: errors suggest the other."""
 
 SEVERAL_KINDS = ("plan", "verify")
-"""Commands whose arguments depend on the words: their files have `KINDS`, `HINTS` and `args_of`."""
+"""Commands with several kinds of arguments, chosen by their words: the modules have `KINDS`, `HINTS`, `args_of`."""
 
 EXTRAS = {
     **dict.fromkeys(("tokenize", "train", "demo"), ("train",)),
     **dict.fromkeys(("generate", "eval", "export"), ("train", "serve")),
     **dict.fromkeys(("serve", "bench-serve"), ("serve",)),
 }
-"""Commands that need an extra: any of these. The others run on what `pip install meshwright` brings."""
+"""Commands that need an extra: any one of those listed. The others need only the base installation."""
 
 EXIT_CODES = {
     0: "done",
@@ -69,11 +69,11 @@ EXIT_CODES = {
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: an interruption too, so that whatever a command began is ended, as a process that compiles."""
+    """SIGTERM: also an interruption, so that whatever a command started is ended, such as a process that compiles."""
 
 
 class _Stopped(KeyboardInterrupt):
-    """SIGTERM to a training: a supervisor's stop, which is no failure."""
+    """SIGTERM to a training: a supervisor's request to stop, which is not a failure."""
 
 
 _ENDS: dict[int, tuple[type[KeyboardInterrupt], int, str]] = {
@@ -83,11 +83,11 @@ _ENDS: dict[int, tuple[type[KeyboardInterrupt], int, str]] = {
 """For each signal: the exception, the exit code and the line printed."""
 
 _STOP = (_Stopped, 0, "stopped by SIGTERM before the first step; the same command begins again")
-"""The same for SIGTERM before a training starts; a started one ends as `training.interrupt` says."""
+"""The same for SIGTERM before a training starts; a started training ends as `training.interrupt` describes."""
 
 
 def _interrupt(number: int, frame: FrameType | None, *, is_stop: bool = False) -> None:
-    """Raise the signal's exception, or end the process at once during imports, when nothing has begun.
+    """Raise the signal's exception; during imports, when nothing has started, end the process at once.
 
     An extension interrupted while it is imported aborts the process, or loses the interruption.
     """
@@ -101,7 +101,7 @@ def _interrupt(number: int, frame: FrameType | None, *, is_stop: bool = False) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is one of `EXIT_CODES`."""
+    """Run one command; return one of `EXIT_CODES`."""
     try:
         with handled_signals(not_ignored(_ENDS), _interrupt):
             return _guarded(argv)
@@ -112,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(argv: Sequence[str] | None) -> int:
-    """Run one command, whatever ends it told in one line."""
-    # A result is printed at the end; where stdout cannot take it, that is known only when it is flushed.
+    """Run one command; report in one line whatever ends it early."""
+    # A result is printed at the end; that stdout cannot take it is known only when it is flushed.
     try:
         code = _main(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -136,7 +136,7 @@ def _guarded(argv: Sequence[str] | None) -> int:
 
 
 def _main(words: list[str]) -> int:
-    """Run the command that some words name."""
+    """Run the command that the words of the command line name."""
     from meshwright.cli.waiting import waiting
     from meshwright.support.encoding import write_ascii_where_needed
 
@@ -161,7 +161,7 @@ def _main(words: list[str]) -> int:
 
         print(f"meshwright {__version__}")
         return 0
-    # Of the commands that begin alike, the one of two words.
+    # Of two commands that start alike, take the one of two words.
     two = " ".join(words[:2])
     name, rest = (two, words[2:]) if two in COMMANDS else (words[0], words[1:])
     if name not in COMMANDS:
@@ -169,7 +169,7 @@ def _main(words: list[str]) -> int:
     if name == "train" and signal.getsignal(signal.SIGTERM) is _interrupt:
         signal.signal(signal.SIGTERM, functools.partial(_interrupt, is_stop=True))
     if name == "plan":
-        # A search makes many objects that it keeps and no cycles: looking for these takes a tenth of a plan's time.
+        # A search makes many objects that it keeps, and no cycles: looking for cycles takes a tenth of a plan's time.
         gc.disable()
     try:
         # Only the command's own file is imported: `plan` answers before JAX would have loaded.
@@ -185,13 +185,13 @@ def _main(words: list[str]) -> int:
 
 
 def command_module(name: str) -> ModuleType:
-    """The module of a command, one of `COMMANDS`: it has `EXAMPLES`, `Args` and `run`."""
+    """Return the module of a command, one of `COMMANDS`; it has `EXAMPLES`, `Args` and `run`."""
     module = importlib.import_module(f"meshwright.cli.{name.replace(' ', '.').replace('-', '_')}")
     return importlib.import_module(f"{module.__name__}.command") if hasattr(module, "__path__") else module
 
 
 def _run(module: ModuleType, name: str, words: list[str]) -> int:
-    """Read the command's arguments as its dataclass declares them, and run it."""
+    """Parse the command's arguments as its dataclass declares them, and run it."""
     from meshwright.cli.typed import check_all_read, watch
     from meshwright.cli.words.read import canonical, read_words
 
@@ -219,7 +219,7 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
 
 
 def _show_help(args: type, name: str, examples: Sequence[str]) -> None:
-    """Print a command's options from its dataclass, laid out by tyro, and examples."""
+    """Print a command's help: options from its dataclass, laid out by tyro, and examples."""
     import tyro
 
     from meshwright.pictures.text import wrap
@@ -237,7 +237,7 @@ def _show_help(args: type, name: str, examples: Sequence[str]) -> None:
 
 
 class _Captured(io.StringIO):
-    """Captured output, with the stream's colours and encoding."""
+    """Captures output, and has the colours and encoding of the stream that it replaces."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class _Captured(io.StringIO):
 
 
 def _say_cores(args: Any) -> None:
-    """Print how many chips a Cloud TPU name has, if it counts cores."""
+    """Print how many chips a Cloud TPU name stands for, if it counts cores."""
     from meshwright.description.hardware.system import cloud_note
 
     text = next(group.on for group in (args, *vars(args).values()) if hasattr(group, "on"))
@@ -261,7 +261,7 @@ def _say_cores(args: Any) -> None:
 
 
 def _no_command(name: str) -> str:
-    """The message for a command that there is not."""
+    """Return the error message for an unknown command."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, COMMANDS, n=1)
@@ -284,14 +284,14 @@ def _help() -> str:
 
 
 def _fail(line: str, code: int) -> int:
-    """Say in one line on stderr how a command ended."""
+    """Print in one line on stderr how a command ended; return its exit code."""
     with contextlib.suppress(OSError):  # Where nobody can be told, the code still says it.
         print(line, file=sys.stderr, flush=True)
     return code
 
 
 def _drop_output() -> None:
-    """Send what stdout still holds nowhere, or Python fails again over it when it ends."""
+    """Discard what stdout still buffers; otherwise Python fails again over it when it exits."""
     with contextlib.suppress(OSError, ValueError):  # stdout may have no file of its own, as in tests.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

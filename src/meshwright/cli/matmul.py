@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from meshwright.proof.verification.products import ProductCheck
 
 LARGEST = 256
-"""The largest dim that `--run` gives simulated devices."""
+"""The size to which `--run` cuts larger dims, for simulated devices."""
 
 MOST_DEVICES = 64
-"""The devices that `--run` simulates: more would be more than a laptop's threads can take turns with."""
+"""The most devices that `--run` simulates: more is too much for a laptop's threads."""
 
 
 EXAMPLES = (
@@ -73,7 +73,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Price the matmul, print it, and run it if asked."""
+    """Compute the cost of the matmul, print it, and run it if asked."""
     is_run = args.run
     degrees = mesh_degrees(args.mesh)
     sizes = Sizes(degrees=degrees, dims=parse_numbers(args.dims), element_bytes=dtype_bytes(args.dtype))
@@ -104,7 +104,7 @@ def run(args: Args) -> int:
 
 
 def _next(args: Args, priced: PricedProduct) -> str:
-    """Return the next command: run it; then the longest collective of way 1; without one, show the result."""
+    """Return the next command: `--run`; after that the longest collective of way 1, or `show` where there is none."""
     sizes, moves = priced.inference.sizes, priced.chosen.collectives
     if not args.run and sizes.degree(sizes.degrees) <= MOST_DEVICES:
         return spelled("matmul", args, without=("top",), run=True)
@@ -119,7 +119,7 @@ def _next(args: Args, priced: PricedProduct) -> str:
 
 
 def _print(args: Args, priced: PricedProduct, system: System, top: int) -> None:
-    """The case first, then the ways, cheapest first, then why."""
+    """Print the case first, then the implementations, cheapest first, then the reasons."""
     inference = priced.inference
     show(console(), f"{args.product}   {args.mesh} on {system}")
     print()
@@ -146,7 +146,7 @@ def _print(args: Args, priced: PricedProduct, system: System, top: int) -> None:
 
 
 def _case(inference: Inference) -> str:
-    """The case in words."""
+    """Return the case in words."""
     if inference.case is None:
         return "a resharding: nothing is multiplied"
     reasons = "; ".join(f"{found.reason}" for found in inference.cases) or "no axis splits an operand"
@@ -193,13 +193,13 @@ def _why(priced: PricedProduct) -> list[str]:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run of the cheapest way: its devices, and the outcome in each mode."""
+    """A run of the cheapest implementation: its dims and mesh, and the outcome in each mode."""
 
     inference: Inference
     checks: Mapping[Mode, ProductCheck]
 
     def to_json(self) -> dict[str, Any]:
-        """The run as plain data: the dims it was run with, and for each mode what `ProductCheck` holds."""
+        """Return the run as plain data: the dims that were run, and the fields of `ProductCheck` for each mode."""
         modes = {
             mode: {
                 "error": check.error,
@@ -213,7 +213,7 @@ class _Run:
 
 
 def _small(priced: PricedProduct) -> Inference:
-    """The chosen way alone, on dims of `LARGEST` at most or the smallest that its degrees divide, in float32."""
+    """Return the cheapest implementation alone, in float32, with dims cut to about `LARGEST` that still divide."""
     inference, way = priced.inference, priced.chosen.implementation
     arrays = [*inference.operands, *(step.result for step in way.steps)]
     dims = {}
@@ -229,7 +229,7 @@ def _small(priced: PricedProduct) -> Inference:
 
 
 def _execute(inference: Inference) -> _Run:
-    """The way run on simulated devices in every mode of JAX."""
+    """Run the implementation on simulated devices in every mode of JAX."""
     from meshwright.execution.runtime.devices import claim_devices
 
     claim_devices(parse_system(f"cpu:{math.prod(inference.sizes.degrees.values())}"))
@@ -240,7 +240,7 @@ def _execute(inference: Inference) -> _Run:
 
 
 def _print_run(executed: _Run) -> None:
-    """Print for each mode and collective: the largest error, and inferred beside compiled collectives."""
+    """Print for each mode and collective: the largest error, and the inferred and compiled collectives side by side."""
     sizes = executed.inference.sizes
     dims = ",".join(f"{dim}={size}" for dim, size in sizes.dims.items())
     count = sizes.degree(sizes.degrees)
@@ -252,7 +252,7 @@ def _print_run(executed: _Run) -> None:
 
 
 def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:
-    """The lines of a mode; a ring of permutes is the overlapped mode's form of a collective."""
+    """Yield the rows of a mode; in overlapped mode a ring of permutes replaces a collective."""
     verdict = "as inferred" if check.is_as_inferred else "NOT AS INFERRED"
     error = f"{check.error:.1e}" if check.error else "0"
     moves = it.zip_longest(*([_kind(move) for move in moves] or ["none"] for moves in (check.inferred, check.compiled)))
@@ -262,10 +262,10 @@ def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:
 
 
 def _kind(move: Collective) -> str:
-    """A collective in a few words."""
+    """Return a collective in a few words."""
     return f"{move.kind} {'*'.join(move.axes)} {show_bytes(move.bytes)}"
 
 
 def _in_short(move: Collective) -> dict[str, Any]:
-    """A collective as plain data."""
+    """Return a collective as plain data."""
     return {"kind": move.kind, "axes": list(move.axes), "bytes": move.bytes}

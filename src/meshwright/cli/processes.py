@@ -1,4 +1,4 @@
-"""Shared by commands with several processes: options, reports of a process' end, and division of devices."""
+"""Shared by commands with several processes: options, reports of how a process ended, and division of devices."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def report_end_to_others(member: Member | None, *failures: type[MeshwrightError]
 
 
 def devices_per_process(system: System, count: int, what: str = "processes", instead: str = "leave -n {} out") -> int:
-    """The number of devices of each process on this machine.
+    """Return the number of devices of each process on this machine.
 
     Args:
         system: the devices of all processes.
         count: the number of processes.
-        what: what the processes are called in errors.
+        what: the word for processes in errors.
         instead: what to do instead on a machine whose chips one process drives; `{}` is the count.
 
     Raises:
-        MeshwrightError: devices that cannot be divided equally.
+        MeshwrightError: devices that cannot be divided equally, or chips that one process must drive.
     """
     if count < 1 or system.num_devices % count:
         raise MeshwrightError(f"{system.num_devices} devices cannot be divided equally among {count} {what}")
@@ -79,7 +79,7 @@ def devices_per_process(system: System, count: int, what: str = "processes", ins
 
 
 def process_environments(system: System, num_devices: int, count: int) -> list[Mapping[str, str]]:
-    """Environment variables of each process: `num_devices` of the machine's GPUs, by CUDA_VISIBLE_DEVICES."""
+    """Return the environment variables of each process, which give it `num_devices` GPUs by CUDA_VISIBLE_DEVICES."""
     if system.chip.kind != "gpu":
         return [{}] * count
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -1,4 +1,4 @@
-"""`meshwright report`: one page about runs."""
+"""`meshwright report`: write one HTML page about runs."""
 
 from __future__ import annotations
 

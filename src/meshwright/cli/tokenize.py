@@ -1,4 +1,4 @@
-"""`meshwright tokenize`: files to a store of tokens, once, for any number of runs."""
+"""`meshwright tokenize`: convert files to a store of tokens, once for any number of runs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Refuse options that change nothing, by name.
 
 A command gets its arguments from `watch`, which records each field that is read. Once it has read all that it uses, and
-before any work, it calls `check_all_read`. Options of one mode of a command are read in that mode alone, so no list of
-combinations is needed.
+before any work, the command calls `check_all_read`. Options of one mode of a command are read in that mode alone, so no
+list of combinations is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOTES = "_notes_of_reads"
 
 
 class _Notes:
-    """The options of one call: how each was typed, by field, and the fields that were read."""
+    """The options of one call: how each was typed, by field, and which fields were read."""
 
     def __init__(self, typed: Mapping[str, str]) -> None:
         self.typed = typed
@@ -37,11 +37,11 @@ def watch(args: T, typed: Mapping[str, str]) -> T:
 
 
 def check_all_read(args: Any, where: str = "here") -> None:
-    """Raise an error if an option was typed and not read.
+    """Raise an error if an option was typed but not read.
 
     Args:
-        args: what `watch` returned; a plain dataclass, made in Python, is not checked.
-        where: what the command does that makes other options change nothing, as `beside --sweep`.
+        args: what `watch` returned; an ordinary dataclass, made in Python, is not checked.
+        where: for the error: where the option changes nothing, as `beside --sweep`.
     """
     notes: _Notes | None = getattr(args, _NOTES, None)
     if notes is None:
@@ -52,7 +52,7 @@ def check_all_read(args: Any, where: str = "here") -> None:
 
 
 def _watched(args: Any, notes: _Notes) -> Any:
-    """An instance of a subclass, so that it is still a dataclass of the command's type."""
+    """Return the arguments as an instance of a subclass, which is still a dataclass of the command's type."""
     kind = type(args)
     names = {field.name for field in fields(args)}
     groups = {name: _watched(value, notes) for name in names if is_dataclass(value := getattr(args, name))}

@@ -1,4 +1,4 @@
-"""A sign of life on stderr while something takes its time."""
+"""Show on stderr that a command is still running."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 FIRST, AGAIN = 0.5, 0.5
-"""Seconds until a terminal shows something, and between its changes."""
+"""Seconds until a terminal shows something, and between updates."""
 
 EACH_LINE = 25.0
-"""Seconds between lines if stderr is no terminal."""
+"""Seconds between lines if stderr is not a terminal."""
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Print what the command waits for and how long so far: a transient line on a terminal, else a line now and then.
+    """Print what the command waits for and for how long: a transient line on a terminal, else a line now and then.
 
     Nothing is printed for waits below half a second.
     """
@@ -33,7 +33,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def _say(what: str, done: threading.Event) -> None:
-    """Write until it is done."""
+    """Print until `done` is set."""
     out, began = sys.stderr, time.monotonic()
     is_terminal = out.isatty()
     wait = FIRST if is_terminal else EACH_LINE

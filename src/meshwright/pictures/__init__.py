@@ -1,4 +1,4 @@
 """Pictures of shardings, collectives and pipelines in a terminal, a notebook or SVG.
 
-Charts; HTML pages in `pages`.
+Charts are in `charts`, HTML pages in `pages`.
 """

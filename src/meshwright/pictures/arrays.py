@@ -1,4 +1,4 @@
-"""A sharded array as a grid of shards, each with the devices that hold it; and all its shardings side by side."""
+"""Draw a sharded array as a grid of shards, each with the devices that hold it; and all its shardings side by side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_SCALED = 4  # devices up to which all grids of a gallery are drawn in one s
 
 
 def array_sketch(holdings: Holdings) -> Sketch:
-    """An array of any rank as grids of shards.
+    """Draw an array of any rank as grids of shards.
 
     The last two sharded dims are rows and columns; there is a grid for each index of the sharded dims before them.
     Further dims that are not sharded are mentioned in a note.
@@ -37,12 +37,12 @@ def array_sketch(holdings: Holdings) -> Sketch:
 
 
 def fills_of(holdings: Holdings) -> Mapping[Block, str]:
-    """The colour of each shard, wherever it is drawn."""
+    """Return the colour of each shard, the same wherever the shard is drawn."""
     return {block: fill(number) for number, block in enumerate(holdings.shards)}
 
 
 def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
-    """The dims that are rows and columns of a grid; None where the rank is too low."""
+    """Return the dims that are rows and columns of a grid; None where the rank is too low."""
     cuts = holdings.cuts
     split = [dim for dim, spans in enumerate(cuts) if len(spans) > 1]
     whole = [dim for dim in range(len(cuts)) if dim not in split]
@@ -51,7 +51,7 @@ def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
 
 
 def device_text(devices: Sequence[int]) -> str:
-    """Device numbers in short: `0`, `0,2`, `0-3`, `0,4,…,28`."""
+    """Return device numbers in short: `0`, `0,2`, `0-3`, `0,4,…,28`."""
     runs: list[list[int]] = []
     for device in devices:
         if runs and runs[-1][-1] == device - 1:
@@ -65,12 +65,12 @@ def device_text(devices: Sequence[int]) -> str:
 
 
 def mesh_text(degrees: Mapping[str, int]) -> str:
-    """A mesh as users type it: `fsdp=2, tp=2`."""
+    """Return a mesh as users type it: `fsdp=2, tp=2`."""
     return ", ".join(f"{axis}={degree}" for axis, degree in degrees.items())
 
 
 def _panels(holdings: Holdings) -> Iterator[Panel]:
-    """A grid for every part of the sharded dims that are neither rows nor columns."""
+    """Yield a grid for every part of the sharded dims that are neither rows nor columns."""
     row_dim, column_dim = drawn_dims(holdings)
     fills = fills_of(holdings)
     leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
@@ -96,7 +96,7 @@ def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
 
 
 def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | None, Span]) -> Cell:
-    """The cell of a block: the devices that hold it."""
+    """Return the cell of a block, which names the devices that hold it."""
     block = tuple(spans[dim] for dim in range(len(holdings.shape)))
     devices = holdings.shards.get(block, ())
     noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
@@ -105,7 +105,7 @@ def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | N
 
 
 def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
-    """The parts of a dim by mesh coordinates, `X=0,Y=1`, or by spans; a whole dim has no label."""
+    """Return a label for each part of a dim: mesh coordinates, `X=0,Y=1`, or spans; '' for a dim in one part."""
     if dim is None or len(holdings.cuts[dim]) == 1:
         return ("",)
     if not holdings.axes[dim]:
@@ -115,14 +115,14 @@ def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
 
 
 def _caption(holdings: Holdings, dim: int, span: Span) -> str:
-    """A part of a dim that is not drawn: `L 0:2 (pp=0)`."""
+    """Return the caption for a part of a dim that is neither row nor column: `L 0:2 (pp=0)`."""
     label = _labels(holdings, dim)[holdings.cuts[dim].index(span)]
     where = f" ({label})" if holdings.axes[dim] else ""
     return f"{holdings.dims[dim]} {span[0]}:{span[1]}{where}"
 
 
 def _notes(holdings: Holdings) -> Iterator[str]:
-    """Return notes: the first device's part, the number of shards, and what the grid omits."""
+    """Yield notes: the first device's part, the number of shards, and what the grid omits."""
     first = holdings.holders[0]
     yield f"device {first.device} holds {holdings.block_text(first.block)}"
     shards, copies = len(holdings.shards), holdings.copies
@@ -139,10 +139,10 @@ def _notes(holdings: Holdings) -> Iterator[str]:
 
 
 def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...]:
-    """Every legal sharding of an array over the axes of a mesh, those over fewer axes first.
+    """Return every legal sharding of an array over the axes of a mesh, those over fewer axes first.
 
-    Each axis with more than one device shards one dim or none. Several axes on one dim are listed in every order, which
-    puts different shards on the devices. Two dims and two axes have 11, if all degrees divide.
+    Each axis with more than one device shards one dim or none. Several axes on one dim are listed in every order, since
+    each order puts different shards on the devices. Two dims and two axes have 11, if all degrees divide.
     """
     order = list(sizes.degrees)
     legal = [candidate for candidate in _candidates(array, sizes) if is_legal(candidate, sizes)]
@@ -152,7 +152,7 @@ def every_sharding(array: ShardedArray, sizes: Sizes) -> tuple[ShardedArray, ...
 
 
 def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
-    """Every legal sharding of an array, side by side.
+    """Draw every legal sharding of an array, side by side.
 
     Raises beyond two dims or three axes with more than one device.
     """
@@ -175,7 +175,7 @@ def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
 
 
 def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
-    """Every assignment of axes to dims, legal or not."""
+    """Yield every assignment of axes to dims, legal or not."""
     axes = [axis for axis, degree in sizes.degrees.items() if degree > 1]
     for places in itertools.product((None, *array.dims), repeat=len(axes)):
         split = [[axis for axis, place in zip(axes, places, strict=True) if place == dim] for dim in array.dims]
@@ -186,7 +186,7 @@ def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
 def _to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
     """Stretch the panels to one size, so that they show one array cut in different ways.
 
-    Row and column counts divide the number of devices. A rule takes a line, or a character.
+    Row and column counts divide the number of devices. A ruled line takes a line or a character.
     """
     widest = max(len(panel.cells[0]) * (panel.column_width + 1) for panel in panels)
     width = num_devices * math.ceil(widest / num_devices)
@@ -198,7 +198,7 @@ def _to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]
 
 
 def _thumbnail(holdings: Holdings) -> Panel:
-    """A small grid without labels."""
+    """Return a small grid without labels."""
     panel = next(_panels(holdings))
     note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
     return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))

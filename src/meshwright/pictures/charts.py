@@ -1,4 +1,4 @@
-"""Charts of records: scaling, parts of the step, memory, network roofline."""
+"""Charts of records: scaling, parts of the step time, memory, network roofline."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 NOT_TERMS = ("peak", "states", "host", "alias", "outputs", "code")
-"""Memory terms of a record that are sums of others, or share memory with others."""
+"""Memory terms of a record that are sums of other terms, or share memory with them."""
 
 ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-"""The ground of a text that a line may cross."""
+"""The background of a text that a line may cross."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A record and its bar's label, whose first word is its short name.
+    """A record, and the label of its bar, whose first word is a short name.
 
-    size: its position on a sweep's scale.
+    size: its position on the scale of a sweep.
     """
 
     label: str
@@ -45,7 +45,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Limits:
-    """A device's peak flops per second, and the bytes a program can use."""
+    """A device's peak flops per second, and the bytes that a program can use."""
 
     flops_per_second: float
     usable_bytes: float
@@ -60,7 +60,7 @@ class RooflinePoint(NamedTuple):
 
 
 def check_chart_file(path: Path) -> None:
-    """Raise where a chart cannot be written to a path, before anything is computed."""
+    """Raise if a chart cannot be written to a path, before anything is computed."""
     if path.suffix not in SUFFIXES:
         raise MeshwrightError(f"--plot {path} has no known kind; it ends in {', '.join(SUFFIXES)}")
     require_extra("--plot", "charts")
@@ -70,8 +70,8 @@ def check_chart_file(path: Path) -> None:
 def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str, scale: str = "") -> None:
     """Write charts of some records to a file; its suffix sets the format.
 
-    For a sweep (`scale` is its key): step time and MFU over it, each beside the ideal; else MFU as bars. Then the parts
-    of the step, a device's memory and its limit, and the network roofline.
+    For a sweep, whose key is `scale`: step time with linear scaling, and MFU, over the key. Otherwise: MFU as bars.
+    Both have the parts of the step, a device's memory and its limit, and the network roofline.
     """
     check_chart_file(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -102,7 +102,7 @@ def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str,
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all; the file's suffix sets the format."""
+    """Write a figure atomically; the file's suffix sets the format."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=150)
     write_file(path, drawn.getvalue())
@@ -111,7 +111,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 def roofline_point(record: Record) -> RooflinePoint | None:
     """Return a step's point on the network roofline; None without communication or times.
 
-    Its bandwidth is that of the step's collectives: all bytes a device sends over all their time.
+    Its bandwidth is the average over the step's collectives: all bytes that a device sends over the sum of their times.
     """
     degrees = dict(record.mesh)
     sent = seconds = 0.0
@@ -124,7 +124,7 @@ def roofline_point(record: Record) -> RooflinePoint | None:
 
 
 def _draw_scaling(figure: SubFigure, bars: Sequence[Bar], scale: str) -> None:
-    """Draw step time beside linear scaling from the first, and MFU."""
+    """Draw step time with linear scaling from the first record, and MFU."""
     from matplotlib.ticker import LogLocator
 
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
@@ -156,7 +156,7 @@ def _draw_scaling(figure: SubFigure, bars: Sequence[Bar], scale: str) -> None:
 def _draw_bars(
     figure: SubFigure, bars: Sequence[Bar], amounts: Sequence[Mapping[str, float]], totals: Sequence[str]
 ) -> Axes:
-    """Bars of named amounts to the right, the first record above, each with its total at its end; a legend above."""
+    """Draw stacked horizontal bars of named amounts, the first record on top, each with its total; a legend above."""
     axes = figure.subplots()
     names = list(dict.fromkeys(name for terms in amounts for name, amount in terms.items() if amount))
     rows, starts = range(len(bars)), [0.0] * len(bars)
@@ -176,7 +176,7 @@ def _draw_bars(
 
 
 def _draw_memory(figure: SubFigure, bars: Sequence[Bar], usable_bytes: float) -> None:
-    """The terms of a device's memory in GB, and its limit."""
+    """Draw the terms of a device's memory in GB, and its limit."""
     terms = [
         {name: size / 1e9 for name, size in bar.record.memory_bytes.items() if name not in NOT_TERMS} for bar in bars
     ]
@@ -190,7 +190,7 @@ def _draw_memory(figure: SubFigure, bars: Sequence[Bar], usable_bytes: float) ->
 
 
 def _draw_roofline(figure: SubFigure, bars: Sequence[Bar], peak: float) -> None:
-    """Flops per second over flops per byte sent, under the peak and the slopes of the links."""
+    """Draw flops per second over flops per byte sent, under the peak and the slopes of the links."""
     from matplotlib.ticker import LogLocator
 
     axes = figure.subplots()
@@ -234,7 +234,7 @@ def _draw_points(axes: Axes, points: Sequence[tuple[str, RooflinePoint]]) -> Non
 
 
 _BELOW = 6.0
-"""Points from the middle of a mark to the top of the label below it."""
+"""Distance in points from the middle of a mark to the top of the label below it."""
 
 
 _HIGH, _WIDE = 13.0, 6.5
@@ -242,7 +242,7 @@ _HIGH, _WIDE = 13.0, 6.5
 
 
 def lowered(labels: Sequence[str], places: Sequence[tuple[float, float]]) -> list[float]:
-    """How far below its place each label is to be, so that none touches another or a mark. All in points."""
+    """Return how far below its mark each label goes, so that none touches another label or a mark. All in points."""
     marks = [(x - 4, x + 4, y - 4, y + 4) for x, y in places]
     taken: list[tuple[float, float, float, float]] = []  # left, right, bottom, top
     found = [0.0] * len(places)
@@ -260,10 +260,10 @@ def lowered(labels: Sequence[str], places: Sequence[tuple[float, float]]) -> lis
 
 
 def _annotate(axes: Axes, text: str, x: float, y: float, *, up: float, left: float = 0, ha: str = "center") -> None:
-    """Draw a text above a place, left of it."""
+    """Draw a text above and to the left of a point."""
     axes.annotate(text, (x, y), (-left, up), textcoords="offset points", ha=ha)
 
 
 def plain(axes: Axes) -> None:
-    """No lines around the axes but those with numbers."""
+    """Remove the lines at the top and the right of the axes, which have no numbers."""
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""A collective run on real devices with small numbers, before and after."""
+"""A collective run on real devices with small numbers, and drawn before and after."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class CollectiveRun:
 def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> CollectiveRun:
     """Run a collective under `shard_map` on `degree` devices; return their values before and after.
 
-    Values are split evenly over devices; a permute sends each device's part to the next. Raises an error if they do not
-    divide, or devices are too few.
+    Values are split evenly over devices; a permute sends each device's part to the next. Raises an error if the values
+    cannot be split evenly, or there are too few devices.
     """
     import jax
     import numpy as np
@@ -63,9 +63,9 @@ def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 
 def split_values(
     kind: Kind, values: Sequence[int], degree: int, *, cut_again: tuple[Kind, ...] = ("reduce-scatter", "all-to-all")
 ) -> tuple[Values, ...]:
-    """The initial values of each of `degree` devices; the kinds in `cut_again` split each device's part once more.
+    """Return the initial values of `degree` devices; for kinds in `cut_again` each device's part must split again.
 
-    Raises where the values do not divide.
+    Raises if the values cannot be split evenly.
     """
     if kind not in KINDS:
         raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
@@ -81,7 +81,7 @@ def split_values(
 
 
 def collective_sketch(exchange: CollectiveRun) -> Sketch:
-    """A collective before and after: a row for every device, numbers in the colour of the device that had them."""
+    """Draw a collective before and after: a row for each device, numbers in the colour of the device that had them."""
     degree, kind = len(exchange.before), exchange.kind
     num_parts = degree if kind in ("all-gather", "all-to-all") else 1
     rows = []

@@ -1,8 +1,8 @@
 """One colour code for all pictures, pages and charts.
 
-Pale colours in order: the shards of an array. Fixed colours by name: phases of a step, waits of a step (reds and
-greys), memory of a device (teal for persistent terms, sand for temporary ones), and times of a run. All are light
-enough for dark text.
+Pale colours in order are for the shards of an array. Fixed colours by name are for phases of a step, waits of a step
+(reds and greys), memory of a device (teal for persistent terms, sand for temporary ones), and times of a run. All are
+light enough for dark text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WRONG = "#c0392b"
 """The colour of what costs time or does not fit."""
 
 _GOLDEN = 0.618034
-"""The golden ratio's fraction: steps of it around the circle of hues stay far apart for long."""
+"""The golden ratio's fraction: steps of this size around the circle of hues give colours that stay far apart."""
 
 NAMED = {
     "forward": "#8fb8de",
@@ -64,18 +64,18 @@ NAMED = {
 
 
 def fill(index: int) -> str:
-    """The background of the shard with a number, light enough for dark text: `#b4cfee`."""
+    """Return the background of the shard with a number, light enough for dark text: `#b4cfee`."""
     red, green, blue = colorsys.hls_to_rgb((0.58 + index * _GOLDEN) % 1, 0.82, 0.62)
     return _hex(red, green, blue)
 
 
 def named(name: str) -> str:
-    """The colour of a phase, a part of a step or a term of memory; the same for ever for a name that has none yet."""
+    """Return the colour of a phase, a part of a step or a memory term; an unlisted name always gets the same colour."""
     return NAMED.get(name) or _hex(*colorsys.hls_to_rgb(zlib.crc32(name.encode()) % 360 / 360, 0.72, 0.3))
 
 
 def lighter(colour: str, share: float) -> str:
-    """A colour with a share of white in it."""
+    """Return a colour mixed with a fraction of white."""
     parts = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
     return _hex(*(part + (1 - part) * share for part in parts))
 

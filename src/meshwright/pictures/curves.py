@@ -1,4 +1,4 @@
-"""Curves over steps, of several runs, as SVG for a page."""
+"""Curves over the steps of several runs, as SVG for a page."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RUN_COLOURS = ("#3f7fc1", "#cf7a2f", "#3f9d68", "#ab5fb3", "#b39530", "#c8544f",
 """Colours of runs in order; distinct on white and on black."""
 
 MOST_POINTS = 300
-"""Points of a curve; of more steps each is the mean of some."""
+"""The most points of a curve; of a longer run, each point is the mean of several steps."""
 
 WIDTH, HEIGHT = 500, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 10, 26
 _SIZE = 12
 
 Points = Sequence[tuple[float, float]]
-"""Step and value, in the order of steps."""
+"""Pairs of step and value, in the order of steps."""
 
 
 def curves(series: Mapping[str, tuple[str, Points]], show: Callable[[float], str], *, title: str) -> str:
@@ -82,7 +82,7 @@ def thinned(points: Points) -> Points:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers from below `low` to above `high`."""
+    """Return about `count` round numbers from below `low` to above `high`."""
     if not high > low:
         return [low]
     exact = (high - low) / count

@@ -14,7 +14,7 @@ from meshwright.pictures import svg
 from meshwright.pictures.scene import Scene
 
 WIDTH = 132
-"""Width of drawings in characters: that of the page."""
+"""Width of drawings in characters: they are as wide as the page."""
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #666; --line: #e8e8e8; --page: #fff; --wrong: #c0392b;
@@ -47,14 +47,14 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: title, and body as escaped HTML."""
+    """A part of a page: its title, and its body as escaped HTML."""
 
     title: str
     body: str
 
 
 def render(title: str, lines: Sequence[str], sections: Sequence[Section]) -> str:
-    """The document: title, subtitle lines, and the sections that have a body."""
+    """Return the document: title, subtitle lines, and the sections that have a body."""
     under = "\n".join(f'<p class="quiet">{escape(line)}</p>' for line in lines)
     parts = "\n".join(
         f"<section>\n<h2>{escape(part.title)}</h2>\n{part.body}\n</section>" for part in sections if part.body
@@ -69,12 +69,12 @@ def render(title: str, lines: Sequence[str], sections: Sequence[Section]) -> str
 
 
 def drawing(scene: Scene) -> str:
-    """A scene as a part of a page."""
+    """Return a scene as HTML."""
     return f'<div class="wide">\n{svg.element(scene)}</div>\n'
 
 
 def legend(colours: Mapping[str, str]) -> str:
-    """A square and a name for each colour."""
+    """Return a legend: a square and a name for each colour."""
     keys = (
         f'<span class="key"><i style="background:{colour}"></i>{escape(name)}</span>'
         for name, colour in colours.items()
@@ -91,7 +91,7 @@ def html_table(
 ) -> str:
     """Return a table without its empty columns, scrolling if too wide; empty without rows.
 
-    text: columns without numbers. differs: whether a row is marked, for each.
+    text: numbers of the columns that hold text. differs: for each row, whether it is marked.
     """
     if not rows:
         return ""

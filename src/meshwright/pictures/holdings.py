@@ -1,4 +1,4 @@
-"""Parts of an array on each device: mesh coordinates and the slice of every dim. No JAX."""
+"""The part of an array on each device: mesh coordinates and the slice of every dim. No JAX."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Span = tuple[int, int]
 """The first index of a dim that a device holds, and the one after the last."""
 
 Block = tuple[Span, ...]
-"""A span of every dim: one shard."""
+"""One shard: a span of every dim."""
 
 MAX_DEVICES = 65_536
-"""Larger meshes are typing mistakes and would only fill the memory."""
+"""The most devices of a mesh; a larger one is a typing mistake and would only fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
-    """What devices hold of one array."""
+    """The part of one array that each device holds."""
 
     label: str  # The array as written.
     name: str  # Name of its blocks, as in `A[0:4, 0:8]`.
@@ -49,7 +49,7 @@ class Holdings:
 
     @cached_property
     def shards(self) -> Mapping[Block, tuple[int, ...]]:
-        """The devices that hold each block, ascending; blocks in index order."""
+        """The devices that hold each block, ascending; the blocks in index order."""
         devices: dict[Block, list[int]] = {}
         for holder in self.holders:
             devices.setdefault(holder.block, []).append(holder.device)
@@ -57,7 +57,7 @@ class Holdings:
 
     @cached_property
     def cuts(self) -> tuple[tuple[Span, ...], ...]:
-        """The spans of each dim."""
+        """The spans into which each dim is split."""
         return tuple(tuple(sorted({block[dim] for block in self.shards})) for dim in range(len(self.shape)))
 
     @property
@@ -67,7 +67,7 @@ class Holdings:
 
     @property
     def bytes_per_device(self) -> int:
-        """Bytes on a device."""
+        """Bytes on a device: the size of the first block."""
         return math.ceil(math.prod(self.local_shape) * self.element_bytes)
 
     @property
@@ -78,12 +78,12 @@ class Holdings:
 
     @property
     def copied_axes(self) -> tuple[str, ...]:
-        """The mesh axes with more than one device along which all hold the same."""
+        """The mesh axes with more than one device along which all devices hold the same."""
         used = {axis for axes in self.axes for axis in axes} | set(self.unreduced)
         return tuple(axis for axis, degree in self.degrees.items() if degree > 1 and axis not in used)
 
     def block_text(self, block: Block) -> str:
-        """A block as code: `A[0:4, 0:8]`, or `A` for an array without dims."""
+        """Return a block as code: `A[0:4, 0:8]`, or `A` for an array without dims."""
         spans = ", ".join(f"{start}:{stop}" for start, stop in block)
         return f"{self.name}[{spans}]" if block else self.name
 
@@ -135,7 +135,7 @@ def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
 def device_blocks(
     shape: tuple[int, ...], axes: tuple[tuple[str, ...], ...], degrees: Mapping[str, int]
 ) -> Iterator[Holder]:
-    """Every device of a mesh, the last axis fastest, with its block of an evenly sharded array."""
+    """Yield every device of a mesh, the last axis fastest, with its block of an evenly sharded array."""
     positions = itertools.product(*(range(degree) for degree in degrees.values()))
     for device, position in enumerate(positions):
         coordinates = dict(zip(degrees, position, strict=True))
@@ -144,7 +144,7 @@ def device_blocks(
 
 
 def _span(size: int, axes: tuple[str, ...], coordinates: Mapping[str, int], degrees: Mapping[str, int]) -> Span:
-    """The part of a dim at some mesh coordinates: the first axis splits it, the next splits the parts."""
+    """Return the span of a dim at some mesh coordinates: the first axis splits the dim, the next splits the parts."""
     start, length = 0, size
     for axis in axes:
         length //= degrees[axis]

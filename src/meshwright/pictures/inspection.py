@@ -1,4 +1,4 @@
-"""The screen of `meshwright inspect`: the answer, collectives, memory, flops, and each finding in full."""
+"""The screen of `meshwright inspect`: the summary, collectives, memory, flops, and each finding in full."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ _MOST_ROWS = 30
 
 
 def screen_text(found: Inspection) -> str:
-    """The screen as plain text."""
+    """Return the screen as plain text."""
     with redirect_stdout(io.StringIO()) as out:
         print_screen(found)
     return out.getvalue().rstrip()
 
 
 def print_screen(found: Inspection, *, memory: bool = False) -> None:
-    """Print the answer, its basis, then each finding in full. memory: with the buffers at the peak."""
+    """Print the summary, tables of collectives, memory and flops, and each finding in full.
+
+    memory: also print the buffers at the peak.
+    """
     from meshwright.pictures.rows import answer
 
     show(console(), _headline(found))
@@ -60,7 +63,7 @@ def _headline(found: Inspection) -> str:
 
 
 def _collective_table(found: Inspection) -> Any:
-    """The collectives, those alike from one line added up, the largest first."""
+    """Return the table of collectives, largest first; equal ones from one line of code are added up."""
     from meshwright.pictures.rows import alike, file_name
     from meshwright.pictures.words import collective_note
 
@@ -94,7 +97,7 @@ def _print_memory(found: Inspection) -> None:
 
 
 def print_buffers(buffers: Sequence[Buffer]) -> None:
-    """The largest buffers at the peak, alike ones in a row."""
+    """Print the largest buffers at the peak, equal ones in one row."""
     from meshwright.pictures.rows import buffer_rows
 
     print()
@@ -104,7 +107,7 @@ def print_buffers(buffers: Sequence[Buffer]) -> None:
 
 
 def _print_flops(found: Inspection) -> None:
-    """The flops by scope, the largest first."""
+    """Print the flops by scope, largest first."""
     scopes = list(found.flops_by_scope.items())
     print(terms("flops", {"": show_flops(found.flops)}))
     rows = [
@@ -118,7 +121,7 @@ def _print_flops(found: Inspection) -> None:
 
 
 def _told(number: int, finding: Finding) -> str:
-    """A finding in full."""
+    """Return a finding in full, as lines of text."""
     from meshwright.pictures.rows import costs, short_path
 
     head, price, width = f" finding {number}  {finding.kind}", costs(finding), prose_width()

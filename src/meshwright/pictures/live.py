@@ -1,4 +1,4 @@
-"""Live arrays and anything with shape, dtype and sharding: what each device holds. Trees of them as tables."""
+"""Show live arrays, and anything with shape, dtype and sharding: what each device holds. Trees become tables."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Axes = tuple[tuple[str, ...], ...]
 def live_holdings(array: Any, *, name: str = "array") -> Holdings:
     """Return what each device holds of a live array or a `jax.ShapeDtypeStruct`, with any kind of sharding.
 
-    Devices have JAX's ids. On an abstract mesh they are numbered along its last axis first. Raises an error for a
-    traced value and one without sharding.
+    Devices have JAX's ids; on an abstract mesh they are numbered along its last axis first. Raises an error for a
+    traced value, and for a value without a sharding.
     """
     check_concrete(array, name)
     sharding = getattr(array, "sharding", None)
@@ -53,7 +53,7 @@ def live_holdings(array: Any, *, name: str = "array") -> Holdings:
 
 
 def split_axes(sharding: Sharding, rank: int) -> Axes | None:
-    """The mesh axes that shard each dim; None where the sharding has no mesh."""
+    """Return the mesh axes that shard each dim; None where the sharding has no mesh."""
     if not isinstance(sharding, NamedSharding):
         return None
     entries = [*sharding.spec.partitions, *[None] * (rank - len(sharding.spec.partitions))]
@@ -61,7 +61,7 @@ def split_axes(sharding: Sharding, rank: int) -> Axes | None:
 
 
 def spec_text(sharding: Sharding, rank: int) -> str:
-    """The spec with an entry for every dim, `P('fsdp', None)`; the class name of a sharding without a spec."""
+    """Return the spec with an entry for every dim, `P('fsdp', None)`; without a spec, the sharding's class name."""
     axes = split_axes(sharding, rank)
     if axes is None:
         return type(sharding).__name__
@@ -72,7 +72,7 @@ def spec_text(sharding: Sharding, rank: int) -> str:
 
 
 def type_text(array: Any, sharding: Sharding) -> str:
-    """An array's type with its sharding, as JAX prints it: `float32[8@X,16]`."""
+    """Return an array's type with its sharding, as JAX prints it: `float32[8@X,16]`."""
     axes = split_axes(sharding, len(array.shape)) or ((),) * len(array.shape)
     dims = [
         f"{size}@{_axes_text(split)}" if split else str(size) for size, split in zip(array.shape, axes, strict=True)
@@ -82,7 +82,7 @@ def type_text(array: Any, sharding: Sharding) -> str:
 
 
 def _axes_text(axes: tuple[str, ...]) -> str:
-    """Mesh axes as in a type: `X`, `(X,Y)`."""
+    """Return mesh axes as in a type: `X`, `(X,Y)`."""
     return axes[0] if len(axes) == 1 else f"({','.join(axes)})"
 
 
@@ -101,7 +101,7 @@ def check_concrete(array: Any, name: str) -> None:
 
 
 def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mapping[str, int]) -> None:
-    """Raise where a degree does not divide a dim, which is possible for a `ShapeDtypeStruct`."""
+    """Raise if a degree does not divide a dim, which is possible for a `ShapeDtypeStruct`."""
     for dim, (size, split) in enumerate(zip(shape, axes, strict=False)):
         degree = math.prod(degrees[axis] for axis in split)
         if size % degree:
@@ -112,7 +112,7 @@ def _check_divides(name: str, shape: tuple[int, ...], axes: Axes, degrees: Mappi
 
 
 def _holders(sharding: Sharding, shape: tuple[int, ...], axes: Axes | None) -> tuple[Holder, ...]:
-    """The devices of a sharding with the blocks that JAX assigns them."""
+    """Return the devices of a sharding with the blocks that JAX assigns them."""
     if axes is not None and isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
         return tuple(device_blocks(shape, axes, dict(sharding.mesh.shape)))
     places = _places(sharding)
@@ -124,7 +124,7 @@ def _holders(sharding: Sharding, shape: tuple[int, ...], axes: Axes | None) -> t
 
 
 def _places(sharding: Sharding) -> Mapping[int, Mapping[str, int]]:
-    """The mesh coordinates of each device, by its id; none without a mesh."""
+    """Return the mesh coordinates of each device, by its id; empty without a mesh."""
     if not isinstance(sharding, NamedSharding):
         return {}
     import numpy as np
@@ -142,7 +142,7 @@ def _span(part: slice, size: int) -> Span:
 
 @dataclass(frozen=True)
 class Row:
-    """One array of a tree: its type as JAX prints it, and its spec. An unplaced array has no bytes on a device."""
+    """One array of a tree: its type as JAX prints it, and its spec. Without a sharding it has no bytes on a device."""
 
     path: str
     type: str
@@ -167,7 +167,7 @@ def tree_rows(tree: Any) -> tuple[Row, ...]:
 
 
 def plan_rows(plan: Plan) -> tuple[Row, ...]:
-    """A row for every parameter of a plan's model and every array of its batch, on a mesh that need not be there."""
+    """Return a row for each parameter of a plan's model and each array of its batch; no devices are needed."""
     degrees = plan.mesh.layout
     mesh = AbstractMesh(tuple(degrees.values()), tuple(degrees), axis_types=(AxisType.Explicit,) * len(degrees))
     layout = ShardingContext(plan.mesh, rules_of(plan.strategy))
@@ -176,7 +176,10 @@ def plan_rows(plan: Plan) -> tuple[Row, ...]:
 
 
 def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:
-    """Return the rows as a table with totals in its title; of: owner of the arrays."""
+    """Return the rows as a table with totals in its title.
+
+    of: a name for the title, of whatever the arrays belong to.
+    """
     total, local = (sum(getattr(row, name) for row in rows) for name in ("total_bytes", "bytes_per_device"))
     counts = show_count(len(rows), "array"), show_bytes(total), f"{show_bytes(local)} a device"
     title = "   ".join((*([of] if of else []), *counts))
@@ -208,7 +211,7 @@ def _row(path: str, leaf: Any) -> Row:
 
 
 def _unplaced(path: str, leaf: Any) -> Row:
-    """The row of a leaf that no device holds: a host array, a plain number, an abstract array."""
+    """Return the row of a leaf without a sharding: a host array, a plain number, an abstract array."""
     shape, dtype = tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None)
     if dtype is None:
         return Row(path, type(leaf).__name__, shape, "not placed", (), 0, 0, 0)
@@ -217,7 +220,7 @@ def _unplaced(path: str, leaf: Any) -> Row:
 
 
 def _texts(row: Row) -> tuple[str, ...]:
-    """Return a row's cells; a spec without a mesh stands beside the type, which cannot express it."""
+    """Return a row's cells; a spec without a mesh is printed after the type, which cannot express it."""
     kind = row.type if row.spec.startswith("P(") else f"{row.type} {row.spec}"
     if not row.copies:
         return kind, "-", "-", "-"

@@ -1,4 +1,4 @@
-"""The chart of a server's loads: latency against throughput, with the plan's prediction."""
+"""The chart of a server under several loads: latency against throughput, with the plan's prediction."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 STYLES = {"p50": "o-", "p90": "s--", "p99": "^:"}
-"""Marks and lines of percentiles."""
+"""Marks and lines of the percentiles."""
 
 
 class LoadPoint(NamedTuple):
-    """A load by its label: output tokens a second, and percentiles of latencies in seconds by measure."""
+    """The measurements under one load: output tokens a second, and latency in seconds by measure and percentile."""
 
     label: str
     tokens_per_second: float
@@ -33,7 +33,10 @@ def write_load_chart(
     """Write time to the first token and time a token over output tokens a second; the file's suffix sets the format.
 
     Args:
-        predicted: a plan's frontier: seconds of a step, and tokens a second. Empty without a plan.
+        points: the measured loads.
+        predicted: a plan's frontier, as pairs of step seconds and tokens a second. Empty without a plan.
+        path: the chart's file.
+        title: the chart's title.
     """
     check_chart_file(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -63,7 +66,7 @@ def write_load_chart(
 
 
 def _mark(axis: Axis, show: Callable[[float, float], str]) -> None:
-    """Numbers at 1, 2 and 5 of each power of ten of a logarithmic axis."""
+    """Put numbers at 1, 2 and 5 of each power of ten of a logarithmic axis."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -80,7 +83,7 @@ def _show_seconds(seconds: float, _: float) -> str:
 
 
 def _draw(axes: Axes, points: Sequence[LoadPoint], measure: str, name: str) -> None:
-    """A measure's percentiles over throughput, in the order of the loads, each load named once."""
+    """Draw a measure's percentiles over throughput, in the order of the loads, with a label at each load."""
     with_it = [point for point in points if measure in point.latencies]
     rates = [point.tokens_per_second for point in with_it]
     for (percentile, style), colour in zip(STYLES.items(), RUN_COLOURS, strict=False):

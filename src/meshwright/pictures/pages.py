@@ -20,7 +20,7 @@ from meshwright.units import show_degrees, show_flops, show_percent, show_second
 
 
 def verify_page(found: Verification, measured: Record | None = None) -> str:
-    """The page of a verification: every quantity side by side, memory, collectives by axes, the timeline."""
+    """Return the page of a verification: every quantity, memory, collectives by axes, the timeline."""
     plan, program, workload = found.plan, found.program, found.plan.workload
     records = {"predicted": plan.predicted, "compiled": found.compiled}
     if measured is not None and measured.memory_bytes:
@@ -49,9 +49,9 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
 
 
 def inspection_page(found: Inspection, trace: str | None = None) -> str:
-    """The page of an inspection: findings first, then memory, collectives by axes, flops and the timeline.
+    """Return the page of an inspection: findings first, then memory, collectives by axes, flops and the timeline.
 
-    trace: the way from the page to a file with the trace of the step, which it links to.
+    trace: the path, relative to the page, of a file with the trace of the step, to which the page links.
     """
     record, program = found.record, found.program
     mesh = show_degrees(record.mesh)
@@ -78,12 +78,12 @@ def inspection_page(found: Inspection, trace: str | None = None) -> str:
 
 
 def findings_section(findings: Sequence[Finding]) -> Section:
-    """Each finding: evidence, cost, source, and what to change."""
+    """Return a section with each finding: evidence, cost, source, and what to change."""
     return Section("Findings", "\n".join(_finding(number, one) for number, one in enumerate(findings, 1)))
 
 
 def _notes_section(notes: Iterable[str]) -> Section:
-    """Notes, each once."""
+    """Return a section of notes, each once."""
     return Section("Notes", "\n".join(f"<p>{escape(note)}</p>" for note in dict.fromkeys(notes)))
 
 

@@ -1,4 +1,4 @@
-"""Cells in rows and columns: grids of shards, chips with their links, tables; and how they fit a width as a scene."""
+"""Cells in rows and columns: grids of shards, chips with links, tables; and how to fit them to a width as a scene."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Frame = Literal["ruled", "table", "linked"]
 """How cells are arranged: a grid with rules, columns as wide as needed, or chips joined by links."""
 
 ELLIPSIS = "…"
-"""Label and text in place of omitted parts."""
+"""The label and text in place of omitted parts."""
 
 MAX_PANELS = 8
-"""Most panels drawn of one array or torus."""
+"""The most panels that are drawn of one array or torus."""
 
 _GALLERY = 130  # characters: a wider row of tiles is hard to take in
 
@@ -49,18 +49,18 @@ class Panel:
 
     @property
     def column_width(self) -> int:
-        """Characters of its widest cell, with a space on either side, or column label."""
+        """The width in characters of the widest cell, with a space on either side, or of the widest column label."""
         texts = [len(cell.text) + 2 for row in self.cells for cell in row]
         return max(self.cell_width, *texts, *(len(label) for label in self.columns))
 
     @property
     def pitch(self) -> int:
-        """Characters from one column to the next, where all are equally wide."""
+        """The characters from one column to the next, where all columns are equally wide."""
         return self.column_width + (2 if self.frame == "linked" else 1)
 
     @property
     def label_width(self) -> int:
-        """Characters of the longest row label and the blank after it."""
+        """The characters of the longest row label and the blank after it."""
         longest = max((len(label) for label in self.rows), default=0)
         return longest + bool(longest)
 
@@ -86,7 +86,7 @@ class Limits:
 
 
 def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
-    """At most `MAX_PANELS` panels: the first few and the last, whose caption tells how many are left out."""
+    """Return at most `MAX_PANELS` panels: the first few, and the last, whose caption tells how many are left out."""
     if len(panels) <= MAX_PANELS:
         return tuple(panels)
     kept, last = panels[: MAX_PANELS // 2], panels[-1]
@@ -94,7 +94,7 @@ def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
 
 
 def scene_of(sketch: Sketch, limits: Limits) -> Scene:
-    """A sketch within limits, where leaving out the middle of its grids makes that possible."""
+    """Return a sketch as a scene within limits, leaving out the middle of its grids where necessary."""
     drawn = [_panel(panel, limits, is_tile=sketch.is_gallery) for panel in sketch.panels]
     body = [flow(drawn, min(limits.width, _GALLERY))] if sketch.is_gallery else drawn
     notes = [stack(paragraph(note, limits.width) for note in sketch.notes)] if sketch.notes else []
@@ -102,7 +102,7 @@ def scene_of(sketch: Sketch, limits: Limits) -> Scene:
 
 
 def _panel(panel: Panel, limits: Limits, *, is_tile: bool) -> Scene:
-    """Draw a panel: caption above; notes beside it, or below in a tile and where space is short."""
+    """Draw a panel: the caption above; notes on its right, or below in a tile and where space is short."""
     if panel.frame == "table":
         drawn = _table(panel, limits)
     elif is_tile and panel.cell_width:  # All tiles are of one size already.
@@ -118,10 +118,10 @@ def _panel(panel: Panel, limits: Limits, *, is_tile: bool) -> Scene:
 
 
 def _grid(panel: Panel) -> Scene:
-    """Cells of equal size: with rules around them, or as chips with a line for every link."""
+    """Draw cells of equal size: with rules around them, or as chips with a line for every link."""
     is_ruled = panel.frame == "ruled"
     num_rows, num_columns, pitch, height = len(panel.cells), len(panel.cells[0]), panel.pitch, panel.cell_height + 1
-    # A rule takes a character or a line, and runs in its middle; chips have room for the links that leave them.
+    # A rule takes a character or a line, and runs in its middle; chips leave space for their outer links.
     rule, edge, room = (1, "ruled", 0) if is_ruled else (0, "outlined", 2)
     wide, high = (pitch, height) if is_ruled else (panel.column_width, 1)
     left, top = panel.label_width + room, any(panel.columns) + (panel.wraps[0] and not is_ruled)
@@ -162,10 +162,10 @@ def _links(left: float, top: float, panel: Panel, num_rows: int, num_columns: in
 
 
 def _table(panel: Panel, limits: Limits) -> Scene:
-    """Draw columns at their own widths. Those that do not fit continue below; the middle of a long table is omitted."""
+    """Draw columns at their own widths. Columns that do not fit continue below; long tables lose their middle."""
     columns = list(zip(*panel.cells, strict=True))
     labels = panel.columns or ("",) * len(columns)
-    # A label with none beside it may go on over the next column.
+    # A label without a neighbour may extend over the next column.
     heads = [len(label) if after else 0 for label, after in zip(labels, (*labels[1:], "end"), strict=True)]
     widths = [
         max(panel.cell_width, head, *(len(cell.text) for cell in column)) + 2
@@ -207,7 +207,7 @@ def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: 
 
 
 def _elide_grid(panel: Panel, max_rows: int, max_columns: int, width: int) -> Panel:
-    """Return the panel with at most so many rows and columns, within a width; `…` replaces those in the middle."""
+    """Return the panel with at most so many rows and columns, within a width; `…` replaces the middle ones."""
     ends = 1 if panel.frame == "ruled" else 2 + 2 * panel.wraps[1]
     max_columns = min(max_columns, max(3, (width - panel.label_width - ends) // panel.pitch))
     cells = [_elide(row, max_columns, Cell(ELLIPSIS)) for row in panel.cells]

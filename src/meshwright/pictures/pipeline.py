@@ -1,4 +1,4 @@
-"""A pipeline schedule: each stage's forward or backward work in each slot, and its idle slots."""
+"""Draw a pipeline schedule: each stage's forward or backward work in each slot, and its idle slots."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from meshwright.pictures.colours import lighter, named
 from meshwright.pictures.panels import Cell, Panel, Sketch
 
 MAX_WORK = 200_000
-"""The most microbatches times stages and chunks that are listed; more would only fill the memory."""
+"""The most units of work (microbatches times stages and chunks) that are listed; more would only fill the memory."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B in lockstep"}
 
 
 def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
-    """Time to the right, stages downwards: `F2` is microbatch 2 forward, `B2b` backward in the second chunk of a stage.
+    """Draw time to the right, stages downwards: `F2` is microbatch 2 forward, `B2b` backward in a stage's second chunk.
 
-    num_layers: of the model, to label stages with their layers.
+    num_layers: the layers of the model, to label stages with theirs; None for no labels.
     """
     _check_size(schedule)
     done = {(work.stage, work.slot): work for work in schedule.cells()}
@@ -48,7 +48,7 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
 def pipeline_data(schedule: Schedule, num_layers: int | None = None) -> dict[str, Any]:
     """Return the schedule as data: each unit of work, and the layers of each stage.
 
-    bubble: idle time relative to work. idle_share: relative to all time.
+    bubble: idle time relative to the time of work. idle_share: idle time relative to all time.
     """
     _check_size(schedule)
     data: dict[str, Any] = {
@@ -65,12 +65,12 @@ def pipeline_data(schedule: Schedule, num_layers: int | None = None) -> dict[str
 
 
 def idle_share(schedule: Schedule) -> float:
-    """The share of all time in which a device waits."""
+    """Return the fraction of all time in which a device waits."""
     return schedule.bubble / (1 + schedule.bubble)
 
 
 def _check_size(schedule: Schedule) -> None:
-    """Raise where a schedule is too long to list."""
+    """Raise if a schedule is too long to list."""
     if (work := schedule.units * schedule.stages) > MAX_WORK:
         raise MeshwrightError(
             f"{schedule.stages} stages x {schedule.units:,} units of work are {work:,}, too many to draw; the most is"
@@ -79,7 +79,7 @@ def _check_size(schedule: Schedule) -> None:
 
 
 def _rows(schedule: Schedule, num_layers: int | None) -> tuple[str, ...]:
-    """The name of each stage with its layers, chunk by chunk: `stage 1 (2-3, 6)`."""
+    """Return the name of each stage with its layers, chunk by chunk: `stage 1 (2-3, 6)`."""
     if num_layers is None:
         return tuple(f"stage {stage}" for stage in range(schedule.stages))
     layers = slot_layers(num_layers, schedule.stages, schedule.virtual_stages)
@@ -92,13 +92,13 @@ def _rows(schedule: Schedule, num_layers: int | None) -> tuple[str, ...]:
 
 
 def _span(layers: tuple[int | None, ...]) -> str:
-    """The layers of a chunk: `4-7`. Empty slots are last."""
+    """Return the layers of a chunk: `4-7`. Empty slots are last."""
     first, last = layers[0], max(layer for layer in layers if layer is not None)
     return f"{first}" if first == last else f"{first}-{last}"
 
 
 def _cell(work: Work | None, schedule: Schedule) -> Cell:
-    """One slot of one stage in the colour of its phase, paler for later chunks."""
+    """Return one slot of one stage, in the colour of its phase, paler for later chunks."""
     if work is None:
         return Cell("·", hint="waits")
     chunk, letter = "", ""

@@ -1,4 +1,4 @@
-"""The page of runs: their curves, predicted | compiled | measured, memory, devices, goodput, data."""
+"""The page of one or more runs: curves, predicted | compiled | measured, memory, devices, goodput, data."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Run:
 
 
 def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = None) -> str:
-    """Return one self-contained HTML page about runs, with the curves of all in the same charts.
+    """Return one self-contained HTML page about runs; the curves of all runs share charts.
 
     Args:
         runs: a run directory or several.
         output: also write the page to this file.
 
     Raises:
-        MeshwrightError: a directory that is no run, or has no step yet; a file that cannot be written.
+        MeshwrightError: a directory is not a run or has no step yet; a file cannot be written.
     """
     several = [runs] if isinstance(runs, (str, Path)) else list(runs)
     if not several:
@@ -74,7 +74,7 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = 
 
 
 def read_runs(directories: Sequence[Path]) -> list[Run]:
-    """The runs of some directories, named by what tells them apart."""
+    """Read the runs of some directories; each is named by its directory, or by its path where names are not unique."""
     names = {path.name for path in directories}
     return [_read_run(path, path.name if len(names) == len(directories) else str(path)) for path in directories]
 
@@ -99,7 +99,7 @@ def _read_run(directory: Path, name: str) -> Run:
 
 
 def report_page(runs: Sequence[Run]) -> str:
-    """The page."""
+    """Return the page as HTML."""
     colours = {run.name: RUN_COLOURS[index % len(RUN_COLOURS)] for index, run in enumerate(runs)}
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     lines = [_headline(run) for run in runs]
@@ -121,7 +121,7 @@ def _headline(run: Run) -> str:
 
 
 def _overview(runs: Sequence[Run]) -> Section:
-    """A line for each run: how far it is, and how well."""
+    """Return a row for each run: how far it is, its loss, and its speed."""
     columns = ("run", "steps", "loss", "held-out loss", "tokens/s", "MFU", "step", "planned", "goodput")
     cells = []
     for run in runs:
@@ -166,11 +166,11 @@ _CURVES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Waiting for input, of a step", "input_share", show_percent),
     ("Busiest expert over the mean", "experts_max_over_mean", _plain),
 )
-"""Title, field of a row, and how a value is shown."""
+"""For each curve: title, field of a row of metrics.jsonl, and how a value is printed."""
 
 
 def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
-    """A chart for each quantity that any run has."""
+    """Draw a chart for each quantity that any run has."""
     tasks = dict.fromkeys(name for run in runs for row in run.rows for name in row.get("eval_tasks", {}))
     accuracies = [(f"Accuracy of {name}", ("eval_tasks", name, "acc"), show_percent) for name in tasks]
     charts = []
@@ -184,9 +184,9 @@ def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
 
 
 def _points(rows: Sequence[Row], path: tuple[str, ...]) -> list[tuple[float, float]]:
-    """The values of a field by step, from 1, or of a field within fields.
+    """Return the values of a field (or of a field within fields) by step; steps count from 1.
 
-    Speeds leave out the first step of a process, which warms up.
+    Speeds leave out the first step of a process, in which it warms up.
     """
     field = path[0]
     is_speed = field in ("tokens_per_second", "mfu", "input_share")
@@ -203,7 +203,7 @@ def _points(rows: Sequence[Row], path: tuple[str, ...]) -> list[tuple[float, flo
 
 
 def _goodput(runs: Sequence[Run]) -> Section:
-    """Where the time of each run went: a bar, and a table with what each account is."""
+    """Show how the time of each run was spent: a bar, and a table that explains each account."""
     found = {run.name: run.goodput for run in runs}
     timed = {name: seconds for name, seconds in found.items() if sum(seconds.values())}
     if not timed:
@@ -262,7 +262,7 @@ def _of_run(run: Run, *, is_alone: bool) -> list[Section]:
 
 
 def _quantities(run: Run) -> str:
-    """The step, its rates and its collectives, three times."""
+    """Return a table of the step, its rates and its collectives: predicted, compiled, measured."""
     planned, found = run.plan.predicted, run.measured
     rows = [
         ("step", _or_dash(planned.step_seconds, show_seconds), "–", _or_dash(found.step_seconds, show_seconds)),
@@ -331,7 +331,7 @@ def _devices(run: Run) -> str:
 
 
 def _tasks(rows: Sequence[Row]) -> str:
-    """Return each task's answers at its last evaluation."""
+    """Return a table of each task's results at its last evaluation."""
     last = {name: (row["step"] + 1, figures) for row in rows for name, figures in row.get("eval_tasks", {}).items()}
     cells = [
         (
@@ -347,7 +347,7 @@ def _tasks(rows: Sequence[Row]) -> str:
 
 
 def _data(rows: Sequence[Row]) -> str:
-    """Return tokens and documents by source, and omitted ones."""
+    """Return tables of tokens and documents by source, and of records cut or left out."""
     tokens: Counter[str] = Counter()
     documents: Counter[str] = Counter()
     for row in rows:

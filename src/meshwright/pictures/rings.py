@@ -1,9 +1,9 @@
 """Ring collectives hop by hop: what each device holds after each message. Pure Python.
 
-In every hop device i sends to device i + 1, the last to the first, all at once. An all-gather passes on the part
-received last. A reduce-scatter passes on a running sum, to which each device adds its part. An all-reduce is a
-reduce-scatter followed by an all-gather. An all-to-all passes on everything that has not arrived. Algorithms and cost:
-jax-ml.github.io/scaling-book/sharding.
+In every hop each device i sends to device i + 1, and the last to the first, all at once. In an all-gather a device
+passes on the part received last. In a reduce-scatter it passes on a running sum, to which each device adds its part. An
+all-reduce is a reduce-scatter followed by an all-gather. In an all-to-all a device passes on everything that has not
+arrived at its destination. Algorithms and cost: jax-ml.github.io/scaling-book/sharding.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.record import Kind
 
 Slots = tuple[tuple[Values | None, ...], ...]
-"""The slots of each device: the numbers in each, or None for an empty slot."""
+"""The slots of each device: the numbers in each slot, or None for an empty slot."""
 
 RING_KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What devices hold after a hop."""
+    """The contents of all devices after a hop."""
 
     phase: Kind  # Collective of the last hop.
     slots: Slots  # By device. A slot is a part of the array; in an all-to-all, the sending device.
@@ -53,9 +53,9 @@ class Ring:
 
 
 def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> Ring:
-    """Run a collective on a ring of `degree` devices, values split evenly over them.
+    """Run a collective on a ring of `degree` devices, with `values` split evenly over them.
 
-    A permute has no ring algorithm.
+    Raises for a permute, which has no ring algorithm.
     """
     if kind not in RING_KINDS:
         raise MeshwrightError(f"{kind} has no ring algorithm; those with one are {', '.join(RING_KINDS)}")
@@ -72,7 +72,7 @@ def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> 
 
 
 def ring_sketch(ring: Ring) -> Sketch:
-    """Return a ring collective as a table of devices and slots after each hop; new values are marked."""
+    """Draw a ring collective as a table of devices and slots after each hop; new values are marked."""
     degree = len(ring.frames[0].slots)
     around = " → ".join(map(str, [*range(degree), 0])) if degree <= 8 else f"0 → 1 → … → {degree - 1} → 0"
     panels = tuple(_panel(ring, hop) for hop in range(len(ring.frames)))
@@ -88,7 +88,7 @@ def _first_frame(kind: Kind, held: Slots) -> Frame:
 
 
 def _gather(held: Slots) -> Iterator[Frame]:
-    """The frames of an all-gather; device i starts with slot i."""
+    """Yield the frames of an all-gather; device i starts with slot i."""
     degree = len(held)
     for hop in range(1, degree):
         sent = [(device - hop + 1) % degree for device in range(degree)]
@@ -101,7 +101,7 @@ def _gather(held: Slots) -> Iterator[Frame]:
 
 
 def _scatter(held: Slots) -> Iterator[Frame]:
-    """The frames of a reduce-scatter: the sum of slot i starts at device i + 1 and is complete at device i."""
+    """Yield the frames of a reduce-scatter: the sum of slot i starts at device i + 1 and is complete at device i."""
     degree = len(held)
     for hop in range(1, degree):
         sent = [(device - hop) % degree for device in range(degree)]
@@ -115,10 +115,10 @@ def _scatter(held: Slots) -> Iterator[Frame]:
 
 
 def _exchange(blocks: tuple[tuple[Values, ...], ...]) -> Iterator[Frame]:
-    """The frames of an all-to-all: block j of device i goes to slot i of device j."""
+    """Yield the frames of an all-to-all: block j of device i goes to slot i of device j."""
     degree = len(blocks)
     held: Slots = tuple(_replace_slot((None,) * degree, device, blocks[device][device]) for device in range(degree))
-    # What a device hands on, nearest destination first; after `hop` hops it all comes from `hop` devices back.
+    # What a device passes on, nearest destination first; after `hop` hops all of it comes from `hop` devices back.
     ahead = [[blocks[device][(device + far) % degree] for far in range(1, degree)] for device in range(degree)]
     arrived: tuple[int | None, ...] = (None,) * degree
     sent = 0
@@ -144,7 +144,7 @@ def _sum(left: Values | None, right: Values | None) -> Values:
 
 
 def _length(slots: tuple[Values | None, ...]) -> int:
-    """Return how many array elements a slot holds."""
+    """Return how many numbers a slot holds."""
     return next(len(part) for part in slots if part is not None)
 
 
@@ -153,7 +153,7 @@ def _numbers(count: int) -> str:
 
 
 def _panel(ring: Ring, hop: int) -> Panel:
-    """One frame as a table."""
+    """Draw one frame as a table."""
     frame, degree = ring.frames[hop], len(ring.frames[0].slots)
     is_exchange = ring.kind == "all-to-all"
     cells = []

@@ -1,4 +1,4 @@
-"""Shared by the screen and the page of an inspection: rows of collectives and buffers, places, costs."""
+"""Parts that the screen and the page of an inspection share: rows of collectives and buffers, file names, costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_PATH = 40
 
 
 def answer(found: Inspection) -> str:
-    """Return the findings in a line, with the simulated step if there is one."""
+    """Return a line with the number of findings, the cost of the first, and the simulated step if there is one."""
     count = len(found.findings)
     cost = found.findings[0].cost_seconds if found.findings else None
     says = "no finding" if not count else f"{count} finding{'s' if count > 1 else ''}"
@@ -46,12 +46,12 @@ def alike(moves: Iterable[Collective]) -> list[Collective]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """One name, or the first and how many more there are."""
+    """Return one name, or the first and how many more there are."""
     return "" if not names else names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:
-    """Return the largest buffers: shape, bytes of equal ones together, their number, their kind and source."""
+    """Return rows of the largest buffers: shape, bytes of equal ones together, their number, kind and source."""
     same: dict[tuple[str, str, str], list[Buffer]] = {}
     for buffer in buffers:
         name = buffer.scope.replace("\\'", "'")  # the compiler escapes quotes in the path of an argument
@@ -101,11 +101,11 @@ PROFILE_COLUMNS = (
     "plan takes",
     "measured takes",
 )
-"""Of `profile_rows`: bytes a device and step three times, then how often it ran, and seconds a step twice."""
+"""Columns of `profile_rows`: bytes a device and step three times, count of executions, seconds a step twice."""
 
 
 def profile_rows(found: Sequence[ProfileRow]) -> list[tuple[str, ...]]:
-    """The collectives of a profile as text."""
+    """Return the collectives of a profile as rows of text."""
 
     def size(move: Collective | None) -> str:
         return "–" if move is None else show_bytes(move.bytes)

@@ -1,4 +1,4 @@
-"""A picture as data: boxes, lines and labels in one coordinate system, a character wide and a line high.
+"""A picture as data: boxes, lines and labels in one coordinate system, whose units are a character and a line.
 
 Builders make scenes (`panels` of cells, `sections` of a page); `terminal` and `svg` write them. HTML pages contain them
 as SVG.
@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Edge = Literal["none", "ruled", "outlined", "marked", "exposed"]
-"""The border of a box: none; a rule that neighbours share; one of its own; a bold one; a red one."""
+"""The border of a box: none; a rule shared with neighbours; a border of its own; a bold border; a red border."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle with a text in its middle, or one character from its left side.
+    """A rectangle with a text in its middle, or (`is_left`) one character from its left side.
 
-    The corners of a ruled box are in the middle of characters, where its rules run. hint: shown by a pointer over it.
+    The corners of a ruled box are in the middle of characters, where its rules run. hint: the tooltip.
     """
 
     x: float
@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """A horizontal or vertical line from x, y."""
+    """A horizontal or vertical line from x, y; its width or its height is 0."""
 
     x: float
     y: float
@@ -47,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Label:
-    """A line of text from x, y on."""
+    """A line of text that starts at x, y."""
 
     x: float
     y: float
@@ -65,7 +65,7 @@ class Scene:
 
 
 def paragraph(text: str, width: float, *, is_bold: bool = False) -> Scene:
-    """A text in lines of at most `width` characters; first broken where three spaces separate its parts."""
+    """Return a text in lines of at most `width` characters, broken first where three spaces separate its parts."""
     lines = (
         [text]
         if len(text) <= width
@@ -76,20 +76,20 @@ def paragraph(text: str, width: float, *, is_bold: bool = False) -> Scene:
 
 
 def moved(scene: Scene, x: float, y: float) -> Scene:
-    """The scene with its corner at x, y."""
+    """Return a scene shifted by x, y."""
     items = tuple(replace(item, x=item.x + x, y=item.y + y) for item in scene.items)
     return Scene(scene.width + x, scene.height + y, items)
 
 
 def together(scenes: Iterable[Scene]) -> Scene:
-    """Scenes on top of each other."""
+    """Place scenes on top of each other."""
     found = list(scenes)
     items = tuple(item for scene in found for item in scene.items)
     return Scene(max((s.width for s in found), default=0), max((s.height for s in found), default=0), items)
 
 
 def stack(scenes: Iterable[Scene], *, gap: float = 0) -> Scene:
-    """Scenes one below the other."""
+    """Place scenes one below the other."""
     placed, y = [], 0.0
     for scene in scenes:
         placed.append(moved(scene, 0, y))

@@ -1,4 +1,4 @@
-"""Drawings of an HTML page: memory by term, communication by mesh axes, the simulated step in time."""
+"""The drawings of HTML pages: memory by term, communication by mesh axes, the timeline of the simulated step."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 _TRACE = 'The same for ui.perfetto.dev: <a href="{}">{}</a>'
 
 _MOST_RUNS = 2_000
-"""Executions of one event that are drawn; of a longer loop only its first iterations are shown."""
+"""The most executions of one event that are drawn: the first iterations of a longer loop."""
 
 _NARROW = 0.06
-"""Characters: neighbours of one phase that are narrower are drawn as one box."""
+"""In characters: neighbouring boxes of one phase that are narrower are drawn as one box."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Piece:
 
 
 def memory_section(records: Mapping[str, Record], usable_bytes: float | None) -> Section:
-    """Return a device's memory in each record, a bar each, beside the memory that a program can use.
+    """Return a section with a bar of a device's memory for each record, and the memory that a program can use.
 
-    A run's record has only its peak.
+    The record of a run has only the peak.
     """
     bars = {}
     for origin, record in records.items():
@@ -61,13 +61,13 @@ def memory_section(records: Mapping[str, Record], usable_bytes: float | None) ->
 
 
 def buffers_section(buffers: Sequence[Buffer]) -> Section:
-    """The largest buffers at the peak of memory."""
+    """Return a section with the largest buffers at the peak of memory."""
     columns = ("array", "bytes", "times", "is", "from")
     return Section("Largest buffers at the peak", html_table(columns, buffer_rows(buffers), text=(0, 3, 4)))
 
 
 def collectives_section(record: Record) -> Section:
-    """Return bytes of collectives by kind and mesh axes, as bars by phase, and a table of all."""
+    """Return a section with the bytes of collectives by kind and mesh axes, as bars by phase, and a table of all."""
     degrees = dict(record.mesh)
     bars: dict[str, list[Piece]] = {}
     for move in sorted(record.collectives, key=lambda move: (move.axes, move.kind, PHASES.index(move.phase))):
@@ -81,7 +81,7 @@ def collectives_section(record: Record) -> Section:
 
 
 def _row(move: Collective) -> tuple[str, ...]:
-    """A collective as a line of the table."""
+    """Return a collective as a row of the table."""
     times = ["–" if seconds is None else show_seconds(seconds) for seconds in (move.seconds, move.exposed_seconds)]
     said = "; ".join(filter(None, (file_name(move.source), collective_note(move))))
     return (
@@ -97,7 +97,7 @@ def _row(move: Collective) -> tuple[str, ...]:
 
 
 def draw_bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
-    """Bars of pieces on one scale, with the names of the pieces below, and a line at a limit."""
+    """Draw bars of pieces on one scale, with a legend of the pieces below, and a line at a limit."""
     longest = max((sum(piece.size for piece in pieces) for pieces in bars.values()), default=0.0)
     if not longest:
         return ""
@@ -124,7 +124,7 @@ def draw_bars(bars: Mapping[str, Sequence[Piece]], limit: float | None) -> str:
 
 
 def timeline_section(schedule: Schedule | None, trace: str | None = None) -> Section:
-    """The timeline of a step and its breakdown; empty without a schedule. trace: a file to link to."""
+    """Return the timeline of a step and its breakdown; empty without a schedule. trace: a file to which it links."""
     title = "Timeline of the step, as simulated"
     if schedule is None or not schedule.events or not schedule.step_seconds:
         return Section(title, "")
@@ -153,7 +153,7 @@ def timeline_section(schedule: Schedule | None, trace: str | None = None) -> Sec
 
 
 def _runs(event: Event) -> Iterator[tuple[float, float]]:
-    """Start and end of each execution of an event in its loops."""
+    """Yield start and end of each execution of an event in its loops."""
     trips = product(*(range(repeat.count) for repeat in event.repeats))
     for trip in islice(trips, _MOST_RUNS):
         later = sum(number * repeat.period_seconds for number, repeat in zip(trip, event.repeats, strict=True))
@@ -162,7 +162,7 @@ def _runs(event: Event) -> Iterator[tuple[float, float]]:
 
 
 def _boxes(events: Sequence[Event], left: float, y: float, scale: float) -> list[Box]:
-    """Every execution of some events, in order of their start."""
+    """Return a box for every execution of some events, in order of their start."""
     boxes = []
     for event in events:
         waits = f", {show_seconds(event.exposed_seconds)} of it waited for" if event.exposed_seconds else ""

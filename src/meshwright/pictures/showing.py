@@ -1,4 +1,4 @@
-"""`show`: a picture of an array, a tree, a collective or a pipeline, as text or SVG."""
+"""`show` and related functions: pictures of an array, a tree, a collective or a pipeline, as text or SVG."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDTH = 100
-"""Width of pictures without a terminal."""
+"""Width of pictures in characters where there is no terminal."""
 
 _DOCUMENT = Limits(width=240, grid=(64, 64), tile=64, lines=1024)
 _MARGIN = 2  # columns at the left of a text
 
 Numbers = str | Mapping[str, int]
-"""`X=2,Y=2`, or the same as a mapping."""
+"""Numbers by name: `X=2,Y=2`, or the same as a mapping."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +62,7 @@ class Picture:
         return svg.document(self._scene(_DOCUMENT, gap=2), title=title, description=". ".join(dict.fromkeys(notes)))
 
     def text(self, width: int = WIDTH, *, is_ascii: bool = False) -> str:
-        """The picture as text of at most `width` columns, without colours."""
+        """Return the picture as text of at most `width` columns, without colours."""
         return "\n".join("".join(piece.text for piece in line).rstrip() for line in self._lines(width, is_ascii))
 
     def __str__(self) -> str:
@@ -73,11 +73,11 @@ class Picture:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Return the picture as SVG, for notebooks."""
         return self.svg
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Render for rich: at the terminal's width, in its colours if any, in ASCII if it shows no more."""
+        """Render for rich: at the terminal's width, in colour if it has any, in ASCII if it shows nothing else."""
         from rich.text import Text
 
         width = options.max_width if console.is_terminal else WIDTH
@@ -106,7 +106,7 @@ def show(
     every: bool = False,
     on: str | System | None = None,
 ) -> Picture:
-    """A picture of what each device holds.
+    """Return a picture of what each device holds.
 
     Args:
       what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
@@ -114,7 +114,7 @@ def show(
           its parameters and its batch.
       mesh: axes and degrees.
       dims: sizes of the dims.
-      dtype: of the array.
+      dtype: the array's dtype.
       every: show all legal shardings of the array on the mesh.
       on: a system, `v5e:4x4`, on whose torus the mesh is drawn too.
 
@@ -146,7 +146,7 @@ def show(
 
 
 def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
-    """Return `show`'s picture as data: what devices hold; all shardings and the torus if asked."""
+    """Return `show`'s picture as data: each device's part; if asked, all shardings (`every`) and the torus (`on`)."""
     data = holdings_of(array, sizes).to_json()
     if every:
         data["shardings"] = [holdings_of(other, sizes).to_json() for other in every_sharding(array, sizes)]
@@ -157,19 +157,19 @@ def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str
 
 
 def show_collective(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
-    """A collective before and after, run on `degree` devices; `values` are split evenly over them."""
+    """Draw a collective before and after, run on `degree` devices; `values` are split evenly over them."""
     return Picture((collective_sketch(run_collective(kind, values, degree=degree)),))
 
 
 def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
-    """A ring collective hop by hop: what each of `degree` devices holds after each."""
+    """Draw a ring collective hop by hop: what each of `degree` devices holds after each hop."""
     return Picture((ring_sketch(run_ring(kind, values, degree=degree)),))
 
 
 def show_pipeline(schedule: Schedule, *, num_layers: int | None = None) -> Picture:
     """Draw a pipeline schedule: each stage's microbatch in each slot, and idle slots.
 
-    num_layers: of the model, to label stages with their layers.
+    num_layers: the layers of the model, to label stages with theirs.
     """
     return Picture((pipeline_sketch(schedule, num_layers),))
 
@@ -177,7 +177,7 @@ def show_pipeline(schedule: Schedule, *, num_layers: int | None = None) -> Pictu
 def read_text(
     text: str, *, mesh: Numbers | MeshShape | None, dims: Numbers | None, dtype: str
 ) -> tuple[ShardedArray, Sizes]:
-    """Parse and check an array and its sizes: axes and dims are known, degrees divide."""
+    """Parse an array and its sizes, and check that axes and dims are known and degrees divide."""
     if mesh is None or dims is None:
         raise MeshwrightError(f"{text!r} wants a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
     degrees, lengths = mesh.degrees if isinstance(mesh, MeshShape) else _numbers(mesh), _numbers(dims)
@@ -209,7 +209,7 @@ def _from_spec(text: str, dims: list[str]) -> str:
 
 
 def _numbers(numbers: Numbers) -> Mapping[str, int]:
-    """Positive numbers by name."""
+    """Return positive whole numbers by name; raise for anything else."""
     if isinstance(numbers, str):
         return parse_numbers(numbers)
     if not isinstance(numbers, Mapping):
@@ -221,7 +221,7 @@ def _numbers(numbers: Numbers) -> Mapping[str, int]:
 
 
 def _torus(on: str | None, holdings: Holdings, *, is_coloured: bool = True) -> tuple[Sketch, ...]:
-    """The array's mesh on a system, if one is given; coloured by shards, as the array is."""
+    """Draw the array's mesh on a system, coloured by shards like the array; () if no system is given."""
     if on is None:
         return ()
     if not holdings.degrees:

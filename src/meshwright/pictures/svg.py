@@ -23,7 +23,7 @@ _EDGES: dict[Edge, str] = {
 
 
 def document(scene: Scene, *, title: str, description: str) -> str:
-    """A standalone SVG document on white."""
+    """Return a standalone SVG document on white."""
     framed = moved(scene, 2.5, 1)
     words = f"<title>{escape(title)}</title>\n<desc>{escape(description)}</desc>\n"
     whole = Scene(framed.width + 2.5, framed.height + 1, framed.items)
@@ -32,7 +32,7 @@ def document(scene: Scene, *, title: str, description: str) -> str:
 
 
 def element(scene: Scene, before: str = "") -> str:
-    """The `svg` element of a scene. Text without a box has the colour that the page gives it."""
+    """Return the `svg` element of a scene. Text without a box has the colour that the page gives it."""
     width, height = round(scene.width * _CHARACTER), round(scene.height * _LINE)
     body = "\n".join(map(_item, scene.items))
     return (
@@ -72,5 +72,5 @@ def _box(box: Box) -> str:
 
 
 def _text(text: str, x: float, y: float, anchor: str, more: str) -> str:
-    """A text at a point of its base line; spaces are kept."""
+    """Return a text at a point of its base line; spaces are kept."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more} xml:space="preserve">{escape(text)}</text>'

@@ -1,4 +1,4 @@
-"""Tables and other parts of screens, in whatever width a terminal has; no number is ever cut."""
+"""Tables and other parts of screens, at any width of the terminal; no number is ever cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 WRONG = "bold red"
-"""Style of errors, which the words state too."""
+"""The style of errors; the words say that it is an error, too."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -30,7 +30,7 @@ _WRONG = r"DOES NOT FIT|TOO LATE|NOT AS INFERRED"
 
 
 def show(out: Console, item: RenderableType, **options: Any) -> None:
-    """Print an item; as plain text without the spaces that fill its lines up."""
+    """Print an item; without a terminal, as plain text without trailing spaces."""
     if isinstance(item, str):
         style = options.pop("style", "")
         words = item.strip()
@@ -50,7 +50,7 @@ def show(out: Console, item: RenderableType, **options: Any) -> None:
 
 @dataclass(frozen=True)
 class Lines:
-    """A table without rules; see `table`."""
+    """A table without rules; `table` makes it. words: the index of the column that is folded."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -66,10 +66,10 @@ class Lines:
             yield text
 
     def lines(self, width: int) -> Iterator[tuple[str, str]]:
-        """Each line with its style.
+        """Yield each line with its style.
 
-        Where the rows are too long, the column of words is folded; where too little is left for it, it stands under its
-        row; and where the numbers alone are too long, each row is a few lines of `name value`.
+        Where the rows are too long, the column of words is folded; where too little space is left for it, it goes below
+        its row; and where the numbers alone are too long, each row becomes a few lines of `name value`.
         """
         sizes = [max(len(cells[index]) for cells in (self.columns, *self.rows)) for index in range(len(self.columns))]
         left = width - sum(size + GAP for index, size in enumerate(sizes) if size and index != self.words)
@@ -81,7 +81,7 @@ class Lines:
             yield from self._stacked(width)
 
     def _in_columns(self, sizes: list[int], left: int) -> Iterator[tuple[str, str]]:
-        """Rows as lines; `left`: the columns for words, which stand under their row where their size is 0."""
+        """Yield rows as lines. left: the width for the words, which go below their row where their size is 0."""
         sizes = [min(size, left) if index == self.words else size for index, size in enumerate(sizes)]
         if any(self.columns):
             yield "dim", self._line(self.columns, sizes)
@@ -99,18 +99,18 @@ class Lines:
                 yield style, self._line((*blank[: self.words], line, *blank[self.words + 1 :]), sizes)
 
     def _styles(self) -> tuple[str, ...]:
-        """The style of each row."""
+        """Return the style of each row."""
         return self.styles or ("",) * len(self.rows)
 
     def _under(self, words: str, width: int) -> list[str]:
-        """The words of a row on lines of their own, after the name of their column."""
+        """Return the words of a row on lines of their own, after the name of their column."""
         if words in ("", "-", "–"):
             return []
         name = f"{self.columns[self.words]}: " if self.columns[self.words] else ""
         return wrap(name + words, width, first=" " * 5, then=" " * 7)
 
     def _line(self, cells: Sequence[str], sizes: Sequence[int]) -> str:
-        """One line of cells, those in `left` flush left."""
+        """Return one line of cells; those in `left` are flush left."""
         found = [
             cell.ljust(size) if index in self.left else cell.rjust(size)
             for index, (cell, size) in enumerate(zip(cells, sizes, strict=True))
@@ -119,7 +119,7 @@ class Lines:
         return (" " * GAP).join(found).rstrip()
 
     def _stacked(self, width: int) -> Iterator[tuple[str, str]]:
-        """Each row as `name value` after `name value`, the words under them."""
+        """Yield each row as pairs of `name value` one after the other, with the words below."""
         for row, style in zip(self.rows, self._styles(), strict=True):
             pairs = [
                 f"{name} {cell}".strip().replace(" ", "\0")
@@ -131,10 +131,10 @@ class Lines:
 
 
 GAP = 2
-"""The spaces between columns."""
+"""The number of spaces between columns."""
 
 NARROWEST = 28
-"""Least columns for words beside numbers."""
+"""The least width in characters of a column of words next to numbers."""
 
 
 def table(
@@ -145,14 +145,14 @@ def table(
     folds: int | None = None,
     styles: Iterable[str] = (),
 ) -> Lines:
-    """A table without rules.
+    """Return a table without rules.
 
     Args:
         columns: their names; no head is printed where all are empty.
         rows: a text for each column.
         left: the columns that are flush left; the others are flush right.
-        folds: the column that holds words, if any, which is folded where lines are too long.
-        styles: of each row, as `yellow`; none is plain.
+        folds: the column that holds words, which is folded where lines are too long; None if there is none.
+        styles: a style for each row, as `yellow`; '' for none.
     """
     flush_left = frozenset(index % len(columns) for index in left)
     if folds is None:  # An empty column of words.
@@ -161,25 +161,25 @@ def table(
 
 
 def mesh_name(record: Record) -> str:
-    """A record's mesh as people type it."""
+    """Return a record's mesh as people type it."""
     return str(MeshShape(**record.mesh))
 
 
 def headline(workload: Workload, hardware: str) -> str:
-    """Return a screen's headline."""
+    """Return a screen's headline: model, task, tokens, dtype, remat, hardware."""
     tokens = f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}"
     what = f"{workload.model.name} · {workload.task} · {tokens}"
     return f"{what} · {workload.compute_dtype} · remat {workload.remat} · {hardware}"
 
 
 def speed(record: Record) -> str:
-    """Step time and MFU in a few words."""
+    """Return step time and MFU in a few words."""
     step = show_seconds(record.step_seconds) if record.step_seconds is not None else "?"
     return f"step {step}" + (f"   MFU {show_percent(record.shown_mfu)}" if record.shown_mfu is not None else "")
 
 
 def promise(planned: Record) -> str:
-    """Return a plan's tokens a second and memory of a device."""
+    """Return the tokens a second and the memory of a device that a plan predicts."""
     return (
         f"{show_rate(planned.tokens_per_second or 0.0, 'tok/s')}   {show_bytes(planned.memory_bytes['peak'])} a device"
     )

@@ -44,7 +44,7 @@ Cells = dict[int, Piece]
 
 
 def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Piece, ...]]:
-    """The lines of a scene; blanks at their ends are left out, unless they have a colour."""
+    """Return the lines of a scene; spaces at their ends are left out, unless they have a colour."""
     shown = to_ascii if is_ascii else str
     rows: defaultdict[int, Cells] = defaultdict(dict)
     for (row, column), sign in _rules(scene).items():
@@ -91,7 +91,7 @@ def _rule(ways: defaultdict[tuple[int, int], int], x: float, y: float, width: fl
 
 
 def _write_box(rows: defaultdict[int, Cells], box: Box, shown: Callable[[str], str]) -> None:
-    """The fill and the text of a box; over the lines below it, if it has a fill or an edge of its own."""
+    """Write the fill and the text of a box, over the lines below it if it has a fill or an outline."""
     inset = 1 if box.edge == "ruled" else 0
     left, width = int(box.x) + inset, int(box.x + box.width) - int(box.x) - inset
     top, height = int(box.y) + inset, max(1, int(box.y + box.height) - int(box.y) - inset)
@@ -110,7 +110,7 @@ def _write(cells: Cells, column: int, text: str, fill: str | None) -> None:
 
 
 def _joined(cells: Cells) -> tuple[Piece, ...]:
-    """The characters of a line as runs of one fill."""
+    """Return the characters of a line as runs of one fill."""
     blank = Piece(" ")
     used = [column for column, piece in cells.items() if piece != blank]
     line = [cells.get(column, blank) for column in range(max(used, default=-1) + 1)]

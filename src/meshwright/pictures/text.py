@@ -1,4 +1,4 @@
-"""Lines of words in whatever width a terminal has. Nothing heavy is imported: help is printed with it."""
+"""Wrap lines of words to the terminal's width. Nothing heavy is imported: help is printed with this module."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ WIDTH = 100
 
 
 def terminal_columns() -> int | None:
-    """Return the columns of stdout's terminal; None if it is no terminal."""
+    """Return the columns of stdout's terminal; None if stdout is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def prose_width() -> int:
-    """The columns of a line of words."""
+    """Return the width of a line of words."""
     return min(terminal_columns() or WIDTH, WIDTH)
 
 
@@ -50,7 +50,7 @@ def reasons(facts: Iterable[object]) -> str:
 
 
 def terms(title: str, amounts: Mapping[str, str]) -> str:
-    """Named amounts in a row after a title, broken into lines under each other."""
+    """Return a title followed by named amounts, wrapped below each other."""
     words = "  ".join(f"{name} {amount}".replace(" ", "\0") for name, amount in amounts.items())
     return "\n".join(wrap(words, first=f" {title:<8}", then=" " * 9))
 

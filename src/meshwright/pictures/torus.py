@@ -18,7 +18,7 @@ Coordinates = Mapping[str, int]
 
 
 class Place(NamedTuple):
-    """A device of a torus: slice, chip coordinates, number on the chip."""
+    """The position of a device on a torus: slice, chip coordinates, number of the device on its chip."""
 
     slice: int
     x: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
-    """The mesh coordinates of every device of a torus; an idle device has none."""
+    """Return the mesh coordinates of every device of a torus; those of an idle device are empty."""
     order = layout.order
     if order is None:
         return {place: _coordinates(layout, place, _DIMS) for place in _devices(layout.system)}
@@ -43,11 +43,11 @@ def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
 
 
 _DIMS = ("slice", "x", "y", "z", "core")
-"""The dimensions of a fabric; a mesh axis over several counts the later ones faster."""
+"""The dimensions of a fabric. In a mesh axis over several of them, the later ones vary faster."""
 
 
 def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> Coordinates:
-    """The mesh coordinates made up of the pieces of some fabric dimensions."""
+    """Return the mesh coordinates that come from some fabric dimensions; empty for an idle device."""
     found = dict.fromkeys([*layout.degrees, IDLE], 0)
     for dim in dims:
         for piece in layout.pieces:
@@ -59,13 +59,13 @@ def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> 
 
 
 def _degrees_in_slice(layout: MeshPlacement) -> dict[str, int]:
-    """The part of each mesh axis's degree inside a slice."""
+    """Return the part of each mesh axis's degree that is inside a slice."""
     inside = [piece for piece in layout.pieces if piece.dim != "slice"]
     return {axis: math.prod(piece.size for piece in inside if piece.axis == axis) for axis in layout.degrees}
 
 
 def _devices(system: System) -> list[Place]:
-    """The devices in JAX's order: slice by slice, x fastest, the devices of a chip together."""
+    """Return the devices in JAX's order: slice by slice, x fastest, the devices of a chip together."""
     x, y, z = (*system.shape, 1, 1)[:3]
     numbers = itertools.product(range(system.num_slices), range(z), range(y), range(x), range(system.devices_per_chip))
     return [Place(number, i, j, k, core) for number, k, j, i, core in numbers]
@@ -75,10 +75,10 @@ _IDLE_CHIP = "·"
 
 
 def torus_sketch(system: System, degrees: Mapping[str, int], holdings: Holdings | None = None) -> Sketch:
-    """A mesh on slices of a torus: a panel for every plane of chips, x downwards and y across; links that wrap dotted.
+    """Draw a mesh on slices of a torus: a panel for each plane of chips, x downwards, y across; wrapping links dotted.
 
-    holdings: of an array on the mesh, which colours each chip by the shard that it holds. Raises where the system has
-    no torus, or the mesh cannot be laid on it.
+    holdings: the parts of an array on the mesh; each chip has the colour of the shard that it holds. Raises where the
+    system has no torus, or the mesh cannot be laid on it.
     """
     if system.chip.torus is None:
         raise MeshwrightError(
@@ -94,7 +94,7 @@ def torus_sketch(system: System, degrees: Mapping[str, int], holdings: Holdings 
     rows, columns, planes = (*system.shape, 1)[:3]
 
     def chip(first: Place) -> Cell:
-        """A chip with the mesh coordinates of its devices."""
+        """Return a chip with the mesh coordinates of its devices."""
         devices = [places[first._replace(core=core)] for core in range(system.devices_per_chip)]
         texts = [",".join(str(at[axis]) for axis in shown) or "0" if at else _IDLE_CHIP for at in devices]
         said = [" ".join(f"{axis}={at[axis]}" for axis in shown) if at else "idle" for at in devices]
@@ -102,7 +102,7 @@ def torus_sketch(system: System, degrees: Mapping[str, int], holdings: Holdings 
         return Cell("|".join(texts), fills.get(tuple(devices[0][axis] for axis in degrees if devices[0])), hint)
 
     def plane(number: int, z: int) -> Panel:
-        """The chips of one plane of one slice."""
+        """Return the chips of one plane of one slice."""
         captions = [f"slice {number}"] if system.num_slices > 1 else []
         captions += [f"z={z}"] if system.shape[2:] else []
         return Panel(
@@ -122,7 +122,7 @@ def torus_sketch(system: System, degrees: Mapping[str, int], holdings: Holdings 
 
 
 def _notes(layout: MeshPlacement, shown: list[str]) -> Iterator[str]:
-    """Return notes: labels, mesh axes, physical axes that wrap, and remarks of lay_mesh."""
+    """Yield notes: labels, mesh axes, physical axes that wrap, and remarks of lay_mesh."""
     system = layout.system
     if shown:
         cores = ", one for each device of the chip" if system.devices_per_chip > 1 else ""

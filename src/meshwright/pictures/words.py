@@ -46,7 +46,7 @@ DIFFERENCES: Mapping[Difference, str] = {
 
 
 def cause_text(cause: Cause) -> str:
-    """Why a figure differs, as a phrase."""
+    """Return why a figure differs, as a phrase."""
     if cause.difference == Difference.RING_STEPS:
         return f"steps of the {' and '.join(cause.collectives)}, beside the products that use it"
     if cause.difference == Difference.JOINED_AXES:
@@ -64,7 +64,7 @@ def cause_text(cause: Cause) -> str:
 
 
 def lowering_text(lowering: Lowering) -> str:
-    """How a compiler lowered a collective, as a phrase."""
+    """Return how a compiler lowered a collective, as a phrase."""
     scattered, reduced = " x ".join(lowering.scatter_axes), " x ".join(lowering.reduce_axes)
     form = {
         None: "",
@@ -85,12 +85,12 @@ def collective_note(move: Collective) -> str:
 
 
 def reason(row: Row) -> str:
-    """Why the figures of a row differ, and how the compiler lowered the quantity."""
+    """Return why the figures of a row differ, and how the compiler lowered the quantity."""
     return "; ".join(dict.fromkeys(filter(None, (*map(cause_text, row.causes), row.note))))
 
 
 def row_tables(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[list[str]], list[bool]]]:
-    """Return the rows as tables; measured rows are one of their own, since most have no measurement.
+    """Return the rows as tables; rows with a measurement are a table of their own, since most rows have none.
 
     For each table: column names, rows as text, and which rows differ.
     """
@@ -102,7 +102,7 @@ def row_tables(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[list[str]]
 
 
 def row_cells(row: Row, *, with_measured: bool) -> list[str]:
-    """A row as text: quantity, predicted, compiled, difference, the two of a run, reason."""
+    """Return a row as text: quantity, predicted, compiled, difference, (measured, difference,) reason."""
     amounts = [_shown(row.predicted, row), _shown(row.compiled, row)]
     cells = [row.quantity, *amounts, _difference(row.compiled, row, row.relative)]
     if with_measured:

@@ -1,1 +1,1 @@
-"""`meshwright generate`: `command` for typed prompts, `data` for a file of them."""
+"""`meshwright generate`: `command` answers typed prompts, `data` a file of prompts."""

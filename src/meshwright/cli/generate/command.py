@@ -1,4 +1,4 @@
-"""`meshwright generate`: text from a model on any mesh, with its speed beside the plan's."""
+"""`meshwright generate`: text from a model on any mesh, with its measured and its planned speed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Speed:
-    """How soon the first token of every text is there, and how many a second follow; None where none do."""
+    """Time until every text has its first token, and tokens a second after that; None where no tokens follow."""
 
     first_token_seconds: float
     tokens_per_second: float | None
@@ -48,7 +48,7 @@ class Speed:
 
 
 def run(args: Args) -> int:
-    """Print the texts, streaming a single one, and the speed."""
+    """Print the texts (a single one while it is generated) and the speed."""
     for name in ("num_tokens", "num_samples"):
         if getattr(args, name) < 1:
             raise MeshwrightError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it is 1 or more")
@@ -109,7 +109,7 @@ def run(args: Args) -> int:
 
 
 def _check_cache(found: Found, num_texts: int, num_tokens: int) -> None:
-    """Raise where the keys and values of all texts are more than the devices hold."""
+    """Raise if the keys and values of all texts need more memory than the devices have."""
     kept = Serving(model=found.model, prompt_len=1, output_len=num_tokens, kv_dtype=found.dtype)
     cache, there = num_texts * sequence_cache_bytes(kept), found.system.usable_bytes * found.system.num_devices
     if cache > there:
@@ -120,7 +120,7 @@ def _check_cache(found: Found, num_texts: int, num_tokens: int) -> None:
 
 
 def _note_length(found: Found, model: LoadedModel, longest: int) -> None:
-    """A note where a text is longer than any sequence that a run was trained on."""
+    """Print a note if a text is longer than any sequence that the model was trained on."""
     if model.seq_len is not None and longest > model.seq_len:
         note(
             f"prompt and text are {longest:,} tokens; {found.path} was trained on sequences of {model.seq_len:,}, and"
@@ -131,7 +131,7 @@ def _note_length(found: Found, model: LoadedModel, longest: int) -> None:
 def _write(
     model: LoadedModel, rows: list[Prompt], options: GenerateOptions, *, streams: bool
 ) -> tuple[list[dict[str, Any]], Speed]:
-    """Return each row's text, and the speeds. streams: print the only one while it is generated."""
+    """Return each row's text, and the measured speed. streams: print the only text while it is generated."""
     from meshwright.execution.models.inference.loaded import Chat
     from meshwright.execution.models.inference.stream import collect
 

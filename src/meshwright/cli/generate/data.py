@@ -1,4 +1,4 @@
-"""`meshwright generate --data`: a file of prompts through the engine of `meshwright serve`."""
+"""`meshwright generate --data`: answer a file of prompts with the engine of `meshwright serve`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def answer_data(args: Args, data: Path) -> int:
-    """Answer every prompt of a file, those that an earlier call answered left out."""
+    """Answer every prompt of a file, except those that an earlier call answered."""
     if args.output is None:
         raise MeshwrightError("--data needs a file for the answers: -o answers.jsonl")
     with waiting("loading JAX"):
@@ -78,7 +78,7 @@ def answer_data(args: Args, data: Path) -> int:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Answered], None]]:
-    """A bar on a terminal of the prompts answered and the tokens a second."""
+    """Show a bar on a terminal with the prompts answered and the tokens a second."""
     if not sys.stderr.isatty():
         yield lambda progress: None
         return

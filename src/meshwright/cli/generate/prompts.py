@@ -1,4 +1,4 @@
-"""The prompts of `meshwright generate`: typed, from a file, or said in a conversation."""
+"""The prompts of `meshwright generate`: typed, from a file, or entered in a conversation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def one_way(ways: Mapping[str, Any]) -> Any:
-    """Return the value given in one of several ways, by name; None if none is."""
+    """Return the one value that is given, or None. ways: the value of each option by which prompts can be given."""
     said = [name for name, value in ways.items() if value]
     if len(said) > 1:
         raise MeshwrightError(f"{said[0]} and {said[1]} both give prompts; leave one out")

@@ -1,1 +1,1 @@
-"""`meshwright inspect`: `command` runs it, `screen` prints the result."""
+"""`meshwright inspect`: `command` runs it; `pictures.inspection` prints the result."""

@@ -73,7 +73,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    """Compile or read, and print; return 1 if it does not fit, or has findings and --check is given."""
+    """Compile or read the program, and print it; return 1 if it does not fit, or has findings and --check is given."""
     page, trace, as_json, is_check, memory = args.html, args.trace, args.json, args.check, args.memory
     check_outputs(page, trace)
     try:
@@ -96,7 +96,7 @@ def run(args: Args) -> int:
 
 
 def _print_what_does_not_fit(error: DoesNotFitError) -> None:
-    """The line, and the buffers of the program as far as the compiler came."""
+    """Print the error, and the buffers of the program if the compiler produced it."""
     from meshwright.description.hlo.parser import parse_hlo
     from meshwright.proof.simulate.buffers import read_buffers
 
@@ -112,14 +112,14 @@ def _json(found: Inspection, *, memory: bool) -> dict[str, Any]:
 
 
 def _next(args: Args) -> str:
-    """The next command: write the page, or after that use the same call as a test."""
+    """Return the next command: write the page; after that, use the same call as a test."""
     if args.html is None:
         return next_line(spelled("inspect", args, html="report.html"))
     return next_line(spelled("inspect", args, without=("html", "trace", "memory"), check=True), note="as a test")
 
 
 def _inspection(args: Args) -> Inspection:
-    """The inspection that the arguments mean."""
+    """Return the inspection of the arguments' subject."""
     if (plan := kept_plan(args.subject)) is not None:
         effort = args.effort if plan.system.chip.kind == "tpu" else "default"
         state = args.state or None
@@ -155,6 +155,6 @@ def _inspection(args: Args) -> Inspection:
 
 
 def _check_trace(args: Args, on: str | None) -> None:
-    """Raise where a trace is asked for and no step is simulated."""
+    """Raise if a trace is requested but no step is simulated."""
     if args.trace is not None and (on is None or on.startswith("cpu") or args.effort == "fast"):
         raise MeshwrightError("--trace needs --on a TPU or GPUs, and --effort default: else no step is simulated")

@@ -14,7 +14,7 @@ Row = tuple[str, ...]
 
 
 def comparison(plans: Sequence[Plan]) -> Lines:
-    """Return the table: step, MFU, terms of step and memory, and exposed time over each axis."""
+    """Return the table: step, MFU, terms of step time and memory, and exposed time over each axis."""
     records, shares = [plan.predicted for plan in plans], [computed_mfu(plan) for plan in plans]
     rows = [
         _row("step", records, lambda record: show_seconds(record.step_seconds or 0.0)),
@@ -30,7 +30,7 @@ def comparison(plans: Sequence[Plan]) -> Lines:
 
 
 def _row(name: str, records: Iterable[Record], value: Callable[[Record], str]) -> Row:
-    """One line."""
+    """Return a row of the table."""
     return (name, *(value(record) for record in records))
 
 
@@ -40,7 +40,7 @@ def _terms(
     amounts: Callable[[Record], Mapping[str, float]],
     shown: Callable[[float], str],
 ) -> list[Row]:
-    """A line for each term that any of the records has."""
+    """Return a row for each term that any of the records has."""
     found = [amounts(record) for record in records]
     names = dict.fromkeys(name for terms in found for name, amount in terms.items() if amount and name != "peak")
     return [
@@ -54,7 +54,7 @@ def _memory(record: Record) -> str:
 
 
 def _exposed(record: Record) -> dict[str, float]:
-    """The seconds exposed over each set of axes."""
+    """Return the seconds exposed over each set of axes."""
     seconds: dict[str, float] = {}
     for move in record.own_collectives:
         name = "*".join(move.axes)

@@ -1,7 +1,7 @@
 """`meshwright plan`: the best mesh and strategy to run a model on chips, the reasons, and alternatives.
 
-Each kind of plan has its arguments (`args`) and a module: ranking for training (`screen`), comparison of meshes
-(`compare`), sweeps (`sweep`), ops (`ops`), plans in a file or a run (`kept`), image models (`images`), serving
+Each kind of plan has its own arguments (`args`) and modules: ranking for training (`screen`), comparison of meshes
+(`compare`), sweeps (`sweep`), ops (`ops`), existing plans in a file or a run (`kept`), image models (`images`), serving
 (`serving`).
 """
 
@@ -51,18 +51,18 @@ HINTS = {
     ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len"},
     Args: {"--prompt-len": "--seq-len"},
 }
-"""What a kind of plan has instead of another's options."""
+"""For a kind of plan: options of the other kinds, each with the option to use instead."""
 
 
 def args_of(words: list[str]) -> type:
-    """The kind of plan that some words ask for: --serve is serving, the name of a ResNet images, all else training."""
+    """Return the kind of arguments: for serving with --serve, for images with a ResNet's name, else for training."""
     if any(word.split("=")[0] == "--serve" for word in words):
         return ServeArgs
     return ImageArgs if {word.lower() for word in words} & set(RESNETS) else Args
 
 
 def run(args: Args | ServeArgs | ImageArgs) -> int:
-    """Print the plan that is asked for, and write it where a file is named."""
+    """Print the requested plan, and write it if a file is named."""
     if isinstance(args, ServeArgs):
         from meshwright.cli.plan.serving import plan_serving
 
@@ -76,26 +76,26 @@ def run(args: Args | ServeArgs | ImageArgs) -> int:
 
 
 class _Training:
-    """A training plan as its arguments ask for it."""
+    """The options of a training plan, and the modes in which it is printed."""
 
     def __init__(self, args: Args) -> None:
         self.args = args
         self.sweep = None if args.search.sweep is None else read_sweep(args.search.sweep)
-        # What a sweep goes over is not read, so that it is refused beside it.
+        # What the sweep varies is not read from the options, so that typing it too is an error.
         options = given_options(args.workload, without=self.sweep.replaced if self.sweep else ())
         if self.sweep is not None:
             options = swept_options(self.sweep, options)
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
         self.workload, self.system = read_workload(args.model, options)
         self.fields: dict[str, Any] = read_strategy(given_options(args.strategy), self.system.num_devices)
-        # With --mesh, options that a search always chooses itself are those of the mesh that is asked for.
+        # With --mesh, options that a search always chooses itself apply to the requested mesh only.
         fixed = ALWAYS_CHOSEN if args.search.mesh is not None else ()
         self.searched = {name: value for name, value in self.fields.items() if name not in fixed}
         self.include_planned = args.search.include_planned
 
     def run(self) -> int:
-        """Print the sweep, the comparison or the ranking; 1 where nothing that is asked for fits, else 0."""
-        # Each mode reads its own options; what else was typed, `check_all_read` refuses.
+        """Print the sweep, the comparison or the ranking; return 1 if nothing that was requested fits, else 0."""
+        # Each mode reads its own options; `check_all_read` rejects any other option that was typed.
         if self.sweep is not None:
             return self._sweep(self.sweep)
         if self.args.search.compare:
@@ -103,7 +103,7 @@ class _Training:
         return self._rank()
 
     def _sweep(self, sweep: Sweep) -> int:
-        """The best for each of several values."""
+        """Print the best plan for each of several values."""
         from meshwright.cli.plan.sweep import plan_sweep
 
         plot, as_json = self.args.output.plot, self.args.output.json
@@ -115,7 +115,7 @@ class _Training:
         return plan_sweep(sweep, self.workload, self.system, self._best, plot=plot, as_json=as_json)
 
     def _compare(self, texts: tuple[str, ...]) -> int:
-        """Compare meshes."""
+        """Compare the meshes that --compare names."""
         from meshwright.cli.plan.compare import compare_data, print_compared
 
         meshes = read_compared(texts, self.system.num_devices)
@@ -130,7 +130,7 @@ class _Training:
         return _code(plans)
 
     def _rank(self) -> int:
-        """Rank the best plans, with the asked mesh beside them."""
+        """Rank the best plans, and compare the mesh that --mesh names with them."""
         from meshwright.cli.plan.screen import Shown, plan_data, print_plan
 
         search_args, output = self.args.search, self.args.output
@@ -172,20 +172,20 @@ class _Training:
         return _code([chosen])
 
     def _of_mesh(self, mesh: MeshShape) -> Plan:
-        """The plan of a mesh."""
+        """Return the plan of a mesh."""
         planned = self.include_planned
         return plan_one_mesh(self.workload, mesh, self.system, self.policies, self.fields, include_planned=planned)
 
     def _best(self, workload: Workload, system: System) -> Plan:
-        """The best plan of another workload or system."""
+        """Return the best plan of another workload or system."""
         return self._find(workload, system, top=1).plans[0]
 
     def _find(self, workload: Workload, system: System, *, top: int) -> Ranking:
-        """The best meshes of a workload on a system, of what runs or of all that can be planned."""
+        """Return the best plans of a workload on a system, of those that run or (--include-planned) of all."""
         planned = self.include_planned
         return find_meshes(workload, system, self.policies, self.searched, top=top, include_planned=planned)
 
 
 def _code(plans: Sequence[Plan]) -> int:
-    """The exit code: 1 where none of some plans fits."""
+    """Return the exit code: 1 if none of some plans fits."""
     return 0 if any(plan.predicted.fits for plan in plans) else 1

@@ -14,7 +14,7 @@ from meshwright.planning.why.gap import gap_to
 from meshwright.planning.why.step import how
 
 NAMES = 25
-"""The columns of the names of a comparison's rows."""
+"""The width in characters of the names of a comparison's rows."""
 
 
 def print_compared(plans: Sequence[Plan], trained: int) -> None:
@@ -43,12 +43,12 @@ def print_compared(plans: Sequence[Plan], trained: int) -> None:
 
 
 def compare_data(plans: Sequence[Plan]) -> None:
-    """Print the meshes as JSON, in the order in which they were asked for."""
+    """Print the meshes as JSON, in the order in which they were named."""
     best = min(plans, key=order)
     print(json.dumps({"compared": [candidate(plan, best) for plan in plans]}, indent=2))
 
 
 def order(plan: Plan) -> tuple[bool, float, int]:
-    """Sort key: plans that fit by step time, then the others by memory."""
+    """Return the sort key of a plan: plans that fit first, by step time; then the others, by memory."""
     fits, peak = bool(plan.predicted.fits), plan.predicted.memory_bytes["peak"]
     return not fits, (plan.predicted.step_seconds or 0.0) if fits else 0.0, peak

@@ -1,4 +1,4 @@
-"""`meshwright plan` of an image model: the meshes of dp and fsdp priced and ranked, and why the first is first."""
+"""`meshwright plan` of an image model: rank its meshes of dp and fsdp, and print why the first is first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 
 
 def plan_images(args: ImageArgs) -> int:
-    """Print the ranking of an image model's meshes, or the price of one. Return 1 if it does not fit, else 0."""
+    """Print the ranking of an image model's meshes, or the figures of one. Return 1 if none fits, else 0."""
     workload, system = read_images(args.model, {name: getattr(args, name) for name in IMAGE_OPTIONS})
     mesh = None if args.mesh is None else read_mesh(args.mesh, system.num_devices)
     as_json = args.json
@@ -45,12 +45,12 @@ def plan_images(args: ImageArgs) -> int:
 
 
 def _data(record: Record, workload: ImageWorkload) -> dict[str, Any]:
-    """A record as plain data, with the images a second."""
+    """Return a record as plain data, with the images a second."""
     return record.to_json() | {"images_per_second": workload.batch / (record.step_seconds or 1.0)}
 
 
 def _print(ranking: ImageRanking, workload: ImageWorkload, system: System, top: int) -> None:
-    """The answer first, then why, then the runners-up, then the terms."""
+    """Print the best mesh, then why, then the runners-up, then the terms of step time and memory."""
     out, best, model = console(), ranking.candidates[0], workload.model
     size = f"{workload.batch} images of {model.image_size} × {model.image_size}"
     show(out, f"{model.name} · train · {size} · {workload.compute_dtype} · SGD with momentum · {system}")
@@ -77,12 +77,12 @@ def _print(ranking: ImageRanking, workload: ImageWorkload, system: System, top: 
 
 
 def _rate(record: Record, workload: ImageWorkload) -> str:
-    """The images a second."""
+    """Return the images a second as text."""
     return f"{workload.batch / (record.step_seconds or 1.0):,.0f} images/s"
 
 
 def _row(place: int, record: Record, best: Record, workload: ImageWorkload) -> tuple[str, ...]:
-    """A candidate's line."""
+    """Return the row of a candidate."""
     step, mfu = show_seconds(record.step_seconds or 0.0), show_percent(record.mfu or 0.0)
     rate = _rate(record, workload)
     memory = show_bytes(record.memory_bytes["peak"])

@@ -1,4 +1,4 @@
-"""`meshwright plan FILE|RUN`: a plan that is there already, printed again."""
+"""`meshwright plan FILE|RUN`: print an existing plan again."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def print_kept(args: Args, plan: Plan) -> int:
 
 
 def _code(plan: Plan) -> int:
-    """The exit code: 1 where the plan does not fit."""
+    """Return the exit code: 1 if the plan does not fit."""
     return 0 if plan.predicted.fits else 1

@@ -1,4 +1,4 @@
-"""`meshwright plan --ops`: every op of a plan's step in the notation, its sizes and flops, and what binds it."""
+"""`meshwright plan --ops`: every op of a plan's step in the notation, its sizes and flops, and what bounds it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from meshwright.units import show_bytes, show_flops
 
 
 def ops_data(plan: Plan) -> list[dict[str, Any]]:
-    """Return the table of ops as data; flops and bytes are of one device and one run."""
+    """Return the table of ops as data; flops and bytes are per device and for one execution of the op."""
     return [_row_data(row) for row in _rows(plan)]
 
 
 def _rows(plan: Plan) -> tuple[OpRow, ...]:
-    """The table of the step that a plan is priced from."""
+    """Return the table of the step from which a plan's figures are computed."""
     return op_table(plan.workload, plan.mesh, plan.system, plan.strategy)
 
 
 def _row_data(row: OpRow) -> dict[str, Any]:
-    """One row as plain data."""
+    """Return one row as plain data."""
     product = row.product
     return {
         "name": row.name,
@@ -50,7 +50,7 @@ def _row_data(row: OpRow) -> dict[str, Any]:
 
 
 def _operands(product: LocalProduct) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the shapes of a matmul's operands."""
+    """Return the shapes of a matmul's operands, [rows, inner] and [inner, columns], with a leading dim if repeated."""
     many = (product.repeats,) if product.repeats > 1 else ()
     return (*many, product.rows, product.inner), (*many, product.inner, product.columns)
 
@@ -92,7 +92,7 @@ def print_ops(plan: Plan) -> None:
 
 
 def _lines(row: OpRow) -> Iterator[str]:
-    """The lines of an op: its text, the figures of its product, its collectives."""
+    """Yield the lines of an op: its text, the figures of its matmul, its collectives."""
     yield f"   {row.notation}"
     phase = f"{row.phase}, again" if row.times_recomputed else row.phase
     times = f"{row.times:g}+{row.times_recomputed:g}" if row.times_recomputed else f"{row.times:g}"
@@ -108,7 +108,7 @@ def _lines(row: OpRow) -> Iterator[str]:
 
 
 def _merged(moves: tuple[Collective, ...]) -> list[str]:
-    """Merge collectives that differ only in their array: the sums of the update."""
+    """Merge collectives that differ only in their array, as the all-reduces of the update."""
     found: dict[str, int] = {}
     for move in moves:
         text = f"{move.kind} over {'*'.join(move.axes)} of {'{}'}, {show_bytes(move.bytes)}"
@@ -118,18 +118,18 @@ def _merged(moves: tuple[Collective, ...]) -> list[str]:
 
 
 def _line(phase: str, sizes: str, times: str, flops: str, memory: str, bound: str) -> str:
-    """One line of figures."""
+    """Return one line of figures."""
     return f"     {phase:<15}{sizes:<34}{times:>7}{flops:>12}{memory:>8}  {bound}".rstrip()
 
 
 def _sizes(product: LocalProduct) -> str:
-    """A local product as matrices: how many, and [rows, inner] @ [inner, columns] of each."""
+    """Return a local matmul as text: how often it is repeated, and [rows, inner] @ [inner, columns]."""
     count, rows, inner, columns = (f"{size:.0f}" for size in product)
     return f"{f'{count} × ' if product.repeats > 1 else ''}[{rows}, {inner}] @ [{inner}, {columns}]"
 
 
 def _collective(move: Collective) -> str:
-    """A collective in words."""
+    """Return a collective in words."""
     return f"{move.kind} over {'*'.join(move.axes)} of {move.array}, {show_bytes(move.bytes)}"
 
 
@@ -142,10 +142,10 @@ def _network(row: OpRow, move: Collective) -> str:
 
 
 def _note(title: str, text: str) -> str:
-    """A title and words after it, broken into lines under each other."""
+    """Return a title followed by words, wrapped below each other."""
     return "\n".join(wrap(text, first=title, then=" " * len(title)))
 
 
 def _whole(value: float) -> float:
-    """Format a number without fraction if it is whole."""
+    """Return a number as an int if it is whole."""
     return int(value) if value == int(value) else value

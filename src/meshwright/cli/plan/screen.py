@@ -1,4 +1,4 @@
-"""The screen of `meshwright plan`: the answer, the reasons and runners-up in about 20 lines; all with --explain."""
+"""The screen of `meshwright plan`: the plan, the reasons and runners-up in about 20 lines; all with --explain."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from meshwright.units import show_bytes, show_count, show_percent, show_rate, sh
 
 @dataclass(frozen=True)
 class Shown:
-    """Input of a screen of training plans.
+    """The contents of a screen of training plans.
 
-    asked: plan of a named mesh. beyond: the best plan that cannot run yet, if it is better. run: time and cost of
-    training on a number of tokens. trained: the model's trained sequence length, 0 if unknown.
+    asked: the plan of the mesh that --mesh names. beyond: the best plan that cannot run yet, if it is better. run: time
+    and cost of training on a number of tokens. trained: the model's trained sequence length, 0 if unknown.
     """
 
     ranking: Ranking
@@ -41,7 +41,7 @@ class Shown:
 
 
 def plan_data(shown: Shown, *, with_ops: bool) -> None:
-    """Return everything as JSON data."""
+    """Print everything as JSON data."""
     ranking, asked = shown.ranking, shown.asked
     best = ranking.plans[0]
     data: dict[str, Any] = {
@@ -79,7 +79,7 @@ def plan_data(shown: Shown, *, with_ops: bool) -> None:
 
 
 def candidate(plan: Plan, best: Plan) -> dict[str, Any]:
-    """A plan as plain data: its record, how it is run, why it loses, and why train cannot run it yet, if so."""
+    """Return a plan as plain data: record, strategy, why it loses to the best, why train cannot run it (or None)."""
     return plan.predicted.to_json() | {
         "remat": plan.workload.remat,
         "strategy": asdict(plan.strategy),
@@ -89,7 +89,7 @@ def candidate(plan: Plan, best: Plan) -> dict[str, Any]:
 
 
 def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_ops: bool) -> None:
-    """Print the answer first, then why, then what comes near it; explained, its terms and thresholds too."""
+    """Print the best plan, then why, then the runners-up; with --explain also its terms and thresholds."""
     ranking, asked = shown.ranking, shown.asked
     best = ranking.plans[0]
     _print_answer(shown, is_explained=is_explained)
@@ -128,7 +128,7 @@ def print_head(plan: Plan) -> None:
 
 
 def _headline(plan: Plan) -> str:
-    """Return a plan's headline."""
+    """Return a plan's headline: model, task, tokens, dtype, hardware."""
     workload, system = plan.workload, plan.system
     tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
     devices = f"{show_count(system.num_devices, 'device')} of {show_bytes(system.usable_bytes)}"
@@ -157,20 +157,20 @@ def _print_answer(shown: Shown, *, is_explained: bool) -> None:
 
 
 def print_why(plan: Plan, *, is_explained: bool) -> None:
-    """How a plan runs, and what decides it; explained, every fact."""
+    """Print how a plan runs and what decides its speed; with --explain, every fact."""
     print(folded(f"how: {how(plan)}"))
     print(reasons((why if is_explained else answer)(plan)))
 
 
 def _beyond(beyond: Plan, best: Plan) -> str:
-    """Print the best plan that cannot run yet, and why it cannot."""
+    """Return a line on the best plan that cannot run yet, and why it cannot."""
     now, then = best.predicted.step_seconds or 0.0, beyond.predicted.step_seconds or 0.0
     gain = f"{show_percent(1 - then / now)} faster" if best.predicted.fits else "fits"
     return f"{beyond.mesh} {run_as(beyond)}, {plan_speed(beyond)}, {gain}, but {beyond.planned_only}"
 
 
 def _print_fixes(best: Plan) -> None:
-    """By how much nothing fits, and what would make it fit."""
+    """Print how much memory is missing, and what would make a plan fit."""
     lacking = best.predicted.memory_bytes["peak"] - best.system.usable_bytes
     print(folded(f"nothing fits: this is the closest, and wants {show_bytes(lacking)} a device more than there is"))
     fixes = _fixes(best)
@@ -187,7 +187,7 @@ def _print_fixes(best: Plan) -> None:
 
 
 def _fixes(plan: Plan) -> tuple[Fix, ...]:
-    """The changes that make a plan fit."""
+    """Return the changes that make a plan fit."""
     return ways_to_fit(plan.workload, plan.mesh, plan.system, plan.strategy)
 
 
@@ -231,7 +231,7 @@ def run_as(plan: Plan) -> str:
 
 
 def _print_asked(asked: Plan, best: Plan, *, is_explained: bool) -> None:
-    """Print the asked mesh beside the best."""
+    """Print the mesh that --mesh names, compared with the best."""
     print()
     if (asked.mesh, asked.workload, asked.strategy) == (best.mesh, best.workload, best.strategy):
         print(f"asked for: {asked.mesh}, which is the best")
@@ -254,14 +254,14 @@ def print_terms(best: Plan) -> None:
 
 
 def _print_section(title: str, lines: Iterable[str]) -> None:
-    """Lines under a title."""
+    """Print lines under a title."""
     print(f"\n {title}")
     for line in lines:
         print(folded(line))
 
 
 def notes_of(plan: Plan, trained: int) -> list[str]:
-    """Return notes on the numbers."""
+    """Return notes on a plan's figures. trained: see `Shown`."""
     notes, model = list(plan.predicted.notes), plan.workload.model
     if isinstance(model, ModelConfig) and model.positions != "learned" and 0 < trained < plan.workload.seq_len:
         notes.append(f"{model.name} was trained on {trained:,} tokens; {model.positions} positions go on beyond")

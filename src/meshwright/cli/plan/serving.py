@@ -1,4 +1,4 @@
-"""`meshwright plan … --serve prefill` and `--serve decode`: every layout to serve on, and why the first is first."""
+"""`meshwright plan … --serve prefill` and `--serve decode`: rank the layouts of a server, and print the reasons."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def plan_serving(args: ServeArgs) -> int:
 
 
 def _data(ranking: ServingRanking, system: System) -> dict[str, object]:
-    """The ranking as plain data: plans, the frontier, and of the best plan its thresholds and prefill systems."""
+    """Return the ranking as plain data: plans, the frontier, and the best plan's thresholds and prefill systems."""
     best = ranking.candidates[0]
     data: dict[str, object] = {
         "candidates": [
@@ -91,7 +91,7 @@ def _data(ranking: ServingRanking, system: System) -> dict[str, object]:
 
 
 def _print_answer(ranking: ServingRanking, system: System) -> None:
-    """Print the subject, the answer and the reasons."""
+    """Print the subject, the best plan and the reasons."""
     best, serving = ranking.candidates[0], ranking.candidates[0].serving
     asked = f" · {show_seconds(serving.latency_seconds)} asked for" if serving.latency_seconds else ""
     answers = f" + {serving.output_len}" if serving.phase == "decode" else ""
@@ -121,7 +121,7 @@ def _print_answer(ranking: ServingRanking, system: System) -> None:
 
 
 def _print_candidates(ranking: ServingRanking, system: System, top: int) -> None:
-    """The best batch of each layout, and why it loses."""
+    """Print the best batch of each layout, and why the layout loses."""
     best = ranking.candidates[0]
     columns = ("", "mesh", "cache by", "batch", "step", "tok/s", "memory", "bound by", "compared with the first")
     rows = [
@@ -142,7 +142,7 @@ def _print_candidates(ranking: ServingRanking, system: System, top: int) -> None
 
 
 def _print_frontier(ranking: ServingRanking, top: int) -> None:
-    """The frontier of latency and throughput."""
+    """Print the frontier of latency and throughput."""
     if not ranking.frontier:
         return
     print()
@@ -169,7 +169,7 @@ def thinned(points: tuple[ServingPoint, ...], count: int) -> list[ServingPoint]:
 
 
 def _print_terms(best: ServingPlan) -> None:
-    """The terms of the step and of memory, and the collectives."""
+    """Print the terms of step time and memory, and the collectives."""
     record = best.predicted
     print()
     print(terms("step", {name: show_seconds(time) for name, time in record.breakdown_seconds.items()}))

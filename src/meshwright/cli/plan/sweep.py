@@ -1,4 +1,4 @@
-"""`meshwright plan --sweep`: the best mesh of each of several numbers of chips, batches or sequence lengths."""
+"""`meshwright plan --sweep`: the best mesh for each of several numbers of chips, batches or sequence lengths."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def plan_sweep(
     plot: Path | None,
     as_json: bool,
 ) -> int:
-    """Print the table of a sweep, and draw it where a file is named; 1 where nothing fits.
+    """Print the table of a sweep, and draw it if a file is named; return 1 if nothing fits.
 
-    No value that can be planned is an error.
+    Raises if none of the values can be planned.
     """
     with waiting(f"planning {len(sweep.values)} values of {sweep.key}"):
         points = run_sweep(sweep, workload, system, best)
@@ -68,7 +68,7 @@ def plan_sweep(
 
 
 def plot_plan(plans: Sequence[Plan], path: Path) -> None:
-    """Draw the candidates of a plan side by side, each with how it is run."""
+    """Draw the candidates of a plan side by side, each labelled with its strategy."""
     from meshwright.pictures.charts import Bar, write_charts
 
     workload, system = plans[0].workload, plans[0].system
@@ -77,7 +77,7 @@ def plot_plan(plans: Sequence[Plan], path: Path) -> None:
 
 
 def _plot(points: Sequence[Point], path: Path, workload: Workload, system: System, key: str) -> None:
-    """Draw the points that there are."""
+    """Draw the points that could be planned."""
     from meshwright.pictures.charts import Bar, write_charts
 
     bars = [
@@ -92,7 +92,7 @@ def _plot(points: Sequence[Point], path: Path, workload: Workload, system: Syste
 
 
 def _headline(workload: Workload, *, sweep: str = "") -> str:
-    """Return what all points share: neither swept nor chosen by the planner."""
+    """Return what all points share: settings that are neither swept nor chosen by the planner."""
     batch = "batch" if sweep == "batch" else f"{workload.batch:,}"
     seq_len = "seq_len" if sweep == "seq_len" else f"{workload.seq_len:,}"
     return f"{workload.model.name} · {workload.task} · {batch} × {seq_len} tokens · {workload.compute_dtype}"
@@ -106,7 +106,7 @@ def _limits(workload: Workload, system: System) -> Limits:
 
 
 def _row(point: Point, first: Point) -> tuple[str, ...]:
-    """Return a point's row. Scaling: rate of a device relative to the first point that fits."""
+    """Return a point's row. Scaling is the tokens a second of one device, relative to the first point that fits."""
     if point.plan is None:
         return (f"{point.value:,}", point.system, "-", "", "", "", "", "", "")
     record = point.plan.predicted
@@ -125,7 +125,7 @@ def _row(point: Point, first: Point) -> tuple[str, ...]:
 
 
 def _device_rate(record: Record) -> float:
-    """The tokens a second of one device."""
+    """Return the tokens a second of one device."""
     devices = 1
     for degree in record.mesh.values():
         devices *= degree
@@ -133,7 +133,7 @@ def _device_rate(record: Record) -> float:
 
 
 def _data(point: Point) -> dict[str, Any]:
-    """A point as plain data."""
+    """Return a point as plain data."""
     record = point.record
     return {
         "value": point.value,

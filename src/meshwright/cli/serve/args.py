@@ -76,14 +76,14 @@ class Args(ModelArgs):
 
 
 def hosts_and_origins(args: Args) -> dict[str, Any]:
-    """The hosts that requests may be for and the origins that may call the server, as fields of its state."""
+    """Return the allowed hosts of requests and the CORS origins, as fields of the server's state."""
     from meshwright.serving.http.hosts import check_cors, check_hosts
 
     return {"allowed_hosts": check_hosts(args.allowed_host), "cors_origins": check_cors(args.cors)}
 
 
 def limits_and_keys(args: Args) -> tuple[Limits, tuple[ApiKey, ...]]:
-    """The limits of requests, and the API keys of the file and of the environment."""
+    """Return the limits of requests, and the API keys of the file and of the environment."""
     with waiting("loading JAX"):
         from meshwright.serving.http.api_keys import parse_api_keys, parse_limits
         from meshwright.serving.http.service import Limits

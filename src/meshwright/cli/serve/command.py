@@ -1,4 +1,4 @@
-"""`meshwright serve`: one server, in one process or as one of several processes of a mesh."""
+"""`meshwright serve`: run one server, in one process or as one of several processes of a mesh."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ EXAMPLES = (
 
 
 PLAN_OPTIONS = ("on", "mesh", "dtype", "rows", "context", "page_size", "cache", "kv_dtype", "weight_dtype")
-"""Options that a serving plan has too."""
+"""Options that a serving plan can give instead."""
 
 
 def run(args: Args) -> int:
-    """Serve until a signal."""
+    """Serve until a signal arrives."""
     if not 0 <= args.port < 1 << 16:
         raise MeshwrightError(f"--port is {args.port}; it must be 0 to 65535, where 0 picks a free port")
     for name in ("kv_dtype", "weight_dtype"):
@@ -116,7 +116,7 @@ def run(args: Args) -> int:
 
 
 class _HttpOptions(NamedTuple):
-    """The options of a server's HTTP."""
+    """The HTTP options of a server."""
 
     host: str
     port: int
@@ -130,14 +130,14 @@ class _HttpOptions(NamedTuple):
 def _serve(
     model: LoadedModel, draft: LoadedModel | None, settings: EngineSettings, http: _HttpOptions, member: Member | None
 ) -> None:
-    """Serve until a signal. With several processes this is the first, which sends its steps to the others.
+    """Serve until a signal arrives. With several processes this is the first, which sends its steps to the others.
 
     Args:
-        model: the model on its devices.
-        draft: the draft model, if there is one.
-        settings: of the engine.
-        http: address, keys and limits.
-        member: this process among those of the mesh; None for a single process.
+      model: the model on its devices.
+      draft: the draft model, if there is one.
+      settings: the settings of the engine.
+      http: address, keys and limits.
+      member: this process among those of the mesh; None for a single process.
     """
     import jax
 
@@ -194,13 +194,13 @@ def _serve(
         if leader:
             leader.close()
     if not has_started.is_set() and member is None:
-        # A signal came first. Python would end under the thread that compiles, which aborts in XLA.
+        # A signal came first. If Python ended while a thread compiles, XLA would abort.
         leave_at_once(0)
     _print_served(engine)
 
 
 def _print_served(engine: Engine) -> None:
-    """Print what an engine has done, and the pace of its steps beside the planned one."""
+    """Print what an engine has done, and its measured and planned pace."""
     from meshwright.serving.engine.decode_stats import show_means
 
     stats = engine.stats()
@@ -235,13 +235,13 @@ def _counting_steps(run: Callable[[Work], object], member: Member | None) -> Cal
 
 
 def _stop_without_front(service: Service) -> None:
-    """Stop a replica at the end of its standard input, which its front holds open while it lives."""
+    """Stop a replica at the end of its standard input, which its front keeps open as long as the front runs."""
     sys.stdin.read()
     service.on_stop()
 
 
 def _print_layout(engine: Engine) -> None:
-    """Print the batch, context and KV cache of an engine; with a note where texts are longer than it was trained on."""
+    """Print the batch, context and KV cache of an engine; note if the context exceeds the trained sequence length."""
     layout = engine.layout
     at_once = show_count(layout.shards * layout.rows, "sequence")
     cache_tokens = engine.scheduler.num_pages * layout.page_size

@@ -1,4 +1,4 @@
-"""`meshwright serve --plan`: the options that come from the file of a serving plan."""
+"""`meshwright serve --plan`: read options from the file of a serving plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.planning.serving.plan import ServingPlan, read_serving_plan
 
 
 def read_decode_plan(path: Path) -> ServingPlan:
-    """Read a plan of decoding; one of prefill alone is an error."""
+    """Read a plan for decode; a plan for prefill alone is an error."""
     plan = read_serving_plan(path)
     if plan.serving.phase != "decode":
         raise MeshwrightError(
@@ -26,7 +26,7 @@ def read_decode_plan(path: Path) -> ServingPlan:
 
 
 def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> dict[str, Any]:
-    """The options of `serve` from a plan, without those on the command line.
+    """Return the options of `serve` that a plan gives, without those on the command line.
 
     With another mesh on the command line, the plan's cache split is left out: it belongs to the plan's mesh.
 
@@ -65,7 +65,7 @@ def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> di
 
 
 def check_model(plan: ServingPlan, path: Path, model: ModelConfig, directory: Path) -> None:
-    """Raise if a plan is of another model than the directory's. Names are not compared."""
+    """Raise if a plan is for another model than the directory's. Names are not compared."""
     planned = plan.serving.model
     different = [
         field.name

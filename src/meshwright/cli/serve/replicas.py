@@ -1,4 +1,4 @@
-"""`meshwright serve --replicas`: several server processes on this machine, and a front before them on one port."""
+"""`meshwright serve --replicas`: several server processes on this machine, behind a front on one port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRONT_OPTIONS = {"model", "on", "host", "port", "cors", "allowed_host", "replica
 
 
 def serve_replicas(args: Args, limits: Limits, api_keys: tuple[ApiKey, ...]) -> int:
-    """Serve by several processes, each with a part of the devices and a copy of the weights, behind one port."""
+    """Serve with several processes, each with a part of the devices and a copy of the weights, behind one port."""
     if args.plan is not None:
         raise MeshwrightError(f"--plan {args.plan} is of one server; with --replicas leave it out, and give --mesh")
     with waiting("loading JAX"):
@@ -33,7 +33,7 @@ def serve_replicas(args: Args, limits: Limits, api_keys: tuple[ApiKey, ...]) -> 
         from meshwright.serving.http.server import HttpServer, serve_app
         from meshwright.serving.http.service import ServerState
 
-    # All devices together. The mesh is of one replica, which checks it.
+    # The system has all devices; the mesh is that of one replica, which checks it.
     system = find_model(args.model, on=args.on, dtype=args.dtype, adapter=args.adapter).system
     num_replicas, grace = args.replicas, args.grace
     num_devices = devices_per_process(
@@ -66,7 +66,7 @@ def serve_replicas(args: Args, limits: Limits, api_keys: tuple[ApiKey, ...]) -> 
 
 
 def _replica_options(args: Args) -> list[str]:
-    """The options that are passed on to each replica, as words of a command line."""
+    """Return the options that are passed on to each replica, as words of a command line."""
     words = list[str]()
     for field in fields(args):
         if field.name not in FRONT_OPTIONS and (value := getattr(args, field.name)) not in (field.default, None):

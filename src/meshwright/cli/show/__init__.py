@@ -1,1 +1,1 @@
-"""`meshwright show` is `command`, and `meshwright show pipeline` is `pipeline`."""
+"""`command` is `meshwright show`; `pipeline` is `meshwright show pipeline`."""

@@ -1,4 +1,4 @@
-"""`meshwright show`: what each device holds of an array, as a picture; or of a plan's parameters, as a table."""
+"""`meshwright show`: draw what each device holds of an array, or print a table of a plan's parameters."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run(args: Args) -> int:
     if as_json:
         print(json.dumps(show_data(array, sizes, every=args.all, on=args.on), indent=2))
         return 0
-    # A line that is still too long after what could be left out must not be folded.
+    # A line that is still too long after parts were left out must not be folded.
     console().print(picture, soft_wrap=True)
     if svg is not None:
         print(f"\n wrote  {svg}")
@@ -84,7 +84,7 @@ def run(args: Args) -> int:
 
 
 def _show_plan(name: str, plan: Plan, svg: Path | None, *, as_json: bool) -> int:
-    """The table of a plan's parameters and batch, and the command that compiles its step."""
+    """Print the table of a plan's parameters and batch, and the command that compiles its step."""
     with waiting("loading JAX"):
         from meshwright.pictures.live import plan_rows
     picture = show(plan)

@@ -1,4 +1,4 @@
-"""`meshwright show pipeline`: a schedule over time, with the work and idle slots of each stage."""
+"""`meshwright show pipeline`: draw a schedule over time, with the work and idle slots of each stage."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(args: Args) -> int:
 
 
 def _next(args: Args) -> str:
-    """The command that shows more: the other schedule."""
+    """Return the next command, which shows the other schedule."""
     other = "1f1b" if args.schedule == "gpipe" else "gpipe"
     said = f"--stages {args.stages} --microbatches {args.microbatches}"
     virtual = f" --virtual-stages {args.virtual_stages}" if args.virtual_stages > 1 else ""

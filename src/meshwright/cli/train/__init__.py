@@ -1,1 +1,1 @@
-"""`meshwright train`: `command` runs it, with the options of `args` and `options` and the bar of `screen`."""
+"""`meshwright train`: `command` runs it, with the options of `args` and the progress bar of `screen`."""

@@ -1,4 +1,4 @@
-"""What `meshwright train` takes: the run, its processes, and the groups of options."""
+"""The arguments of `meshwright train`: the run, its processes, and the groups of options."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Args:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the plan."""
+        """The options of the run's plan."""
         return given_options(self.workload, self.strategy) | {"mesh": self.run.mesh}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Options of the run that are not in its plan."""
+        """The options of the run that are not in its plan."""
         own = given_options(self.start, self.data, self.preference, self.optimizer, self.saving, self.watching)
         return own | {"adapter": self.workload.adapter}

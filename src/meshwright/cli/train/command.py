@@ -1,4 +1,4 @@
-"""`meshwright train`: a run from its first step, or on from its last checkpoint."""
+"""`meshwright train`: train a run from its first step, or from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLES = (
 
 
 def run(args: Args) -> int:
-    """Train, and print measured beside planned figures.
+    """Train, and print measured and planned figures.
 
     Returns: 0 if done or stopped by SIGTERM, 1 if it does not fit or could not continue, 130 if interrupted.
     """
@@ -49,7 +49,7 @@ def run(args: Args) -> int:
 
 
 def _begun(args: Args) -> tuple[RunConfig, Path]:
-    """A new run's config, and its directory, which must not hold one already."""
+    """Return a new run's config, and its directory, which must not contain a run."""
     run = args.run
     if run.allow:
         raise MeshwrightError("--allow is for a run that goes on (--resume), and this one begins; leave it out")
@@ -66,7 +66,7 @@ def _begun(args: Args) -> tuple[RunConfig, Path]:
 
 
 def _resumed(args: Args) -> tuple[RunConfig, Path]:
-    """Return the config of a resumed run, printing changed settings; that of a new run if -o has none."""
+    """Return the config and directory of a resumed run, printing changed settings; of a new run if -o has none."""
     with waiting("loading JAX"):
         from meshwright.execution.training.library import allowed_differences, run_to_resume
         from meshwright.execution.training.run_directory.resume import resumed_run

@@ -65,7 +65,7 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
 def _notes(plan: Plan, compiled: int, model: str) -> list[str]:
     """Return notes on the figures.
 
-    compiled: bytes of memory of the compiled step.
+    compiled: the bytes of memory of the compiled step.
     """
     notes = notes_of(plan, 0 if kept_plan(model) else trained_seq_len(model))
     more = compiled / plan.predicted.memory_bytes["peak"] - 1
@@ -75,7 +75,7 @@ def _notes(plan: Plan, compiled: int, model: str) -> list[str]:
 
 
 def _long(seconds: float) -> str:
-    """A time of up to weeks."""
+    """Format a time of up to weeks."""
     days, rest = divmod(round(seconds), 86_400)
     hours, minutes = rest // 3600, rest % 3600 // 60
     if days or hours:

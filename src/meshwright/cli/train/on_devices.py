@@ -1,4 +1,4 @@
-"""The steps of `meshwright train` on its devices, with their screen, and how the command ends."""
+"""Take the steps of `meshwright train` on its devices, with their screen, and end the command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Record) -> int:
-    """Take the steps of a run on its devices, with a screen; the exit code."""
+    """Take the steps of a run on its devices, with a screen; return the exit code."""
     from meshwright.execution.runtime.compile_cache import use_compile_cache
     from meshwright.execution.runtime.devices import claim_devices
     from meshwright.execution.training.data.stores import tokenize_sources
@@ -111,7 +111,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
 
 
 def _end_by_signal(config: RunConfig, directory: Path, number: int, *, is_late: bool = False) -> tuple[int, str]:
-    """The exit code and the line of a run that a signal ends before its first step, or too late for a checkpoint."""
+    """Return exit code and message of a run that a signal ends before its first step, or too late for a checkpoint."""
     from meshwright.execution.training.run_directory.restart import what_is_left
 
     if is_late:
@@ -130,7 +130,7 @@ def _how_to_go_on(directory: Path) -> str:
 def _print_outcome(
     config: RunConfig, directory: Path, planned: Record, outcome: Outcome, screen: TrainScreen, *, as_json: bool
 ) -> None:
-    """Print measured beside planned figures, and the next command."""
+    """Print measured and planned figures, and the next command."""
     if as_json:
         print(json.dumps(outcome.record.to_json() | {"steps": outcome.taken, "loss": screen.ends}, indent=2))
     elif screen.taken:
@@ -144,7 +144,7 @@ def _print_outcome(
 
 
 def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
-    """Print the profile's collectives beside planned and compiled ones, if one was made."""
+    """Print the profile's collectives with the planned and compiled ones, if a profile was made."""
     from meshwright.execution.training.watch.profile import find_profile
 
     if config.watching.profile is None or (profile := find_profile(directory, config)[0]) is None:

@@ -1,4 +1,4 @@
-"""The screen of a training run: a bar with the lines of some steps above it, and at the end the loss as a chart."""
+"""The screen of a training run: a bar, lines about some steps above it, and at the end a chart of the loss."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 
 LINES = 10
-"""Lines about steps that a run leaves above its bar, or in a pipe."""
+"""Lines about steps that a run prints above its bar, or in a pipe."""
 
 QUIET_SECONDS = 25.0
-"""The longest that a pipe is left without a line."""
+"""The longest time without a line in a pipe."""
 
 READING_SECONDS = 1.0
-"""How long after some of the weights was read the bar still speaks of that."""
+"""How long the bar keeps showing that weights are read, after the last bytes arrived."""
 
 LEAST_BAR, MOST_BAR = 10, 40
 CHART_WIDTH, CHART_HEIGHT = 48, 4
@@ -67,13 +67,13 @@ class TrainScreen:
         self.stop()
 
     def stop(self) -> None:
-        """End the bar, and give the terminal its cursor back."""
+        """End the bar, and restore the terminal's cursor."""
         self._ended.set()
         with suppress(OSError):
             self._bar.stop()
 
     def _tick(self) -> None:
-        """In a pipe, a line where none came for long."""
+        """In a pipe, print a line if none was printed for `QUIET_SECONDS`."""
         while not self._ended.wait(1.0):
             if time.monotonic() - self._said > QUIET_SECONDS:
                 where = f"step {self.taken}/{self._steps}" if self.taken else "compiling"
@@ -99,11 +99,11 @@ class TrainScreen:
             self.note(f"the output cannot be written ({error.strerror}): the run goes on without its screen")
 
     def read(self, size: int) -> None:
-        """So many bytes of the weights more were read."""
+        """Record that `size` more bytes of the weights were read."""
         self._read, self._read_at = self._read + size, time.monotonic()
 
     def step(self, row: dict[str, Any]) -> None:
-        """The metrics of a step."""
+        """Show the metrics of a step."""
         self.taken = row["step"] + 1
         if not row.get("skipped"):  # Else the loss may be no number, and nothing was learned from it.
             self._losses.append(row["loss"])
@@ -123,7 +123,7 @@ class TrainScreen:
             self._line("  ".join(self._fit([f"step {self.taken:>{len(str(self._steps))}}/{self._steps}"], width)))
 
     def evaluated(self, row: dict[str, Any]) -> None:
-        """The metrics of an evaluation after a step."""
+        """Print the metrics of an evaluation after a step."""
         if self.is_quiet:
             return
         after, lines = f"after step {row['step'] + 1}", list[str]()
@@ -140,7 +140,7 @@ class TrainScreen:
         self._line(f"{lines[-1]}, evaluated in {show_seconds(row['eval_seconds'])}")
 
     def _fit(self, fixed: list[str], width: int, more: Sequence[str] = ()) -> list[str]:
-        """Return facts about the last step, most important first, as many as fit the width; then more."""
+        """Return words about the last step, the most important first, then `more`, as many as fit the width."""
         row, words = self._row, list(fixed)
         words_of_step = [
             f"loss {row['loss']:.3f}",
@@ -172,11 +172,11 @@ class TrainScreen:
 
     @property
     def ends(self) -> dict[str, float]:
-        """The first and the last loss."""
+        """The first and the last loss, by `first` and `last`; empty before the first step."""
         return {"first": self._losses[0], "last": self._losses[-1]} if self._losses else {}
 
     def summary(self) -> list[str]:
-        """The first and the last loss, and a chart of all between them."""
+        """Return lines with the first and the last loss, and a chart of all losses."""
         if self._first is None or not self._losses:
             return []
         first, last = self._losses[0], self._losses[-1]
@@ -201,7 +201,7 @@ def _epochs(number: float) -> str:
 
 
 def usage(row: Mapping[str, Any]) -> list[str]:
-    """The memory of a device, or of the host where devices do not count theirs, and the share of waiting for input."""
+    """Return words on the memory of a device (or of the host, if devices report none) and the share of input waits."""
     words = []
     if (peak := row.get("memory_peak_bytes")) is not None:
         words.append(show_bytes(peak))
@@ -213,7 +213,7 @@ def usage(row: Mapping[str, Any]) -> list[str]:
 
 
 class _Line(ProgressColumn):
-    """The bar and its facts, fitted to the screen's width."""
+    """The bar's line, fitted to the screen's width."""
 
     def __init__(self, screen: TrainScreen) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class _Line(ProgressColumn):
 
 
 def _of_pairs(row: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the facts of pairs; prefix: of the names of an evaluation."""
+    """Return the reward margin and accuracy of preference pairs. prefix: of the metrics' names, as `eval_`."""
     if f"{prefix}reward_margin" not in row:
         return []
     margin, accuracy = row[f"{prefix}reward_margin"], row[f"{prefix}reward_accuracy"]
@@ -233,7 +233,7 @@ def _of_pairs(row: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def loss_chart(losses: list[float], *, width: int) -> list[str]:
-    """A bar chart of losses in text, the mean of some steps a column, with the highest and the lowest at its left."""
+    """Return a bar chart of losses as lines; a column is the mean of some steps, the labels are the extremes."""
     columns = min(width, len(losses))
     edges = [round(index * len(losses) / columns) for index in range(columns + 1)]
     means = [sum(losses[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
@@ -249,7 +249,7 @@ def loss_chart(losses: list[float], *, width: int) -> list[str]:
 
 
 def _clock(seconds: float) -> str:
-    """A time as 1:02:03 or 2:03."""
+    """Format a time as 1:02:03 or 2:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,1 +1,1 @@
-"""`meshwright verify`: `command` runs it for a train step; `serving` for a server's."""
+"""`meshwright verify`: `command` verifies a train step, `serving` a server's step."""

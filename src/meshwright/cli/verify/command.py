@@ -1,6 +1,6 @@
-"""`meshwright verify`: a step compiled by its real compiler, compared with its plan.
+"""`meshwright verify`: compile a step with its real compiler, and compare it with its plan.
 
-A training step; with --serve, or for the file of a serving plan, a server's step (`verify_serving`).
+It is a training step or, with --serve or for the file of a serving plan, a server's step (`verify_serving`).
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ HINTS = {
     ServeArgs: {"--batch-tokens": "--batch", "--seq-len": "--prompt-len", "--param-dtype": "--weight-dtype"},
     Args: {"--prompt-len": "--seq-len", "--weight-dtype": "--param-dtype"},
 }
-"""Replacements for options of the other kind."""
+"""For a kind of step: options of the other kind, each with the option to use instead."""
 
 
 def args_of(words: list[str]) -> type:
-    """The kind that some words ask for."""
+    """Return the kind of arguments: for a server's step with --serve, else for a train step."""
     return ServeArgs if any(word.split("=")[0] == "--serve" for word in words) else Args
 
 
 def run(args: Args | ServeArgs) -> int:
-    """Compile, compare, print; 1 where a difference exceeds the tolerance."""
+    """Compile, compare, print; return 1 if a difference exceeds the tolerance."""
     if isinstance(args, ServeArgs):
         return verify_served(args)
     if is_serving_plan_file(args.model):
@@ -123,7 +123,7 @@ def run(args: Args | ServeArgs) -> int:
 
 
 def _next(args: Args, plan: Plan) -> str:
-    """The next command: train the compiled plan; for a run, its report."""
+    """Return the next command: train the compiled plan; for a run, its report."""
     if is_run_directory(args.model):
         return next_line(f"meshwright report {shlex.quote(args.model)}")
     train = spelled("train", args, without=("run", "effort", "tolerance", "html"))
@@ -131,7 +131,7 @@ def _next(args: Args, plan: Plan) -> str:
 
 
 def _write_page(path: Path, found: Verification, measured: Record | None) -> None:
-    """The page of a verification."""
+    """Write the page of a verification."""
     from meshwright.pictures.pages import verify_page
 
     write_file(path, verify_page(found, measured))

@@ -1,4 +1,4 @@
-"""What `meshwright verify` prints: the rows of a comparison, as tables or data, and what exceeds a tolerance."""
+"""The screen of `meshwright verify`: the rows of a comparison, as tables or data, and what exceeds a tolerance."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def exit_code(rows: Iterable[Row], tolerance: float | None) -> int:
 
 
 def verification_data(found: Verification | ServingVerification, measured: Record | None = None) -> dict[str, Any]:
-    """All of a verification as plain data."""
+    """Return all of a verification as plain data."""
     records = {"predicted": found.plan.predicted.to_json(), "compiled": found.compiled.to_json()}
     if measured:
         records["measured"] = measured.to_json()
@@ -47,7 +47,7 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
 
 
 def print_verification(found: Verification | ServingVerification, title: str) -> None:
-    """Print the table, and a second one with a run's measurements."""
+    """Print the table of a verification, and another of the quantities that a run measured."""
     from meshwright.pictures.words import row_tables
 
     plan, program, rows = found.plan, found.program, found.rows

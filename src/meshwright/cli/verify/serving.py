@@ -1,4 +1,4 @@
-"""`meshwright verify … --serve decode` or `--serve prefill`: a server's compiled step, compared with a serving plan."""
+"""`meshwright verify … --serve decode` or `--serve prefill`: compare a server's compiled step with a serving plan."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ServeArgs:
 
 
 class _Compare(Protocol):
-    """The options of a comparison that every kind has."""
+    """The options of a comparison that every kind of step has."""
 
     @property
     def effort(self) -> Literal["fast", "default"]: ...
@@ -60,7 +60,7 @@ class _Compare(Protocol):
 
 
 def verify_served(args: ServeArgs) -> int:
-    """Plan, compile, compare, print; 1 where a difference exceeds the tolerance."""
+    """Plan, compile, compare, print; return 1 if a difference exceeds the tolerance."""
     options = given_options(args.served, args.formats)
     phase = options.pop("serve")
     plan = best_serving_plan(args.model, phase, options, mesh=args.compare.mesh, cache=args.compare.cache)
@@ -68,7 +68,7 @@ def verify_served(args: ServeArgs) -> int:
 
 
 def verify_serving_plan(args: Any, plan: ServingPlan, compare: _Compare) -> int:
-    """Compile the step of a plan, compare, print; 1 where a difference exceeds the tolerance."""
+    """Compile the step of a plan, compare, print; return 1 if a difference exceeds the tolerance."""
     tolerance, as_json = read_tolerance(compare.tolerance), compare.json
     effort = compare.effort if plan.system.chip.kind == "tpu" else "fast"
     check_all_read(args, f"on {plan.hardware}")
@@ -91,7 +91,7 @@ def verify_serving_plan(args: Any, plan: ServingPlan, compare: _Compare) -> int:
 
 
 def _next(args: Any, plan: ServingPlan) -> str:
-    """The next command: serve the plan of a file; else plan the same to keep it."""
+    """Return the next command: serve the plan of a file; without a file, write the same plan to one."""
     if isinstance(args, ServeArgs):
         line = spelled("plan", args, without=("cache", "effort", "tolerance"), serve=args.served.serve)
         return next_line(f"{line} -o plan.yaml")

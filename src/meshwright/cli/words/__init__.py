@@ -1,1 +1,1 @@
-"""The words of a command line and of a `--config` file, read into a command's dataclass."""
+"""Parse the words of a command line and of a `--config` file into a command's dataclass."""

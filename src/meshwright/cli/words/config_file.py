@@ -1,4 +1,4 @@
-"""YAML configuration of a run: option names with values, for options that were not typed."""
+"""Read a YAML file of option names with values, for options that were not typed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 
 
 class Entry(NamedTuple):
-    """An option in a file: its name with underscores, its values as text, and its place."""
+    """An option in a file: its name with underscores, its values as text, and its position (file and line)."""
 
     name: str
     values: tuple[str, ...]
@@ -19,10 +19,10 @@ class Entry(NamedTuple):
 
 
 def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
-    """Return the options of a file without null and false ones. A plan's file is only the model.
+    """Return the options of a file except null and false ones; of a plan's file, only `model`, the file itself.
 
-    known: the option names, with `model`. A list is several values; a mapping is several of the form NAME=VALUE, joined
-    by commas if the option takes one text; true is an option without value.
+    known: the option names, with `model`. A list is several values; a mapping is several values NAME=VALUE, joined by
+    commas if the option takes one text; true is an option without value.
 
     Raises:
         MeshwrightError: the file cannot be read, or a name is unknown; the message suggests the nearest one.
@@ -57,7 +57,7 @@ def read_config_file(path: Path, known: Collection[str]) -> list[Entry]:
 
 
 def _values(node: Any, where: str, name: str) -> tuple[str, ...] | None:
-    """Return an option's values as text: numbers as written, so `4M` stays so; None for none."""
+    """Return an option's values as text, as written (`4M` stays `4M`); None for null and false."""
     import yaml
 
     if isinstance(node, yaml.ScalarNode):

@@ -1,4 +1,4 @@
-"""The options and arguments that a command's dataclass declares, by their names, and the values that each takes."""
+"""The options and arguments that a command's dataclass declares, by name, and the values that each takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.support.field_types import not_a_choice
 from meshwright.units import parse_count, parse_number
 
 SUFFIXES = {"--svg": (".svg",), "--html": (".html", ".htm")}
-"""File name endings of data with only one kind of file."""
+"""The file name endings of options that write only one kind of file."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _POSITIONAL = get_args(Positional[str])[1]
@@ -25,7 +25,7 @@ _POSITIONAL = get_args(Positional[str])[1]
 
 @dataclass(frozen=True)
 class Option:
-    """One option or argument: its field, how many values it takes, and which; choices: as typed, with their value."""
+    """One option or argument: its field and its values. choices: the allowed texts, each with its value."""
 
     name: str
     field: str
@@ -35,7 +35,7 @@ class Option:
     is_needed: bool = False
 
     def read(self, value: str) -> int | float | str | Path:
-        """Return a value of the field's type; an error if it is not one, or none of its choices."""
+        """Parse a value to the field's type; an error if that fails, or the value is not one of the choices."""
         if self.choices:
             if value not in self.choices:
                 raise MeshwrightError(not_a_choice(self.name, value, self.choices))
@@ -60,13 +60,13 @@ class Option:
 
 
 def declared_options(args: type) -> Mapping[str, Option]:
-    """The options of a command's dataclass, by each of their names."""
+    """Return the options of a command's dataclass, by each of their names."""
     return declared_words(args)[0]
 
 
 @cache
 def declared_words(args: type) -> tuple[dict[str, Option], tuple[Option, ...]]:
-    """The options of a dataclass by each of their names, and its arguments in their order."""
+    """Return the options of a dataclass by each of their names, and its arguments in order."""
     options: dict[str, Option] = {}
     arguments: list[Option] = []
     hints = get_type_hints(args, include_extras=True)
@@ -89,7 +89,7 @@ def declared_words(args: type) -> tuple[dict[str, Option], tuple[Option, ...]]:
 
 
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without its annotations, and these."""
+    """Return a type without its annotations, and the annotations."""
     if get_origin(hint) is not Annotated:
         return hint, ()
     plain, *metadata = get_args(hint)
@@ -98,7 +98,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _option(name: str, field: str, plain: Any, *, is_needed: bool) -> Option:
-    """The option of a type: a flag, a number, a choice or text."""
+    """Return the option for a field's type: a flag, a number, a choice or text."""
     if plain is bool:
         return Option(name, field, "none", {})
     if get_origin(plain) is tuple:

@@ -1,6 +1,6 @@
-"""The words of a command line read into a command's dataclass, so that every mistake is one line.
+"""Parse the words of a command line into a command's dataclass, so that every mistake is reported in one line.
 
-An option may be unknown, have a new name, belong to another kind of plan, lack its value, or have a wrong one.
+An option may be unknown, be renamed, belong to another kind of plan, lack its value, or have a wrong one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEW_NAMES = {
     "--no-overlaps-tp": "no --collective-matmul",
     "--compute-dtype": "--dtype",
 }
-"""Renamed options."""
+"""Renamed options, with what to type now."""
 
 CONFIG = "config"
 """The field of the option that names a file of options."""
@@ -37,7 +37,7 @@ _OPTION = re.compile(r"(-[A-Za-z]|--[A-Za-z][\w-]*)(=.*)?", re.DOTALL)
 
 
 def canonical(words: Sequence[str]) -> list[str]:
-    """The words with every option by its first name."""
+    """Return the words, with every option under its first name."""
     found = []
     for word in words:
         name, equals, value = word.partition("=")
@@ -46,7 +46,7 @@ def canonical(words: Sequence[str]) -> list[str]:
 
 
 def without_options(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """Words without some options that take one value each, by their first names, and these values."""
+    """Return the words without some options, given by their first names, and without the one value of each."""
     found: list[str] = []
     rest = list(words)
     while rest:
@@ -61,16 +61,16 @@ def without_options(words: Sequence[str], names: Collection[str]) -> list[str]:
 def read_words(
     words: Sequence[str], args: type, *, kinds: Mapping[str, type], hints: Mapping[str, str]
 ) -> tuple[Any, dict[str, str]]:
-    """Read the words of a command line.
+    """Parse the words of a command line.
 
     Args:
-        words: of the command line, after the command.
+        words: the words of the command line after the command.
         args: the dataclass of the arguments.
-        kinds: the dataclasses of a command's other kinds, each under the words that ask for it.
+        kinds: the dataclasses of a command's other kinds, each under the words that select it.
         hints: what to use instead of an option of another kind, by its name.
 
     Returns:
-        The arguments, an `args`; and the options among the words, as `{"batch": "--batch"}`.
+        An instance of `args`, and the options that were typed or in a file, as `{"batch": "--batch"}`.
 
     Raises:
         MeshwrightError: where the words are not options and arguments of the command.
@@ -93,9 +93,9 @@ def read_words(
 def _separate(
     words: Sequence[str], known: Mapping[str, Option], unknown: Callable[[str], str]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """The values of the options among words and the options' names, both by field; and the words that are arguments.
+    """Separate words into values of options and names of options, both by field, and the words that are arguments.
 
-    unknown: the message for an option that is not known.
+    unknown: returns the message for an unknown option.
     """
     found: dict[str, Any] = {}
     typed: dict[str, str] = {}
@@ -122,7 +122,7 @@ def _separate(
 
 
 def _take_value(option: Option, name: str, joined: str | None, rest: list[str]) -> Any:
-    """The value of an option that was typed as `name`: joined to it (`=8`), or taken from the words after it."""
+    """Return the value of an option typed as `name`: joined to the option (`=8`), or taken from the words after it."""
     if option.takes == "none":
         if joined:
             raise MeshwrightError(f"{name} takes no value; leave {joined} out")
@@ -138,7 +138,7 @@ def _take_value(option: Option, name: str, joined: str | None, rest: list[str]) 
 
 
 def _read_arguments(arguments: Sequence[str], declared: Sequence[Option]) -> dict[str, Any]:
-    """The values of a command's arguments, by field; the last declared one may take all that are left."""
+    """Return the values of a command's arguments, by field; the last declared one may take all that are left."""
     found: dict[str, Any] = {}
     needed = [argument.name for argument in declared if argument.is_needed]
     if len(arguments) < len(needed):
@@ -158,7 +158,7 @@ def _read_arguments(arguments: Sequence[str], declared: Sequence[Option]) -> dic
 
 
 def _of_file(path: Path, args: type, said: Mapping[str, Any]) -> Iterator[tuple[Option, Any, str]]:
-    """The options of a `--config` file that are not typed: each with its value, and its name."""
+    """Yield the options of a `--config` file that were not typed: each with its value, and its name."""
     options = {option.field: option for option in (*declared_words(args)[0].values(), *declared_words(args)[1])}
     for entry in read_config_file(path, [name for name in options if name != CONFIG]):
         if entry.name in said:
@@ -190,7 +190,7 @@ def _filled(args: type, found: Mapping[str, Any]) -> Any:
 
 
 def _unknown(name: str, args: type, kinds: Mapping[str, type], hints: Mapping[str, str]) -> str:
-    """The message for an option that a command does not have."""
+    """Return the error message for an option that a command does not have."""
     known = declared_words(args)[0]
     new = NEW_NAMES.get(name, "")
     if new and any(new.split()[0] in declared_words(kind)[0] for kind in (args, *kinds.values())):

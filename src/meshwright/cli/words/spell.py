@@ -1,4 +1,4 @@
-"""A command line for some arguments: the opposite of `read_words`, for the commands that screens end with."""
+"""Print arguments as a command line: the inverse of `read_words`, for the next commands that screens suggest."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from meshwright.cli.words.options import declared_words
 
 
 def spelled(command: str, args: Any, *, without: Collection[str] = (), **more: Any) -> str:
-    """Return a command's line with all arguments that are not defaults, quoted for a shell.
+    """Return a command line with all arguments that are not defaults, quoted for a shell.
 
     Args:
-        command: its name, which can differ from that of `args`.
+        command: the command's name, which can differ from that of `args`.
         args: a command's dataclass.
         without: fields to leave out.
         more: values of fields that replace those in `args`.

@@ -27,7 +27,7 @@ from meshwright.proof.compiler.targets import check_compiler, compiler_name
 from meshwright.support.files import user_cache, write_file
 
 _CHILD_BYTES = 4 << 30
-"""Memory a compiling process may need; docs/verify.md has the largest measured."""
+"""Memory budget of one compiling process, in bytes; docs/verify.md has the largest measured."""
 
 _POLL_SECONDS = 0.05
 
@@ -35,9 +35,10 @@ _POLL_SECONDS = 0.05
 def compile_in_child(request: CompileRequest) -> CompiledProgram:
     """Compile a request, or read its program from the cache.
 
-    The cache key is the request, the versions of JAX and the compiler, the sources of meshwright and of the function's
-    module (not of modules that it imports). Raises MeshwrightError where the compiler is not installed, the function
-    fails, or the program does not fit a TPU's memory (the GPU compiler does not check). An interrupt ends the child.
+    The cache key hashes the request, the versions of JAX and of the compiler, and the sources of meshwright and of the
+    function's module (not of modules that it imports). Raises MeshwrightError where the compiler is not installed, the
+    function fails, or the program does not fit a TPU's memory (the GPU compiler does not check). An interrupt ends the
+    child.
     """
     ((_, outcome),) = compile_all([request])
     if isinstance(outcome, MeshwrightError):
@@ -88,14 +89,14 @@ class _Job:
 
 
 def _job(request: CompileRequest) -> _Job:
-    """A job that can be compiled here. Raises where it cannot."""
+    """Return the job of a request. Raises MeshwrightError if its compiler is not installed."""
     system = parse_system(request.hardware)
     check_compiler(system)
     return _Job(request, system, cache_directory() / f"{_key(request, system)}.json.gz")
 
 
 def _outcome(job: _Job, child: CompileProcess) -> CompiledProgram | MeshwrightError:
-    """The program of a finished process, which is cached, or its error."""
+    """Cache and return the program of a finished process, or return its error."""
     with child:
         try:
             program = child.program()
@@ -120,7 +121,7 @@ def _free_bytes() -> int:
 
 
 def _key(request: CompileRequest, system: System) -> str:
-    """The cache key of a request."""
+    """Return the cache key of a request: a hash of everything its program depends on."""
     try:
         request_text = json.dumps(request.to_json())
     except TypeError as error:
@@ -146,7 +147,7 @@ def _own_sources() -> str:
 
 
 def _source_of(function: str) -> str:
-    """A hash of the file of a function's module; '' where there is none."""
+    """Return a hash of the file of a function's module; '' if there is no such file."""
     try:
         spec = importlib.util.find_spec(function.partition(":")[0])
     except (ImportError, ValueError):
@@ -156,7 +157,7 @@ def _source_of(function: str) -> str:
 
 
 def _read(file: Path) -> CompiledProgram | None:
-    """The program in a cache file; None where there is none that can be read."""
+    """Return the program in a cache file; None if the file is missing or cannot be read."""
     try:
         return program_from_json(json.loads(gzip.decompress(file.read_bytes())), cached=True)
     except (OSError, EOFError, zlib.error, ValueError, TypeError):

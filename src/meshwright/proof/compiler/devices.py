@@ -25,10 +25,10 @@ def system_devices(system: System) -> Sequence[Any]:
 
 
 def make_device_mesh(system: System, mesh: Mapping[str, int]) -> tuple[Mesh, MeshMethod]:
-    """A mesh over a system's devices, every axis explicit, and how it was arranged.
+    """Return a mesh over a system's devices, every axis explicit, and how it was arranged.
 
-    `jax.make_mesh` gives each mesh axis whole physical axes. Where there are none, physical axes are split. Over
-    several slices the outermost mesh axes cross them.
+    `jax.make_mesh` gives each mesh axis whole physical axes; where that is impossible, physical axes are split. Over
+    several slices the outermost mesh axes cross slices.
     """
     devices, degrees = system_devices(system), tuple(mesh.values())
     if math.prod(degrees) != len(devices):

@@ -22,10 +22,10 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]++|\\.)*+)"')
 
 @dataclass(frozen=True, kw_only=True)
 class FullRematerialization:
-    """A value resharded by gathering it whole on every device.
+    """A value that XLA reshards by gathering it whole on every device.
 
-    op: scopes and primitive. array: its per-device shape before. before, after: shardings in mesh axes, or as the
-    compiler writes them where mesh axes cannot express them.
+    op: the named scopes and primitive that compute the value. array: its per-device shape before. before, after: its
+    shardings over mesh axes, or as the compiler writes them where mesh axes cannot express them.
     """
 
     op: str

@@ -1,6 +1,7 @@
 """A program that one process lowers and another compiles: its StableHLO module, and what compiling it needs.
 
-`jax.export` would drop donation, layouts and memory kinds of the arguments, and rename what a step consists of.
+`jax.export` is not used: it would drop donation, layouts and memory kinds of the arguments, and rename the parts of a
+step.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ LOAD_MODULE = "meshwright.proof.compiler.module:load_module"
 
 
 def pack_module(program: LoweredProgram) -> dict[str, Any]:
-    """A lowered program as plain data, for `load_module`.
+    """Return a lowered program as plain data, for `load_module`.
 
-    What its arguments' shardings are is in no public attribute of JAX 0.10 and 0.11.
+    No public attribute of JAX 0.10 and 0.11 has the shardings of its arguments.
     """
     lowering = getattr(program.lowered, "_lowering", None)
     known = getattr(lowering, "compile_args", {})
@@ -55,9 +56,9 @@ def load_module(
     unused_constraints: Sequence[Sequence[Any]],
     notes: Sequence[str],
 ) -> LoweredProgram:
-    """The program of `pack_module`, to be compiled for the devices of a mesh in their order.
+    """Return the program packed by `pack_module`, to be compiled for the devices of a mesh in their order.
 
-    free_inputs, free_outputs: whether the partitioner may choose the sharding of each.
+    free_inputs, free_outputs: whether the partitioner may choose the sharding of each input and output.
     """
     unused = tuple(UnusedConstraint(dtype, tuple(dims), *told) for dtype, dims, *told in unused_constraints)
     bytecode = gzip.decompress(base64.b64decode(module))
@@ -66,7 +67,7 @@ def load_module(
 
 
 def output_names(program: LoweredProgram) -> tuple[str, ...]:
-    """The path of each result."""
+    """Return the pytree path of each result."""
     if program.output_names is not None:
         return program.output_names
     paths, _ = jax.tree_util.tree_flatten_with_path(program.lowered.out_info)
@@ -74,20 +75,20 @@ def output_names(program: LoweredProgram) -> tuple[str, ...]:
 
 
 def _is_free(sharding: Any) -> bool:
-    """Whether the partitioner may choose any of a result's sharding."""
-    if not isinstance(sharding, Sharding):  # but a sign that nobody gave one
+    """Whether the partitioner may choose a result's sharding, wholly or in part."""
+    if not isinstance(sharding, Sharding):  # but JAX's marker for an unspecified sharding
         return True
     return PartitionSpec.UNCONSTRAINED in getattr(sharding, "spec", ())
 
 
 class _Module:
-    """A module that compiles as a `jax.stages.Lowered` does."""
+    """A StableHLO module that is compiled by the same method as a `jax.stages.Lowered`."""
 
     def __init__(self, bytecode: bytes, mesh: Mesh, inputs: Sequence[bool], outputs: Sequence[bool]) -> None:
         self.bytecode, self.mesh, self.inputs, self.outputs = bytecode, mesh, inputs, outputs
 
     def compile(self, *, compiler_options: Mapping[str, Any]) -> _Executable:
-        """Compile it for the devices of its mesh, in their order."""
+        """Compile the module for the devices of its mesh, in their order."""
         client = self.mesh.devices.flat[0].client
         is_here = type(client).__name__ != "CompileOnlyPyClient"
         compile_ = client.compile_and_load if is_here else client.compile
@@ -101,7 +102,7 @@ class _Module:
 
 
 class _Executable:
-    """What a compiler made, with those methods of a `jax.stages.Compiled` that are used here."""
+    """A compiled program, with the methods of a `jax.stages.Compiled` that are used here."""
 
     def __init__(self, executable: Any) -> None:
         self.executable = executable
@@ -111,9 +112,9 @@ class _Executable:
         return "\n\n".join(module.to_string() for module in self.executable.hlo_modules())
 
     def memory_analysis(self) -> Any:
-        """The compiler's figures of memory."""
+        """The compiler's memory statistics."""
         return self.executable.get_compiled_memory_stats()
 
     def runtime_executable(self) -> Any:
-        """The executable itself."""
+        """The wrapped executable."""
         return self.executable

@@ -71,7 +71,7 @@ class CompileProcess:
 
 
 def _warnings(messages: str) -> str:
-    """The compiler's log without informational messages, which may span lines."""
+    """Return the compiler's log without informational messages, each of which may span lines."""
     kept, informs = [], False
     for line in messages.splitlines(keepends=True):
         if found := _LOGGED.match(line):
@@ -82,7 +82,7 @@ def _warnings(messages: str) -> str:
 
 
 def compile_error(what: str, failure: Failure) -> MeshwrightError:
-    """The error for a failure of the user's function or of the compiler."""
+    """Return the exception for a failure of the user's function or of the compiler."""
     if failure.kind == FailureKind.REFUSED:
         return MeshwrightError(failure.message)
     if failure.kind == FailureKind.OUT_OF_MEMORY:

@@ -20,10 +20,10 @@ class MeshMethod(StrEnum):
 
 
 class UnusedConstraint(NamedTuple):
-    """A sharding constraint that JAX drops when it lowers. source: file:line.
+    """A sharding constraint that JAX drops while lowering a function.
 
-    device: of a `device_put` to it, which does nothing inside of `jit`, or the spec of one to a sharding; '' for a
-    `with_sharding_constraint` whose result nothing uses.
+    dtype, dims: of the constrained array. source: file:line. device: the device, or the spec of the sharding, given to
+    a `device_put`, which does nothing inside `jit`; '' for a `with_sharding_constraint` whose result nothing uses.
     """
 
     dtype: str
@@ -42,10 +42,10 @@ class LoweredProgram(NamedTuple):
 
 
 class FailureKind(StrEnum):
-    """Why a child process has no program."""
+    """Why a child process returned no program."""
 
     REFUSED = "refused"
-    """A MeshwrightError: its message is for users."""
+    """A MeshwrightError, whose message is written for users."""
     OUT_OF_MEMORY = "out of memory"
     """The program does not fit a device."""
     FAILED = "failed"
@@ -56,8 +56,8 @@ class FailureKind(StrEnum):
 class Failure:
     """A failed compilation, as the child process reports it.
 
-    message: of the error. needed, available: bytes of `memory` (HBM, VMEM, ...), as the compiler prints them. hlo: the
-    program that did not fit; '' if the compiler failed before it had one.
+    message: text of the error. needed, available: bytes of `memory` (HBM, VMEM, ...), as the compiler prints them. hlo:
+    the program that did not fit; '' if the compiler failed before it had one.
     """
 
     kind: FailureKind
@@ -94,13 +94,13 @@ class CompiledProgram:
 
     hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias`
     (shared by outputs and arguments), `code`, and `peak` = arguments + outputs - alias + temporaries. On TPUs
-    temporaries are what the compiler's peak leaves for them. messages: warnings on the compiler's stderr.
+    temporaries are the compiler's peak less the other terms. messages: warnings on the compiler's stderr.
     unused_constraints, notes: found when the program was traced. mesh_method: how the mesh was arranged on the devices.
     cached: read from disk; compile_seconds is then that of the original compilation.
 
-    annotated, propagated, partitioned: the module before, between and after the partitioner's passes: with global
-    shapes and the requested shardings; with the shardings of every value; with per-device shapes and collectives, still
-    equal for every backend. All three are '' where nothing was partitioned. output_names: the path of each result.
+    annotated, propagated, partitioned: the module around the partitioner's passes, '' where nothing was partitioned.
+    annotated has global shapes and the requested shardings; propagated, the sharding of every value; partitioned,
+    per-device shapes and collectives, still equal for every backend. output_names: the path of each result.
     """
 
     hlo: str

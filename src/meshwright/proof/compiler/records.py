@@ -25,7 +25,7 @@ def read_program(program: CompiledProgram, mesh: MeshShape, hardware: str) -> Re
     """The record of a program compiled for a mesh on some hardware: flops, memory and collectives, per device.
 
     `fits` is None on simulated CPU devices, whose memory is the host's. A collective over axes within and between
-    slices is compiled as one of each. Raises where the program is for another number of devices.
+    slices is compiled as two collectives, one of each. Raises where the program is for another number of devices.
     """
     system, module = parse_system(hardware), read_optimized(program)
     record = read_module(
@@ -67,6 +67,6 @@ def read_optimized(program: CompiledProgram) -> Module:
 
 
 def _identity(instruction: Instruction) -> tuple[str, ...]:
-    """What a collective has in common before and after optimization: opcode, channel, op_name."""
+    """Return what identifies a collective before and after optimization: opcode, channel, op_name."""
     opcode = instruction.opcode.removesuffix("-start")
     return opcode, instruction.attributes.get("channel_id", ""), instruction.op_name

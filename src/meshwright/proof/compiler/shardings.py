@@ -29,8 +29,8 @@ _CONSTRAINT = "Sharding"
 class ShardingPair:
     """A value of a program with its requested and its actual sharding.
 
-    name: path of an input or output in the arguments or the result; named scopes of an intermediate. array: global
-    shape. requested: None where nothing was requested. actual: None where it is no sharding over mesh axes.
+    name: the path of an input or output in the arguments or the result; the named scopes of an intermediate. array:
+    global shape. requested: None where nothing was requested. actual: None where mesh axes cannot express the sharding.
     """
 
     name: str
@@ -65,7 +65,7 @@ def read_shardings(program: CompiledProgram, mesh: Mapping[str, int]) -> tuple[S
 
 
 def _inputs(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """The parameters; unused ones are not in the module."""
+    """Yield the module's parameters; unused arguments are not in the module."""
     before = annotated.computations[annotated.entry].parameters
     for number, parameter in sorted(propagated.computations[propagated.entry].parameters.items()):
         requested = _requested(before[number], mesh) if number in before else None
@@ -96,7 +96,7 @@ def _outputs(
 
 
 def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """Values with a constraint, matched to the copies that the partitioner made of them."""
+    """Yield the values with a constraint, matched to the copies that the partitioner made of them."""
     made: dict[_Place, list[Spec | None]] = defaultdict(list)
     for instruction in propagated.instructions():
         if instruction.opcode == "copy":
@@ -112,9 +112,9 @@ def _constraints(annotated: Module, propagated: Module, mesh: Mapping[str, int])
 
 
 def _match_constraints(requested: list[Spec | None], made: list[Spec | None]) -> list[Spec | None]:
-    """The actual spec of each constraint at one place, out of the values made there.
+    """Return the actual spec of each constraint on one value, out of the specs of the value's copies.
 
-    The partitioner drops a constraint that changes nothing; a remaining one is matched by the spec it requests.
+    The partitioner drops a constraint that changes nothing; each remaining one is matched by the spec it requests.
     """
     left, actual = list(made), list(requested)
     unmet: list[int] = []
@@ -131,7 +131,7 @@ def _match_constraints(requested: list[Spec | None], made: list[Spec | None]) ->
 
 
 def _products(annotated: Module, propagated: Module, mesh: Mapping[str, int]) -> Iterator[ShardingPair]:
-    """Products whose results have no constraint: their sharding comes from propagation alone."""
+    """Yield matmuls and convolutions whose results have no constraint: their sharding comes from propagation alone."""
     constrained = {
         _place(annotated.operand(one)) for one in annotated.instructions() if one.custom_call_target == _CONSTRAINT
     }
@@ -154,12 +154,12 @@ def _intermediate(instruction: Instruction, requested: Spec | None, actual: Spec
 
 
 def _place(instruction: Instruction) -> _Place:
-    """Identifies a value in both modules, which number instructions differently."""
+    """Return what identifies a value in both modules, which number instructions differently."""
     return instruction.op_name, instruction.source, str(instruction.shape)
 
 
 def _requested(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None:
-    """The spec that an instruction of the annotated module requests; Shardy's by axes where there is one."""
+    """The spec that an instruction of the annotated module requests, read from Shardy's attribute where it has one."""
     said = _SDY.search(instruction.attributes.get("frontend_attributes", ""))
     by_axes = parse_shardy_sharding(said[1], mesh) if said else None
     return by_axes or _specs(instruction, [instruction.shape], mesh, unsaid="")[0]
@@ -173,7 +173,7 @@ def _actual(instruction: Instruction, mesh: Mapping[str, int]) -> Spec | None:
 def _specs(
     instruction: Instruction, arrays: list[Shape], mesh: Mapping[str, int], *, unsaid: str = "{replicated}"
 ) -> list[Spec | None]:
-    """The spec of each array of an instruction. After propagation an array without a sharding is replicated."""
+    """Return the spec of each array of an instruction; `unsaid` stands for an array without a sharding."""
     text = instruction.attributes.get("sharding", "")
     of_tuple = instruction.shape.dtype == "tuple" and text.startswith("{{")
     texts = _SHARDING.findall(text[1:-1]) if of_tuple else [text or unsaid] * len(arrays)

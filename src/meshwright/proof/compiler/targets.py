@@ -19,7 +19,7 @@ _OUR_OWN = ("JAX_", "XLA_", "TPU_", "LIBTPU_", "ALLOW_MULTIPLE_LIBTPU_LOAD")
 _PACKAGES = {"tpu": ("libtpu", "libtpu"), "gpu": ("jax_cuda13_plugin", "jax-cuda13-plugin")}
 
 _MOST_SIMULATED = 4096
-"""CPU devices that one process can simulate: making more takes minutes."""
+"""The most CPU devices that one process simulates; creating more takes minutes."""
 
 _TPU_DEVICES = {
     "v4": ("TPU v4", 2),
@@ -45,7 +45,7 @@ _GPU_COMMON = """\
 
 
 def check_compiler(system: System) -> None:
-    """Raise where the compiler for a system's chip is not installed, or does not know the chip."""
+    """Raise if a system's compiler is not installed or lacks its chip, or if it has too many CPUs to simulate."""
     kind = system.chip.kind
     if kind == "cpu":
         if system.num_devices > _MOST_SIMULATED:
@@ -139,7 +139,7 @@ def topology(system: System) -> dict[str, Any]:
 
 @cache
 def _gpus() -> Mapping[str, Mapping[str, Any]]:
-    """The GPUs of gpus.toml."""
+    """Return the GPU descriptions of gpus.toml, by chip name."""
     return tomllib.loads(Path(__file__).with_name("gpus.toml").read_text())
 
 

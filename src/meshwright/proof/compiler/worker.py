@@ -41,7 +41,7 @@ from meshwright.proof.compiler.targets import compiler_name, compiler_options
 
 _DUMPED_PASSES = "shardy-xla|spmd-partitioning"
 
-# The names of these passes are the same for CPU, TPU and GPU but for a prefix; those of other passes differ.
+# These passes have the same names for CPU, TPU and GPU except for a prefix; other passes do not.
 _DUMPS = {
     "annotated": re.compile(r"\.before_[\w-]*shardy-xla\."),
     "propagated": re.compile(r"\.before_[\w-]*spmd-partitioning\."),
@@ -49,9 +49,9 @@ _DUMPS = {
 }
 
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that the system sends a process when its parent has ended."""
+"""Option of prctl(2): the signal that the system sends this process when its parent has ended."""
 
-# As the TPU and the GPU compiler write it.
+# Messages of the TPU and the GPU compiler.
 _OUT_OF_MEMORY = (
     re.compile(r"required for ([\w ]+) \(([\d.]+\w?)\) exceeds available \w+ \(([\d.]+\w?)\)"),
     re.compile(r"(Used) ([\d.]+\w?) of ([\d.]+\w?)"),
@@ -96,7 +96,7 @@ def run(request: CompileRequest) -> CompiledProgram:
 
 
 class CompileError(Exception):
-    """The compiler refused a program: `__cause__` is its error, hlo the module it dumped before."""
+    """The compiler failed on a program: `__cause__` is the compiler's error, hlo the module dumped before it."""
 
     def __init__(self, hlo: str) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def _optimized_dump(directory: str) -> str:
 
 
 def read_compiled(compiled: jax.stages.Compiled, *, compiler: str, mesh_method: MeshMethod) -> CompiledProgram:
-    """Read the HLO and the memory of a compiled function; the partitioner's modules stay ''."""
+    """Read the HLO and the memory of a compiled function; the partitioner's modules are left empty."""
     return CompiledProgram(
         hlo=hlo_text(compiled),
         memory_bytes=program_memory(compiled, on_tpu=compiler.startswith("libtpu")),
@@ -164,7 +164,7 @@ def read_compiled(compiled: jax.stages.Compiled, *, compiler: str, mesh_method: 
 
 
 def failure_of(error: Exception) -> Failure:
-    """The failure of a user's function or of the compiler, with the compiler's figures if it ran out of memory."""
+    """Return the failure of a user's function or of the compiler, with the memory figures if it ran out of memory."""
     hlo = error.hlo if isinstance(error, CompileError) else ""
     if isinstance(error, CompileError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
@@ -184,7 +184,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def error_text(error: Exception) -> str:
-    """The error with its type and its last place in the user's code, or in meshwright's if that ran alone."""
+    """Return an error's type, message and innermost line in the user's code, or in meshwright's if only that ran."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
     own = str(Path(meshwright.__file__).parent)
     frames = [frame for frame in frames if not frame.filename.startswith(own)] or frames

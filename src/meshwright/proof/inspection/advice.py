@@ -12,11 +12,11 @@ _GONE = {
     "all_to_all_async": "jax.lax.all_to_all(x, axis, split_axis=0, concat_axis=0, tiled=True)",
     "ppermute_async": "jax.lax.ppermute(x, axis, pairs)",
 }
-"""Names that teaching material has and JAX does not, each with what to write."""
+"""Function names in teaching material that JAX does not have, each with its replacement."""
 
 
 def advice(error: str) -> str:
-    """Return advice for an error of JAX; '' if the error itself has it."""
+    """Return advice for an error message of JAX; '' if there is none."""
     for pattern, answer in _ANSWERS:
         if found := re.search(pattern, error):
             return answer(found)
@@ -85,10 +85,10 @@ _ANSWERS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"set a mesh via `jax.set_mesh` if a PartitionSpec is passed to device_put", _inside),
     (r"UNIMPLEMENTED|no attribute 'local_devices'", _absent),
 )
-"""Errors of JAX 0.10, each with its answer."""
+"""Patterns of error messages of JAX 0.10, each with the function that returns its advice."""
 
 
 def _axes(spec: str) -> str:
-    """The mesh axes in a spec or in a typed shape, each once."""
+    """Return the mesh axes in a spec or in a typed shape, each once, joined by `and`."""
     named = re.findall(r"'([^']+)'", spec) or re.findall(r"@\(?([\w, ]+?)\)?(?=[,\]]|$)", spec)
     return " and ".join(dict.fromkeys(named))

@@ -32,7 +32,7 @@ from meshwright.record import Collective, Kind, Phase
 _ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
 _TREE = re.compile(r"args\[\d+\]|[^\[.]*")
 _STORED = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "broadcast"})
-"""Ops through which a stored value is still that stored value."""
+"""Ops whose result counts as the same stored value as their operand."""
 
 Rules = Mapping[str, Sequence[str | Sequence[str] | None]]
 """Regular expressions over argument paths, each with the mesh axes of every dim, as in a PartitionSpec."""
@@ -40,7 +40,7 @@ Rules = Mapping[str, Sequence[str | Sequence[str] | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledCollective:
-    """A canonical collective, the instruction that makes it, and the kind of collective it was lowered to."""
+    """A canonical collective, the instruction that performs it, and the kind of collective it was lowered to."""
 
     instruction: Instruction
     kind: Kind
@@ -49,7 +49,7 @@ class CompiledCollective:
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A product, and the flops of all its executions in a step on one device."""
+    """A matmul, and the flops of all its executions in a step on one device."""
 
     instruction: Instruction
     flops: int
@@ -57,7 +57,7 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True)
 class Argument:
-    """An argument of a program: its path, its parameter, its sharding; None where mesh axes cannot express it."""
+    """An argument of a program. name: its path. spec: its sharding; None where mesh axes cannot express it."""
 
     name: str
     instruction: Instruction
@@ -72,7 +72,7 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A result of a program: its path, the shape of all its shards, its sharding, and what computes it."""
+    """A result of a program. name: its path. shape: global. instruction: what computes it."""
 
     name: str
     shape: Shape
@@ -82,7 +82,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramContext:
-    """A compiled program on a mesh, and its intent as far as known."""
+    """A compiled program on a mesh, and the shardings and collectives it is meant to have, as far as known."""
 
     module: Module
     mesh: Mapping[str, int]  # Degree of every axis, outermost first.
@@ -103,7 +103,7 @@ class ProgramContext:
 
     @cached_property
     def results(self) -> tuple[Result, ...]:
-        """The results in order; empty where a program on several devices does not tell their shardings."""
+        """The results in order; empty where the shardings of a program on several devices are unknown."""
         module = self._with_names.module
         root = module.root(module.entry)
         made = module.operands(root) if root.opcode == "tuple" else (root,)
@@ -117,14 +117,14 @@ class ProgramContext:
         )
 
     def check_state(self) -> None:
-        """Raise where `state` names no argument. Arguments that nothing uses are not in a compiled program."""
+        """Raise if a name in `state` is not an argument. Unused arguments are not in a compiled program."""
         trees = dict.fromkeys(argument.tree for argument in self.arguments)
         for name in self.state or ():
             if name not in trees:
                 raise MeshwrightError(f"state names {name!r}; the program's arguments are {', '.join(trees)}")
 
     def updates(self, result: Result) -> Mapping[int, Share]:
-        """Numbers of arguments that a result updates, and the fraction it keeps of each."""
+        """Return the numbers of the arguments that a result updates, and the fraction that it keeps of each."""
         return self._with_names.of(result.instruction)
 
     @cached_property
@@ -134,18 +134,18 @@ class ProgramContext:
 
     @cached_property
     def updated(self) -> frozenset[int]:
-        """The numbers of the arguments that come back updated."""
+        """Numbers of the arguments that the program returns updated."""
         shares = (self.updates(result).items() for result in self.results)
         return frozenset(number for each in shares for number, share in each if share.is_changed)
 
     @cached_property
     def trained_trees(self) -> frozenset[str]:
-        """The trees in which a step updates anything that it differentiates by."""
+        """The trees (`Argument.tree`) in which a step updates any argument that it differentiates by."""
         return frozenset(self.arguments[number].tree for number in self.updated & self.differentiated)
 
     @cached_property
     def _with_names(self) -> Updates:
-        """The module before optimization, where ops still have the names that JAX gave them; else the module."""
+        """Updates in the module before optimization, where ops still have JAX's names; else in the module itself."""
         text = self.program.annotated if self.program else ""
         return Updates(parse_hlo(text) if text else self.module)
 
@@ -156,7 +156,7 @@ class ProgramContext:
 
     @cached_property
     def variance(self) -> Variance:
-        """Along which axes each value differs."""
+        """Along which axes each value differs between devices."""
         return Variance(self.module, self.mesh)
 
     @cached_property
@@ -174,7 +174,7 @@ class ProgramContext:
 
     @cached_property
     def collectives(self) -> tuple[CompiledCollective, ...]:
-        """Every collective, canonicalized, with its time."""
+        """Every collective in canonical form, with its time."""
         return tuple(
             CompiledCollective(
                 instruction=instruction, kind=entry.kind, collective=replace(one, seconds=self._seconds_of(entry, one))
@@ -186,9 +186,9 @@ class ProgramContext:
 
     @cached_property
     def batch_axes(self) -> frozenset[str]:
-        """Mesh axes that shard the first dim of data: of integer arrays (tokens), else of what looks like a batch.
+        """Mesh axes that shard the first dim of data: of integer arrays (tokens), else of trees that look like a batch.
 
-        That is a tree whose leaves have equal first dims, sharded alike, none of which is gathered like stored weights.
+        The leaves of such a tree have equal first dims, sharded alike, and none is gathered like stored weights.
         """
         trees: dict[str, list[Argument]] = {}
         for argument in self.arguments:
@@ -205,30 +205,30 @@ class ProgramContext:
 
     @cached_property
     def gathered(self) -> frozenset[str]:
-        """The names of the instructions whose values all-gathers gather, arguments among them."""
+        """Names of the instructions, arguments among them, whose values all-gathers gather."""
         moves = (move for move in self.collectives if move.collective.kind == "all-gather")
         return frozenset(self.source_of(move).name for move in moves)
 
     @cached_property
     def is_train_step(self) -> bool:
-        """Whether the program differentiates, by the names that JAX gives to what runs backward."""
+        """Whether the program differentiates, judged by the op names that JAX gives to the backward pass."""
         return any("transpose(" in instruction.op_name for instruction in self.module.instructions())
 
     @cached_property
     def aliases(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Numbers of results that alias an argument's buffer, and of these arguments."""
+        """Numbers of results that alias an argument's buffer, and numbers of these arguments."""
         found = _ALIAS.findall(self.module.attributes.get("input_output_alias", ""))
         return frozenset(int(result or 0) for result, _ in found), frozenset(int(argument) for _, argument in found)
 
     def whole_shape(self, argument: Argument) -> Shape:
-        """The shape of all shards of an argument together."""
+        """Return the shape of all shards of an argument together."""
         shape = argument.instruction.shape
         dims = argument.spec.dims if argument.spec else ((),) * len(shape.dims)
         whole = tuple(size * self.degree(axes or ()) for size, axes in zip(shape.dims, dims, strict=True))
         return Shape(shape.dtype, whole)
 
     def source_of(self, move: CompiledCollective) -> Instruction:
-        """The instruction that made a collective's value, before layouts, dtypes and slices of a stack of layers."""
+        """Return the instruction behind a collective's operand, before copies, casts and slices of stacked layers."""
         return origin(self.module, self.module.operand(move.instruction), _STORED)
 
     def is_expected(self, kind: Kind, axes: Sequence[str], phase: Phase) -> bool:
@@ -247,7 +247,7 @@ class ProgramContext:
 
     @cached_property
     def products(self) -> tuple[Product, ...]:
-        """Every product that runs."""
+        """Every matmul that runs."""
         return tuple(self._products())
 
     @cached_property
@@ -262,7 +262,7 @@ class ProgramContext:
         return lay_mesh(self.system, self.mesh) if self.system else None
 
     def degree(self, axes: Sequence[str]) -> int:
-        """The product of the degrees of some axes."""
+        """Return the product of the degrees of some axes."""
         product = 1
         for axis in axes:
             product *= self.mesh[axis]
@@ -273,27 +273,27 @@ class ProgramContext:
         return self.collective_seconds(move.kind, move.bytes / move.count, move.axes, count=move.count)
 
     def collective_seconds(self, kind: Kind, size: float, axes: Sequence[str], *, count: int = 1) -> float | None:
-        """The time of `count` collectives on an array of `size` bytes; None where axes or system are not known."""
+        """Return the time of `count` collectives on an array of `size` bytes; None where axes or system are unknown."""
         if self.layout is None or not axes:
             return None
         return count * achieved_seconds(kind, size, self.layout, tuple(axes))
 
     def flop_seconds(self, flops: float) -> float | None:
-        """The time of products at the chip's peak, in the dtype it is built for."""
+        """Return the time of matmuls at the chip's peak (bf16; f32 on CPUs); None where the system is unknown."""
         if self.system is None:
             return None
         return flops / self.system.peak("f32" if self.system.chip.kind == "cpu" else "bf16")
 
     def place(self, instruction: Instruction, *, moves: bool = False) -> str:
-        """Source and scopes of an instruction; `moves`: it only moves data."""
+        """Return source and scopes of an instruction; `moves`: it only moves data."""
         return describe(self.module, instruction, moves=moves)[0].place
 
     def _seconds_of(self, made: Collective, meant: Collective) -> float | None:
-        """The time of a collective: as lowered, if the compiler could have made the canonical one."""
+        """Return the time of a collective as lowered, or in canonical form if the compiler has no reduce-scatter."""
         return self.seconds_of(made if self.has_reduce_scatter else meant)
 
     def first_use(self, parameter: Instruction) -> str:
-        """The place where the program first uses an argument."""
+        """Return the source and scopes where the program first uses an argument; '' if unknown."""
         places = (self.place(user, moves=True) for user in self.module.users(parameter))
         return next((place for place in places if place and not place.startswith("(")), "")
 
@@ -305,7 +305,7 @@ class ProgramContext:
                 yield Product(instruction=instruction, flops=flops)
 
     def _argument(self, parameter: Instruction) -> Argument:
-        """An argument; the compiler escapes quotes in its path."""
+        """Return an argument, with the quotes in its path, which the compiler escapes, restored."""
         return Argument(
             name=parameter.op_name.replace("\\'", "'") or parameter.name,
             instruction=parameter,

@@ -33,16 +33,16 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A mistake in a compiled program; each check has a subclass with its figures."""
+    """A mistake in a compiled program. Each check has a subclass with its figures."""
 
     kind: ClassVar[FindingKind]
     merged_by: ClassVar[tuple[str, ...]] = ()
-    """Fields that are equal in findings that are one mistake, if they also have a source in common."""
+    """Findings with the same source are merged if these fields are equal."""
     is_one_everywhere: ClassVar[bool] = False
-    """Whether findings with equal `merged_by` are one mistake wherever they stand."""
+    """Whether findings with equal `merged_by` fields are merged even if their sources differ."""
 
     is_share_of_work: ClassVar[bool] = False
-    """Whether it is reported by the fraction of flops that it wastes, however short they are in a small program."""
+    """Whether it is judged by the fraction of flops that it wastes, and reported however little time they take."""
 
     bytes: int  # Cost per device and step, communicated or stored.
     cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
@@ -53,7 +53,7 @@ class Finding:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the result is wrong, not slow: then no cost is too small to tell."""
+        """Whether the result is wrong, not only slow: then it is reported whatever it costs."""
         return False
 
     def to_json(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Finding:
 
 
 def _plain(value: Any) -> Any:
-    """Shapes and shardings as text, axes as lists."""
+    """Convert shapes and shardings to text, axes to lists."""
     if isinstance(value, Shape | Spec):
         return str(value)
     return list(value) if isinstance(value, tuple) else value

@@ -79,22 +79,23 @@ def inspect(
     donation, weak types, layouts and memory kinds of its arguments.
 
     Args:
-        function: any JAX function, jitted or not; an object with `.lower`, as of `nnx.jit`, `eqx.filter_jit` and
+        function: any JAX function, jitted or not; an object with `.lower`, as from `nnx.jit`, `eqx.filter_jit` and
             `jax.pmap`; the result of `.trace`, `.lower` or `.compile`; `module:function`, which takes a mesh, as for
-            the command; or the path of an HLO dump. Or a plan, whose train step is inspected as `meshwright.verify`
+            the command; the path of an HLO dump; or a plan, whose train step is inspected as `meshwright.verify`
             compiles it.
         args, kwargs: arrays or `jax.ShapeDtypeStruct`s with shardings, and other arguments of the call.
         mesh: the mesh, or its axes and degrees, outermost first, as `dp=2,fsdp=4`; by default that of the arguments, or
             the one in use. A given mesh is in use while the function is traced.
-        on: hardware to compile for, as `v5p:4x4x4`, which need not exist here. The function is lowered here and
-            compiled in a child process; the target's mesh replaces every mesh in the function and its arguments. By
-            default this machine's devices.
+        on: hardware to compile for, as `v5p:4x4x4`, which need not be present; by default this machine's devices. The
+            function is lowered here and compiled in a child process; the target's mesh replaces every mesh in the
+            function and its arguments.
         types: axis types where only degrees are given; by default explicit, or auto if that does not lower.
         effort: `fast` compiles for a TPU in a fraction of the time, without the schedule that will run; bytes differ
             too where the default effort moves or fuses more.
         state: names of arguments that a step returns new values of, which could be donated; by default those that the
             program computes updates of. Gradients are not state.
-        rules, expected: see `ProgramContext`.
+        rules: regular expressions over argument paths, each with the intended mesh axes of every dim.
+        expected: the intended collectives; by default unknown.
 
     Raises:
         MeshwrightError: the compiler is not installed, or the function does not lower or compile; its error is the
@@ -137,7 +138,7 @@ def _inspect_by_name(
     effort: Effort,
     given: Mapping[str, Any],
 ) -> Inspection:
-    """The inspection of `module:function` or of an HLO dump."""
+    """Inspect `module:function` or an HLO dump."""
     if mesh is None or has_arguments:
         wrong = "takes no arguments beside it" if has_arguments else "needs a mesh, as mesh='dp=2,fsdp=4'"
         raise MeshwrightError(f"{name!r} {wrong}")
@@ -162,7 +163,7 @@ def _inspect_by_name(
 
 
 def read_dump(file: Path) -> str:
-    """The HLO text of a file, packed with gzip or not."""
+    """Return the HLO text of a file, gzipped or not."""
     try:
         data = file.read_bytes()
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
@@ -182,8 +183,8 @@ def inspect_text(
 ) -> Inspection:
     """Inspect a compiled program from HLO text alone, as printed by `compiled.as_text()` or dumped by XLA.
 
-    mesh: every axis and its degree in device order, outermost first. on: its hardware, for times. Memory and the
-    partitioner's decisions are not in the text.
+    mesh: every axis and its degree in device order, outermost first. on: the program's hardware, for times. Memory and
+    the partitioner's decisions are not in the text.
     """
     system = parse_system(on) if on else None
     is_scheduled = "is_scheduled=true" in text[:4096] and system is not None and system.chip.kind != "cpu"
@@ -220,9 +221,9 @@ def _inspect_in_process(
 def _ways_here(
     call: Call, mesh: MeshLike | None, types: AxisKind | None, platform: str | None = None
 ) -> list[tuple[str, Callable[[], LoweredProgram]]]:
-    """Return ways to lower a call on this machine's devices, each with a mesh in use, in the order to try.
+    """Return attempts at lowering a call for this machine's devices, in order, each a description and a function.
 
-    platform: to lower for; by default that of the devices.
+    platform: the platform to lower for; by default that of the devices.
     """
 
     def way(words: str, used: Mesh | None) -> tuple[str, Callable[[], LoweredProgram]]:
@@ -242,7 +243,7 @@ def _ways_here(
 
 
 def _axis_types(call: Call, mesh: MeshLike, types: AxisKind | None) -> list[tuple[str, tuple[AxisType, ...]]]:
-    """Return axis types to try, described: the mesh's own, else those of the arguments' meshes, else `_kinds`."""
+    """Return axis types to try, with descriptions: the mesh's own, else the arguments' meshes', else `_kinds`."""
     degrees = degrees_of(mesh)
     for one in (mesh, *meshes_in(call)):
         if isinstance(one, (Mesh, AbstractMesh)) and set(degrees) <= set(one.axis_names):
@@ -260,7 +261,7 @@ def _kinds(types: AxisKind | None) -> tuple[AxisType, ...]:
 def _inspect_compiled(
     call: Call, compiled: Compiled, mesh: MeshLike | None, on: str | None, given: Mapping[str, Any]
 ) -> Inspection:
-    """Inspect a compiled program. on: its hardware, for times."""
+    """Inspect a compiled program. on: its hardware, needed for times."""
     if call.args or call.kwargs:
         raise MeshwrightError("a Compiled has its arguments already; give none beside it")
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
@@ -274,7 +275,7 @@ def _inspect_compiled(
 def _read_here(
     name: str, program: CompiledProgram, mesh: MeshLike | None, given: Mapping[str, Any], system: System | None = None
 ) -> Inspection:
-    """The inspection of a program that was compiled in this process."""
+    """Return the inspection of a program that was compiled in this process."""
     if mesh is None and (count := _PARTITIONS.search(program.hlo)):
         raise MeshwrightError(
             f"{name} runs on {count[1]} devices, and nothing says as which mesh; give it as mesh={{'dp': {count[1]}}}"
@@ -320,7 +321,7 @@ def _inspect_for_target(
 
 
 def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:
-    """Return a program that the caller lowered; an error if it is not for the system's platform."""
+    """Return a program that the caller lowered, after checking that it is for the system's platform."""
     platform, platforms = platform_of(system), program.lowered._lowering._platforms
     if platform not in platforms:
         raise MeshwrightError(
@@ -333,7 +334,7 @@ def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:
 def _ways_there(
     call: Call, mesh: MeshLike | None, found: MeshLike, system: System, types: AxisKind | None
 ) -> list[tuple[str, Callable[[], LoweredProgram]]]:
-    """The ways to lower a call for devices that are not here: in the caller's context, or with the mesh in use."""
+    """Return attempts at lowering a call for absent devices: in the caller's context, or with the mesh in use."""
     kind, cores = device_kind(system)
     platform, degrees = platform_of(system), degrees_of(found)
     device = AbstractDevice(device_kind=kind, num_cores=cores, platform=platform)
@@ -361,7 +362,7 @@ def _mesh_of(call: Call, mesh: MeshLike | None) -> MeshLike | None:
 
 
 def _mesh_held(call: Call, count: int) -> MeshLike | None:
-    """Return the only mesh of `count` devices in a function's closure; None without one or with several."""
+    """Return the only mesh of `count` devices in a function's closure; None if there is none or several."""
     try:
         held = {mesh for mesh in held_meshes(call.function) if math.prod(mesh.shape.values()) == count}
     except NOT_COPIED:
@@ -370,7 +371,7 @@ def _mesh_held(call: Call, count: int) -> MeshLike | None:
 
 
 def _mesh_of_module(program: LoweredProgram) -> dict[str, int] | None:
-    """Return the mesh with most axes in a lowered module, with devices in order; None if there is none."""
+    """Return the mesh with most axes in a lowered module whose devices are in order; None if there is none."""
     module = program.lowered.compiler_ir("stablehlo")
     found = [_SDY_MESH.match(str(op)) for op in module.body.operations] if module is not None else []
     meshes = [{axis: int(degree) for axis, degree in _SDY_AXIS.findall(one[1])} for one in found if one]
@@ -407,7 +408,7 @@ def _on_devices_here(mesh: MeshLike, types: tuple[AxisType, ...]) -> Mesh:
 
 
 def _system(devices: Sequence[Any], count: int) -> System | None:
-    """The system of some devices: simulated CPU devices, or GPUs of a known name; None for others."""
+    """Return the system of some devices: simulated CPU devices, or GPUs of a known name; None for others."""
     kind = devices[0].device_kind.lower()
     chip = "cpu" if devices[0].platform == "cpu" else next((name for name in chip_names() if name in kind), None)
     return parse_system(f"{chip}:{count}") if chip and devices[0].platform in ("cpu", "gpu") else None

@@ -56,9 +56,9 @@ class Inspection:
         return screen_text(self)
 
     def html(self, file: str | Path | None = None, *, trace: str | Path | None = None) -> str:
-        """The page of `meshwright inspect --html`, self-contained; also written to a file, where one is given.
+        """Return the self-contained page of `meshwright inspect --html`; also write it to `file` if given.
 
-        trace: a file that `trace` writes, which the page links to.
+        trace: a file written by the method `trace`, to which the page links.
         """
         from meshwright.pictures.pages import inspection_page
 
@@ -68,7 +68,7 @@ class Inspection:
         return page
 
     def trace(self, file: str | Path) -> None:
-        """Write the simulated step as a trace for Perfetto (ui.perfetto.dev), packed where the name ends in .gz."""
+        """Write the simulated step as a trace for Perfetto (ui.perfetto.dev), gzipped where the name ends in .gz."""
         if self.schedule is None:
             raise MeshwrightError(
                 f"{self.name} has no simulated step to trace: it needs a schedule that a TPU's or a GPU's compiler made"
@@ -110,12 +110,12 @@ class Inspection:
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Bytes of each term of the memory, and `peak`; empty for a bare HLO text."""
+        """Bytes of each memory term, and `peak`; empty for HLO text alone."""
         return self.record.memory_bytes
 
     @property
     def flops(self) -> float:
-        """The flops of all products, including recomputation."""
+        """The flops of all matmuls, including recomputation."""
         return self.record.flops or 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -147,10 +147,10 @@ def read_inspection(
         name: shown to the user.
         hlo: the optimized module.
         mesh: every axis and its degree, outermost first.
-        hardware: recorded as it is.
+        hardware: its name, for the record.
         system: for times; None if unknown.
-        program: the compiled program of the text.
-        is_scheduled: its schedule is final, so a simulated step is meaningful.
+        program: the compiled program of the text; None for HLO text alone.
+        is_scheduled: whether its schedule is final, so that a simulated step is meaningful.
         rules: see `ProgramContext`.
         expected: see `ProgramContext`.
         state: see `ProgramContext`.
@@ -188,7 +188,7 @@ def read_inspection(
 def _with_memory(
     record: Record, mesh: Mapping[str, int], system: System | None, program: CompiledProgram | None
 ) -> Record:
-    """The record of the whole mesh, with the memory of its program."""
+    """Return the record with the whole mesh and the memory of its program."""
     if program is None:
         return replace(record, mesh=dict(mesh))
     is_limited = system is not None and system.chip.kind != "cpu"
@@ -200,7 +200,8 @@ def _with_memory(
 def _with_times(record: Record, context: ProgramContext, system: System | None) -> Record:
     """Return the record with times of collectives, and exposed times if there is a schedule.
 
-    Times of collectives between slices are known if all of their axis is between slices; exposed ones never are.
+    The time of a collective between slices is known if its axes do not also run within slices; its exposed time never
+    is.
     """
     timed = []
     for instruction, entries in context.communicating_instructions:
@@ -230,7 +231,7 @@ def _with_times(record: Record, context: ProgramContext, system: System | None) 
 
 
 def _flops_by_scope(context: ProgramContext) -> dict[str, int]:
-    """Flops of products by named scope, largest first. An einsum's formula is not a scope."""
+    """Return the flops of matmuls by named scope, largest first. An einsum's formula is not a scope."""
     flops: Counter[str] = Counter()
     for work in context.products:
         *scopes, _ = ("", *describe(context.module, work.instruction)[0].scope.split("/"))

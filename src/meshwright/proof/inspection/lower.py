@@ -1,4 +1,4 @@
-"""Lower whatever JAX, Flax or Equinox can, here or in the process that compiles, as its user would run it."""
+"""Lower functions of JAX, Flax or Equinox, here or in the process that compiles, as their user would run them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
 
     Args:
         call: the function and its arguments.
-        platform: to lower for, as `lowering_platforms`; by default that of the devices.
+        platform: the platform to lower for, as in `lowering_platforms`; by default that of the devices.
     """
     with _lowering_for(platform):
         stage = _stage(call)
@@ -63,9 +63,9 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
 
 
 def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredProgram]]]) -> LoweredProgram:
-    """Return the first program that JAX lowers in one of several ways, with a note if it is not the first way.
+    """Return the program of the first attempt that lowers, with a note if earlier attempts failed.
 
-    ways: a description and a function that lowers, for each.
+    ways: for each attempt, a description and a function that lowers.
     """
     failed: list[tuple[str, str, Exception]] = []
     for words, lower in ways:
@@ -86,10 +86,10 @@ def first_that_lowers(name: str, ways: Sequence[tuple[str, Callable[[], LoweredP
 
 
 def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str) -> LoweredProgram:
-    """Lower the result of `module:function` for a mesh, something lowered or (function, args), in the child process.
+    """Call `module:function` with a mesh and lower its result, in the child process.
 
-    types: of the mesh's axes, tried in order. sources: a hash of imported files, which only distinguishes cache
-    entries.
+    The result is a lowered or traced function, or (function, args). types: axis types of the mesh, tried in order.
+    sources: a hash of imported files, which only distinguishes cache entries.
     """
     del sources
     make = load_function(function)
@@ -101,7 +101,7 @@ def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str
 
 
 def source_hash() -> str:
-    """A hash over the Python files that this process has imported, without installed packages."""
+    """Return a hash over the Python files that this process has imported, without installed packages."""
     own, library = Path(meshwright.__file__).parent, sysconfig.get_paths()["stdlib"]
     installed = [Path(path).resolve() for path in (*site.getsitepackages(), library, own)]
     files = {Path(file).resolve() for one in list(sys.modules.values()) if (file := getattr(one, "__file__", None))}
@@ -113,7 +113,7 @@ def source_hash() -> str:
 
 
 def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
-    """Lower the result of a named function under the mesh that it gets."""
+    """Call a function with a mesh, and lower its result under that mesh."""
     made = make(mesh)
     if isinstance(stage_of(made), (Lowered, Traced)):
         return lower_call(Call(made))
@@ -133,7 +133,7 @@ def _stage(call: Call) -> Any:
         if args or kwargs:
             raise MeshwrightError(f"a {type(held).__name__} has its arguments already; give none beside it")
         return held
-    # A partial of a jitted function is called with all that was said when it was jitted, as what it donates.
+    # A partial of a jitted function keeps the options of its jit, such as donation.
     while isinstance(function, functools.partial) and hasattr(function.func, "lower"):
         function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
     for name in ("trace", "lower"):
@@ -143,7 +143,7 @@ def _stage(call: Call) -> Any:
 
 
 class _NoClient:
-    """Stands for the client of a platform that is not here."""
+    """Stand-in for the client of a platform that is not present."""
 
     def make_python_callback_from_host_send_and_recv(self, *args: Any, **kwargs: Any) -> None:
         """Stand in for a TPU client's callback, which only a run would need."""
@@ -151,12 +151,12 @@ class _NoClient:
 
 @contextmanager
 def _lowering_for(platform: str | None) -> Iterator[None]:
-    """Lower for a platform that need not exist here, also in cases that JAX 0.10 and 0.11 have no argument for.
+    """Lower for a platform that need not be present, also in cases that JAX 0.10 and 0.11 have no argument for.
 
     Two methods of JAX are replaced meanwhile, since there is no public way. Objects with `.lower` and no `.trace` call
     `Traced.lower` themselves without `lowering_platforms` (Equinox). `jax.debug.print` and other callbacks ask for the
-    platform's client, without using it, despite `lowering_platforms`. `pure_callback` and `io_callback` need no devices
-    either, without which JAX refuses them.
+    platform's client, without using it, despite `lowering_platforms`. JAX refuses `pure_callback` and `io_callback`
+    without devices, which they do not need either.
     """
     if platform is None:
         yield
@@ -183,7 +183,7 @@ def _lowering_for(platform: str | None) -> Iterator[None]:
             found = None
         return found or (None if optional else _NoClient())
 
-    # Where a JAX keeps them otherwise, it refuses callbacks in its own words.
+    # If a version of JAX keeps them elsewhere, JAX itself refuses callbacks.
     dispatch = getattr(inspect.unwrap(jax.pure_callback), "__globals__", {}).get("dispatch")
     refused = getattr(dispatch, "prim_requires_devices_during_lowering", set())
     callbacks = {one for one in refused if one.name in ("pure_callback", "io_callback")}
@@ -197,7 +197,7 @@ def _lowering_for(platform: str | None) -> Iterator[None]:
 
 
 def _in_a_line(text: str) -> str:
-    """Return an error's first line, two more if it ends in a colon, its last place, and advice."""
+    """Return an error as a line: its first line, two more if that ends in a colon, its last location, and advice."""
     first, *rest = text.strip().split("\n")
     place = rest[-1].rpartition(" (")[2] if rest and rest[-1].endswith(")") else ""
     if first.endswith(":"):
@@ -208,7 +208,7 @@ def _in_a_line(text: str) -> str:
 
 
 def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
-    """Return sharding constraints in a jaxpr, with inner ones, that JAX drops: unused ones, and those to one device."""
+    """Yield the constraints in a jaxpr and its inner ones that JAX drops: unused ones, and `device_put`s in `jit`."""
     used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "sharding_constraint" and id(eqn.outvars[0]) not in used:
@@ -226,9 +226,9 @@ def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
 
 
 def _is_dropped(aval: Any, target: Any) -> bool:
-    """Whether a `device_put` inside of `jit` would only split an array in another way, which JAX does not do there.
+    """Whether a `device_put` inside `jit` would only reshard an array, which JAX does not do there.
 
-    Between memories it moves arrays.
+    It does move arrays between memories.
     """
     if not isinstance(target, NamedSharding) or target.is_fully_replicated:
         return False
@@ -237,7 +237,7 @@ def _is_dropped(aval: Any, target: Any) -> bool:
 
 
 def _place(eqn: Any) -> str:
-    """file:line of the user code of an equation."""
+    """Return file:line of the user code of an equation."""
     traceback = eqn.source_info.traceback
     frames = traceback.frames if traceback is not None else []
     own = Path(jax.__file__).parent

@@ -31,7 +31,7 @@ class Call(NamedTuple):
 
 
 def meshes_in(tree: Any) -> Iterator[Mesh | AbstractMesh]:
-    """The meshes of the arguments' shardings."""
+    """Yield the meshes of the arguments' shardings."""
     for leaf in jax.tree.leaves(tree):
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding):
@@ -40,19 +40,19 @@ def meshes_in(tree: Any) -> Iterator[Mesh | AbstractMesh]:
 
 def current_mesh() -> Mesh | None:
     """Return the mesh of `jax.set_mesh`, else that of `with mesh:`; None if neither is in use."""
-    with warnings.catch_warnings():  # that `with mesh:` is old, and so is the only name of its mesh
+    with warnings.catch_warnings():  # `with mesh:` and the only name of its mesh are deprecated
         warnings.simplefilter("ignore", DeprecationWarning)
         of_older_code = pxla.thread_resources.env.physical_mesh
     return next((mesh for mesh in (jax.sharding.get_mesh(), of_older_code) if not mesh.empty), None)
 
 
 def degrees_of(mesh: MeshLike) -> dict[str, int]:
-    """The axes of a mesh and their degrees, outermost first."""
+    """Return the axes of a mesh and their degrees, outermost first."""
     return dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else dict(mesh)
 
 
 def with_types(mesh: Mesh, types: Sequence[AxisType]) -> Mesh:
-    """The same devices with other axis types."""
+    """Return a mesh of the same devices with other axis types."""
     return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(types))
 
 
@@ -63,7 +63,7 @@ def set_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
 
 @contextmanager
 def only_mesh(mesh: AbstractMesh) -> Iterator[None]:
-    """The context in which an abstract mesh is the only one in use, whatever is in use outside."""
+    """Make an abstract mesh the only one in use inside the context, whatever is in use outside."""
     none = Mesh(np.empty((), dtype=object), ())
     with ExitStack() as stack:
         if current_mesh() is not None:
@@ -74,14 +74,14 @@ def only_mesh(mesh: AbstractMesh) -> Iterator[None]:
 
 
 def on_mesh(tree: Any, mesh: Mesh) -> Any:
-    """Arguments with their specs on the devices of a mesh, where their own mesh is abstract."""
+    """Return the arguments with `mesh` in place of the abstract meshes in their shardings."""
     return jax.tree.map(lambda leaf: _abstract_leaf(leaf, mesh) if _is_on_abstract_mesh(leaf) else leaf, tree)
 
 
 def for_target(call: Call, target: AbstractMesh) -> Call:
-    """A call in which a mesh of the target stands for every mesh, axis by axis, and arguments are abstract.
+    """Return a call with the target's mesh in place of every mesh, axis by axis, and with abstract arguments.
 
-    A function that holds a mesh is copied for that, as cloudpickle copies functions; imported modules are not.
+    A function that holds a mesh is copied for that, as cloudpickle copies functions; imported modules are not copied.
 
     Raises:
         MeshwrightError: where the call has axes that the target lacks, or the function cannot be copied and is for a
@@ -106,7 +106,7 @@ def for_target(call: Call, target: AbstractMesh) -> Call:
 
 
 def held_meshes(function: Any) -> list[Mesh | AbstractMesh]:
-    """Return meshes in a function's closure. Raises one of `NOT_COPIED` if it contains what cannot be copied."""
+    """Return the meshes in a function's closure. Raises one of `NOT_COPIED` if the closure cannot be copied."""
     pickler = _Pickler(io.BytesIO())
     pickler.dump(function)
     return pickler.meshes
@@ -117,7 +117,7 @@ NOT_COPIED = (TypeError, pickle.PicklingError, AttributeError, RecursionError)
 
 
 def _copied(held: Any, target: AbstractMesh) -> Any:
-    """A copy in which the target stands for every mesh of its axes; one of other axes stays, for it may be unused."""
+    """Return a copy with the target in place of every mesh of its axes. Meshes of other axes, maybe unused, stay."""
     out = io.BytesIO()
     pickler = _Pickler(out)
     pickler.dump(held)
@@ -130,7 +130,7 @@ def function_name(function: Any) -> str:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Leaves out meshes, and whatever stays the object that it is: both are `kept`."""
+    """Pickler that stores meshes, and objects that are not to be copied, in `kept`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -138,7 +138,7 @@ class _Pickler(cloudpickle.Pickler):
         self.meshes: list[Mesh | AbstractMesh] = []
 
     def persistent_id(self, obj: Any) -> Any:
-        """The number of a mesh or of an object that stays; None for anything else."""
+        """Return the number in `kept` of a mesh or of an object that is not copied; None for anything else."""
         if isinstance(obj, (Mesh, AbstractMesh)):
             self.meshes.append(obj)
         is_here = isinstance(obj, jax.Array) and len(obj.sharding.device_set) == 1
@@ -158,21 +158,21 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts a mesh of the target in the place of every mesh."""
+    """Unpickler that puts a mesh of the target in the place of every mesh."""
 
     def __init__(self, data: bytes, target: AbstractMesh, kept: Sequence[Any]) -> None:
         super().__init__(io.BytesIO(data))
         self.target, self.kept = target, kept
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the target's mesh for one of its axes, or the stored object."""
+        """Return the target's mesh for a mesh of its axes, or the stored object."""
         kept = self.kept[pid]
         is_for_it = isinstance(kept, (Mesh, AbstractMesh)) and set(kept.axis_names) <= set(self.target.axis_names)
         return _like(self.target, kept.axis_names, kept.axis_types) if is_for_it else kept
 
 
 def _like(target: AbstractMesh, names: Sequence[str], types: Sequence[AxisType]) -> AbstractMesh:
-    """The target, with the axis types of the mesh that it stands for."""
+    """Return the target with the axis types of the mesh that it replaces."""
     if set(names) - set(target.axis_names):
         raise MeshwrightError(
             f"the function or its arguments have a mesh of axes {', '.join(names)};"
@@ -185,7 +185,7 @@ def _like(target: AbstractMesh, names: Sequence[str], types: Sequence[AxisType])
 
 
 def _rejit(make: Any, arguments: Any, state: Any, function: Any, info: Any) -> Any:
-    """The inverse of `_Pickler.reducer_override`."""
+    """Rebuild a jitted function from what `_Pickler.reducer_override` returned."""
     jitted = make(*arguments)
     jitted.__setstate__(state)
     jitted._fun, jitted._jit_info = function, info
@@ -193,12 +193,12 @@ def _rejit(make: Any, arguments: Any, state: Any, function: Any, info: Any) -> A
 
 
 def _fill(made: Any, attributes: Mapping[str, Any]) -> None:
-    """Give an object its attributes."""
+    """Set an object's attributes."""
     vars(made).update(attributes)
 
 
 def _is_named(obj: Any) -> bool:
-    """Whether an object can be imported by its name, as `jax.nn.relu`, other than from the script that runs."""
+    """Whether an object can be imported by its name, as `jax.nn.relu`, and is not from the running script."""
     module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     if module == "__main__" or not isinstance(module, str) or not isinstance(name, str):
         return False
@@ -214,7 +214,7 @@ def _is_on_abstract_mesh(leaf: Any) -> bool:
 
 
 def _abstract_leaf(leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """An array as shape, dtype, weak type, layout, memory kind and sharding, the latter on a mesh."""
+    """Return an array as shape, dtype, weak type, layout, memory kind and sharding, the sharding on `mesh`."""
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         return leaf
     weak = bool(getattr(leaf, "weak_type", False))

@@ -47,17 +47,17 @@ CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
 
 
 _LEAST_SECONDS = 1e-6
-"""Least cost of a finding, in seconds of a step, on any hardware."""
+"""The least cost of a finding, in seconds per step; a cheaper mistake is only noted."""
 
 _LEAST_SHARE = 1e-4
-"""The fraction of a step that is the same, where the step is simulated."""
+"""The least cost as a fraction of the step time, where the step is simulated."""
 
 _MOST_NOTED = 3
-"""How many findings that cost too little are named."""
+"""How many of the cheaper mistakes are named."""
 
 
 def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
-    """The findings of a program, most expensive first: by seconds, then by bytes; and notes of what costs too little.
+    """Return a program's findings, most expensive first (seconds, then bytes), and notes of what costs too little.
 
     Findings of one kind at one place in the source are merged, their costs added up.
     """
@@ -81,7 +81,7 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
 
 
 def _notes(small: list[Finding], least: float) -> Iterator[str]:
-    """A note of findings that cost less than a step would show."""
+    """Yield a note of the mistakes that cost less than `least` seconds."""
     if small:
         each = "; ".join(
             f"{found.kind}{f' at {place}' if (place := found.source.partition(' ')[0]) else ''}"
@@ -93,7 +93,7 @@ def _notes(small: list[Finding], least: float) -> Iterator[str]:
 
 
 def _merge(first: Finding, other: Finding) -> Finding:
-    """Both findings as one, with the figures of the larger and the cost of both."""
+    """Merge two findings: the figures of the larger, the cost of both."""
     known = first.cost_seconds is not None and other.cost_seconds is not None
     larger = max(first, other, key=lambda found: found.bytes)
     places = dict.fromkeys((first.source, *first.elsewhere, other.source, *other.elsewhere))

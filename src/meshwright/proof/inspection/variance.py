@@ -1,6 +1,7 @@
-"""Along which mesh axes each value may differ between devices. Where it does not, devices hold replicas or repeat work.
+"""Find the mesh axes along which each value may differ between devices.
 
-An axis is left out only where the program shows that devices along it hold the same value.
+Along other axes, devices hold replicas or repeat work. An axis is left out only where the program shows that devices
+along it hold the same value.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _MADE_EQUAL = ("all-gather", "all-reduce", "collective-broadcast")
 _SPREADS = ("reduce-scatter", "all-to-all", "ragged-all-to-all")
 _ANYTHING = ("rng", "infeed", "recv", "replica-id", "partition-id")
 _SMALL = 64
-"""Integer arrays up to this size are taken as indices and evaluated on every device."""
+"""Integer arrays of up to this many elements are taken as indices and evaluated on every device."""
 
 
 class Variance:
-    """The axes along which each instruction of a module may differ, over all its executions."""
+    """The axes along which each instruction's result may differ between devices, over all its executions."""
 
     def __init__(self, module: Module, mesh: Mapping[str, int]) -> None:
         self.module = module
@@ -55,14 +56,14 @@ class Variance:
         return [one for _, one in sorted(self.module.computations[computation].parameters.items())]
 
     def _argument(self, parameter: Instruction) -> Value:
-        """The axes that shard a program argument; all axes where its sharding is not known."""
+        """Return the axes that shard a program argument; all axes where its sharding is not known."""
         spec = parse_hlo_sharding(parameter.attributes.get("sharding", ""), len(parameter.shape.dims), self.mesh)
         if spec is None or parameter.shape.dtype == "tuple" or spec.unreduced:
             return self._every
         return frozenset(axis for dim in spec.dims for axis in dim or ())
 
     def _run(self, name: str, arguments: tuple[Value, ...]) -> Value:
-        """Propagate the arguments' axes through a computation; return those of its result."""
+        """Propagate the arguments' axes through a computation; return the axes of its result."""
         if (name, arguments) in self._returned:
             return self._returned[name, arguments]
         computation = self.module.computations[name]
@@ -121,7 +122,7 @@ class Variance:
         return self._differing(np.where(sources[:, None] < 0, -1, seen))
 
     def _of_index(self, instruction: Instruction, axes: Axes) -> Axes:
-        """The axes along which a small integer really differs, if the device's id alone decides it."""
+        """The axes along which a small integer array really differs, if the device's id alone decides it."""
         values = evaluate(self.module, instruction, self.module.num_devices)
         if values is None:
             return axes
@@ -135,7 +136,7 @@ class Variance:
         )
 
     def _loop(self, loop: Instruction, state: Value) -> Value:
-        """The axes of a loop's state: joined with those after an iteration, until nothing changes."""
+        """The axes of a loop's state: joined with the axes after each iteration, until nothing changes."""
         while True:
             trip = _join(state, self._run(loop.called("body")[0], (state,)))
             if trip == state:
@@ -145,7 +146,7 @@ class Variance:
         return _add_axes(state, going_on)
 
     def _branches(self, conditional: Instruction, operands: list[Value]) -> Value:
-        """The axes of any branch's result, and those along which devices take different branches."""
+        """The axes of all branches' results, and those along which devices take different branches."""
         made = [self._run(name, (operand,)) for name, operand in zip(conditional.branches, operands[1:], strict=False)]
         return _add_axes(reduce(_join, made), _flatten(operands[0]))
 
@@ -164,7 +165,7 @@ def _union(values: list[Value] | list[Axes] | tuple[Value, ...]) -> Axes:
 
 
 def _join(left: Value, right: Value) -> Value:
-    """The axes of a value that is one of two: each element may differ where either does."""
+    """Join the axes of two alternatives of a value: each element may differ where either does."""
     if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
         return tuple(_join(one, other) for one, other in zip(left, right, strict=True))
     return _flatten(left) | _flatten(right)

@@ -1,4 +1,4 @@
-"""Which values of a compiled program share a buffer: through tuples, loops, calls and in-place updates.
+"""Find which values of a compiled program share a buffer: through tuples, loops, calls and in-place updates.
 
 The rules are those of XLA's own analyses (xla/hlo/analysis/hlo_dataflow_analysis.cc, hlo_alias_analysis.cc,
 github.com/openxla/xla), and the compiler's annotations on instructions.
@@ -29,7 +29,7 @@ _INDICES = re.compile(r'"indices":\[([\d",]*)\]')
 
 
 class Leaf(NamedTuple):
-    """One array of an instruction's result: the number-th of its shape, from the left."""
+    """One array of an instruction's result; `number` is its position among the arrays of the result's shape."""
 
     computation: str
     instruction: str
@@ -59,7 +59,7 @@ class AliasSets:
 
 
 def alias_buffers(module: Module, computations: Iterable[str]) -> AliasSets:
-    """The alias sets of the leaves of computations that run instruction by instruction."""
+    """Return the sets of leaves that share a buffer, in computations that run instruction by instruction."""
     shared = AliasSets()
     for name in computations:
         for instruction in module.computations[name].instructions.values():
@@ -72,12 +72,12 @@ def alias_buffers(module: Module, computations: Iterable[str]) -> AliasSets:
 
 
 def parse_aliases(text: str) -> list[tuple[tuple[int, ...], int, tuple[int, ...]]]:
-    """Parse `{0}: (2, {}), ...`: the tuple indices of an output, an operand's number, the tuple indices in it."""
+    """Parse `{0}: (2, {}), ...` into (tuple indices of an output, number of an operand, tuple indices in it)."""
     return [(_path(output), int(operand), _path(path)) for output, operand, path in _ALIAS.findall(text)]
 
 
 def reusable_operands(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """Pairs of a result leaf and an operand leaf whose memory it may reuse after the operand's last use.
+    """Yield pairs of a result leaf and the operand leaf whose memory it may reuse after the operand's last use.
 
     Possible where each element of the result depends on no other element of the operand: elementwise ops and fusions,
     and in-place ops. The CPU and GPU compilers do this; the TPU compiler shares only what it annotates.
@@ -94,13 +94,13 @@ def reusable_operands(module: Module, instruction: Instruction) -> Iterator[tupl
 
 
 def _fused_results(module: Module, fusion: Instruction) -> Iterator[tuple[Leaf, Instruction]]:
-    """Each leaf of a fusion, and the instruction inside that makes it."""
+    """Yield each leaf of a fusion's result with the instruction inside the fusion that computes it."""
     root = module.root(fusion.called("calls")[0])
     yield from zip(leaves(fusion), module.operands(root) if root.opcode == "tuple" else (root,), strict=False)
 
 
 def _elementwise_sources(module: Module, value: Instruction) -> list[int]:
-    """The parameters of a fused computation from which a value is computed elementwise."""
+    """Return the numbers of a fused computation's parameters from which a value is computed elementwise."""
     found, seen, waiting = [], {value.name}, [value]
     while waiting:
         made = waiting.pop()
@@ -123,12 +123,12 @@ def leaves(instruction: Instruction) -> list[Leaf]:
 
 @lru_cache(maxsize=1 << 14)
 def num_leaves(shape: Shape) -> int:
-    """The arrays in a shape."""
+    """Return the number of arrays in a shape."""
     return sum(1 for _ in shape.arrays())
 
 
 def _aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """The leaves of an instruction with those that share their buffer."""
+    """Yield each leaf of an instruction with another leaf that shares its buffer."""
     opcode, own = instruction.opcode, leaves(instruction)
     if opcode == "tuple":
         yield from zip(own, _operand_leaves(module, instruction), strict=True)
@@ -163,7 +163,7 @@ def _call_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Le
 
 
 def _start_aliases(module: Module, start: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """The operands of an asynchronous start, which its result names again: in use until the end."""
+    """Yield the operands that an asynchronous start repeats in its result: their buffers are in use until its end."""
     if start.opcode == "copy-start":
         yield from zip(_element_leaves(start, 1), leaves(module.operand(start)), strict=True)
     elif start.shape.elements:
@@ -173,7 +173,7 @@ def _start_aliases(module: Module, start: Instruction) -> Iterator[tuple[Leaf, L
 
 
 def _done_leaves(start: Instruction) -> list[Leaf]:
-    """The leaves of an asynchronous start that are its result."""
+    """Return the leaves of an asynchronous start that hold the result of its `-done`."""
     if start.opcode in ("copy-start", "recv"):
         return _element_leaves(start, 0)
     if start.opcode == "all-reduce-start" or len(start.shape.elements) < 2:
@@ -182,7 +182,7 @@ def _done_leaves(start: Instruction) -> list[Leaf]:
 
 
 def _in_place_aliases(module: Module, instruction: Instruction) -> Iterator[tuple[Leaf, Leaf]]:
-    """In-place updates: by opcode, as annotated by the compiler, and inside fusions."""
+    """Yield the aliases of in-place updates: by opcode, as annotated by the compiler, and inside fusions."""
     if instruction.opcode in ("dynamic-update-slice", "scatter"):
         yield leaves(instruction)[0], leaves(module.operand(instruction))[0]
     for output, number, path in parse_aliases(instruction.attributes.get("output_to_operand_aliasing", "")):

@@ -34,7 +34,7 @@ class Memory:
     """The peak of a device's main memory during one execution of a program.
 
     moment: the instructions that run at the peak, from the entry's to the innermost loop's. live: the buffers in use
-    then, largest first; their bytes sum to the peak. argument_bytes: of all arguments.
+    then, largest first; their bytes sum to the peak. argument_bytes: the bytes of all arguments.
     """
 
     peak_bytes: int
@@ -44,13 +44,13 @@ class Memory:
 
 
 def read_buffers(module: Module) -> Memory:
-    """The peak memory of a scheduled program on one device, and its live buffers at that moment.
+    """Return the peak memory of a scheduled program on one device, and its live buffers at that moment.
 
-    A buffer lives from the instruction that makes its array to the last that uses it, in printed order. Arguments and
-    results live to the end, in one buffer where an argument is donated. Tuples, views and in-place updates have no
-    buffer of their own. Buffers of a loop iteration add to what is live outside. Arrays count with their padding; those
-    in other memories (VMEM, host) do not count. Not included: constants, the program itself, scratch of collectives,
-    and allocator fragmentation.
+    A buffer is live from the instruction that computes its array to the last that uses it, in printed order. Arguments
+    and results are live to the end, in one buffer where an argument is donated. Tuples, views and in-place updates have
+    no buffer of their own. Buffers of a loop iteration add to those live outside the loop. Arrays count with their
+    padding; arrays in other memories (VMEM, host) do not count. Not included: constants, the program itself, scratch of
+    collectives, and allocator fragmentation.
     """
     with contradictions_as_errors(module):
         liveness = Liveness(module)
@@ -65,9 +65,9 @@ def read_buffers(module: Module) -> Memory:
 
 
 def _buffer(liveness: Liveness, leaf: Leaf, num_bytes: int) -> Buffer:
-    """The buffer of a leaf, described by the instruction that makes it.
+    """Return the buffer of a leaf, described by the instruction that computes it.
 
-    For a loop's state that may be outside the loop.
+    For a loop's state that instruction may be outside the loop.
     """
     made = liveness.origin(leaf)
     instruction = liveness.module.computations[made.computation].instructions[made.instruction]

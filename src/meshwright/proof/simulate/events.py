@@ -1,4 +1,4 @@
-"""Events of a simulated step: one for each execution of an op or a transfer, those of a loop once."""
+"""Events of a simulated step: executions of ops and transfers; an event in a loop is stored once with its repeats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshwright.record import KINDS, Phase
 
 COMPUTE = "compute"
-"""The lane of ops, and of the loops around them."""
+"""The lane that shows ops and the loops around them."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,10 @@ class Repeat:
 class Event:
     """One execution of an instruction, and its repeats.
 
-    kind: `op`, `loop`, or the kind of a `Transfer`. lane: `compute`, `network` and its axes, `copies`, `host`, `network
-    DCN`. seconds: of one execution. exposed_seconds: how long ops stalled for one execution. basis: source of an op's
-    time (`op_seconds.Basis`). repeats: of the enclosing loops, outermost first; start_seconds is that of the first.
+    kind: `op`, `loop`, or the kind of a `Transfer`. lane: the row of the timeline, one of `compute`, `network` with its
+    axes, `copies`, `host`, `network DCN`. seconds: duration of one execution. exposed_seconds: how long ops stalled for
+    one execution. basis: source of an op's time (`op_seconds.Basis`). repeats: of the enclosing loops, outermost first;
+    start_seconds is the start of the first execution.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Event:
 
     @property
     def count(self) -> int:
-        """How often it occurs in a step."""
+        """How often the event occurs in a step."""
         return math.prod(repeat.count for repeat in self.repeats)
 
     @property
@@ -55,5 +56,5 @@ class Event:
 
     @property
     def is_communication(self) -> bool:
-        """Whether it sends data to other devices."""
+        """Whether the event sends data to other devices."""
         return self.kind in KINDS

@@ -1,4 +1,4 @@
-"""Transfers that run beside a device's ops, and their time: collectives, sends between slices, copies.
+"""Transfers that run concurrently with a device's ops, and their time: collectives, sends between slices, copies.
 
 Each occupies links; transfers that share a link wait for each other.
 """
@@ -26,7 +26,7 @@ from meshwright.planning.cost.rates.collective_time import achieved_seconds
 from meshwright.record import Phase
 
 HOST_SPACE = 5
-"""The memory space of the host."""
+"""The host's memory space in HLO layouts."""
 
 _STREAM = "stream"
 _SLICES = "slices"
@@ -36,8 +36,8 @@ _SLICES = "slices"
 class Transfer:
     """Data in transit over some links.
 
-    kind: of a collective, `copy` between memories of the device, `host copy`, `call` for asynchronous work. lane: where
-    it is shown. source: file:line. note: what could not be determined.
+    kind: a collective's kind, `copy` between memories of the device, `host copy`, or `call` for asynchronous work.
+    lane: the row of the timeline that shows it. source: file:line. note: what could not be determined.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The links of a system under a mesh, for the program of one slice, which numbers its own devices."""
+    """The links of a system under a mesh, for the program of one slice, which has device numbers of its own."""
 
     module: Module
     mesh: Mapping[str, int] = field(hash=False)
@@ -71,10 +71,10 @@ class Fabric:
         return lay_mesh(replace(self.system, num_slices=1), self.slice_mesh)
 
     def collective(self, instruction: Instruction) -> Transfer | None:
-        """A collective on the links of its axes; None if its groups have one device.
+        """Return the transfer of a collective over the links of its axes; None if its groups have one device.
 
-        Priced as in a plan (`planning.prediction.predict`). If its groups are no product of axes, all axes they touch
-        are used. A permute uses the links of one direction of a ring, once for each hop.
+        Its time is computed as in a plan (`planning.prediction.predict`). If its groups are not a product of axes, all
+        axes they touch are used. A permute uses the links of one direction of a ring, once for each hop.
         """
         entries = list(collective_entries(self.module, instruction, self.slice_mesh))
         if not entries:
@@ -95,7 +95,7 @@ class Fabric:
         return replace(transfer, axes=axes, phase=largest.phase, note="" if largest.axes else largest.note)
 
     def copy(self, instruction: Instruction) -> Transfer:
-        """A copy between memories, at the bandwidth of HBM or of the path to the host."""
+        """Return the transfer of a copy between memories, at the bandwidth of HBM or of the path to the host."""
         to_host = touches_host(self.module, instruction)
         rate = self.system.host_bytes_per_second if to_host else self.system.hbm_bytes_per_second
         moved = _transferred_shape(self.module, instruction)
@@ -109,10 +109,10 @@ class Fabric:
         )
 
     def dcn_collective(self, send: Instruction) -> Transfer | None:
-        """A collective between slices, on each chip's share of its host's network card; None for another transfer.
+        """Return a collective between slices, over each chip's share of its host's NIC; None for another transfer.
 
-        The TPU compiler writes it as a send to the runtime (Megascale) and a receive of the result, with the pattern in
-        an attribute. Its axes are those that cross slices.
+        The TPU compiler writes such a collective as a send to the runtime (Megascale) and a receive of the result, and
+        names its kind in an attribute. Its axes are those that cross slices.
         """
         kind, array = dcn_kind(send), next(send.shape.arrays())
         if kind is None or self.system.num_slices == 1:
@@ -131,7 +131,7 @@ class Fabric:
         return replace(transfer, axes=axes)
 
     def to_host(self, instruction: Instruction) -> Transfer:
-        """A host transfer that is not a copy between memories."""
+        """Return the transfer of a send to or a receive from the host."""
         array = next(instruction.shape.arrays())
         return self._transfer(
             instruction,
@@ -143,7 +143,7 @@ class Fabric:
         )
 
     def async_call(self, instruction: Instruction, seconds: float) -> Transfer:
-        """Work of a device that runs asynchronously beside its ops."""
+        """Return the transfer of asynchronous device work, which runs concurrently with other ops for `seconds`."""
         return self._transfer(
             instruction, kind="call", lane="beside", links=frozenset({"beside"}), seconds=seconds, num_bytes=0
         )
@@ -151,7 +151,7 @@ class Fabric:
     def _transfer(
         self, instruction: Instruction, *, kind: str, lane: str, links: frozenset[str], seconds: float, num_bytes: int
     ) -> Transfer:
-        """A transfer with phase, scope and source of its instruction."""
+        """Return a transfer with the phase, scope and source of its instruction."""
         said = describe(self.module, instruction, moves=True)[0]
         return Transfer(
             kind=kind,
@@ -184,9 +184,9 @@ def touches_host(module: Module, instruction: Instruction) -> bool:
 
 
 def _links(placement: Placement, shift: int | None, system: System) -> frozenset[str]:
-    """The links that a collective occupies: both directions of its physical axes, one for a permute; its switches.
+    """Return the links that a collective occupies: its physical axes, in one direction for a permute, and its switches.
 
-    On a GPU also the stream in which XLA runs all collectives; permutes have their own.
+    On a GPU also the stream in which XLA runs all collectives except permutes, which have a stream of their own.
     """
     ways = "+-" if shift is None else "+" if shift >= 0 else "-"
     links = {f"ICI {ring.axis}{way}" for ring in placement.rings for way in ways}
@@ -196,7 +196,7 @@ def _links(placement: Placement, shift: int | None, system: System) -> frozenset
 
 
 def _direction(shift: int | None) -> tuple[str, ...]:
-    """The direction of a permute as a word; () for transfers in both directions."""
+    """Return the direction of a permute as a word of its lane; () for transfers in both directions."""
     return () if shift is None else ("forth",) if shift >= 0 else ("back",)
 
 

@@ -20,11 +20,11 @@ _TARGETS = frozenset({"AllocateBuffer", "ConcatBitcast", "PrepareAsyncCallStart"
 
 
 def hbm_bytes(module: Module, instruction: Instruction) -> int:
-    """The bytes that one execution of an instruction reads from and writes to main memory.
+    """Return the bytes that one execution of an instruction reads from and writes to main memory.
 
-    Its operands, each once, and its results, with tile padding. Arrays in other memories (VMEM, host) and results that
-    share memory with an operand do not count. A slice counts only what it takes, an in-place update only the update.
-    Values inside a fusion stay on chip. Asynchronous starts and ends count nothing: other engines transfer the data.
+    Counts operands, each once, and results, with tile padding; not arrays in other memories (VMEM, host), nor results
+    that share memory with an operand. A slice counts only the part it takes, an in-place update only the update. Values
+    inside a fusion stay on chip. Asynchronous starts and ends count nothing: other engines transfer the data.
     """
     if is_free(instruction):
         return 0
@@ -48,7 +48,7 @@ def is_free(instruction: Instruction) -> bool:
 
 
 def _fusion_bytes(module: Module, fusion: Instruction) -> int:
-    """The bytes that a fusion reads of its operands and writes of its results."""
+    """Return the bytes that a fusion reads of its operands and writes of its results."""
     body, annotated = fusion.called("calls")[0], fusion.attributes.get("output_to_operand_aliasing", "")
     # The compiler's annotation: which operand a result shares memory with.
     shared = {output[0] if output else 0: operand for output, operand, _ in parse_aliases(annotated)}
@@ -70,7 +70,7 @@ def _fusion_bytes(module: Module, fusion: Instruction) -> int:
 
 
 def _read(module: Module, value: Instruction) -> int:
-    """The bytes that a computation reads of a value: of slices alone, if it reads nothing else."""
+    """Return the bytes that a computation reads of a value: only its slices, if nothing else of it is read."""
     total = 0
     for user in module.users(value):
         if user.opcode in _SLICES and user.operands[0] == value.name:
@@ -86,7 +86,7 @@ def _read(module: Module, value: Instruction) -> int:
 
 
 def _origin(module: Module, value: Instruction) -> Instruction:
-    """The value before views and conversions."""
+    """Return the value from which views and conversions compute `value`."""
     while value.opcode in _CONVERSIONS:
         value = module.operand(value)
     return value

@@ -1,4 +1,4 @@
-"""When each buffer of a program is in use, computation by computation, and where the sum peaks."""
+"""Find when each buffer of a program is in use, computation by computation, and where the sum of live bytes peaks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest sum of live buffers of a computation and what it calls: bytes, instructions, buffers."""
+    """The moment of most live bytes in a computation and in the computations it calls.
+
+    moment: the instructions that run then, the caller's first. live: the buffers in use then.
+    """
 
     num_bytes: int
     moment: tuple[str, ...]
@@ -49,7 +52,7 @@ class Liveness:
         self._known_spans: dict[str, dict[Leaf, Span]] = {}
 
     def peak(self, computation: str) -> Peak:
-        """The largest sum, over the instructions of a computation, of live buffers and the peak of what is called."""
+        """Return the peak over a computation's instructions: live buffers plus the peak of what each one calls."""
         if computation in self._peaks:
             return self._peaks[computation]
         instructions = list(self.module.computations[computation].instructions.values())
@@ -73,10 +76,10 @@ class Liveness:
         return found
 
     def spans(self, computation: str) -> list[Span]:
-        """The live ranges of the buffers that a computation accounts for.
+        """Return the live ranges of the buffers that are counted in a computation.
 
-        Arguments and results of a call belong to its caller. A loop's state belongs to its body while the loop runs,
-        where the range within an iteration is known. Arguments of the program are live throughout.
+        Arguments and results of a call are counted in its caller. A loop's state is counted in its body while the loop
+        runs, where the range within an iteration is known. Arguments of the program are live throughout.
         """
         lives = dict(self._live_spans(computation))
         instructions = self.module.computations[computation].instructions
@@ -96,7 +99,7 @@ class Liveness:
         return [span for span in spans if span.num_bytes and span.first <= span.last]
 
     def origin(self, leaf: Leaf) -> Leaf:
-        """The leaf that first defines a leaf's buffer: before the loop for a loop's state."""
+        """Return the leaf that first defines a leaf's buffer: for a loop's state, a leaf before the loop."""
         while (outside := self._leaf_in_caller(leaf)) is not None:
             leaf = self._live_spans(outside.computation)[self.aliases.find(outside)].leaf
         return leaf
@@ -117,7 +120,7 @@ class Liveness:
         return self._buffers(self._parameter_leaves(self.module.entry))
 
     def _buffers(self, some: list[Leaf]) -> set[Leaf]:
-        """The buffers of some leaves, each as the leaf that represents it."""
+        """Return the buffers of some leaves, each as the leaf that represents it."""
         return {self.aliases.find(leaf) for leaf in some}
 
     def _live_spans(self, computation: str) -> dict[Leaf, Span]:
@@ -127,7 +130,7 @@ class Liveness:
         return self._known_spans[computation]
 
     def _compute_spans(self, computation: str) -> dict[Leaf, Span]:
-        """The live ranges, from one pass over the instructions."""
+        """Compute the live ranges in one pass over the instructions."""
         found = self.module.computations[computation]
         lives: dict[Leaf, Span] = {}
         for position, instruction in enumerate(found.instructions.values()):
@@ -158,7 +161,7 @@ class Liveness:
                 lives[buffer] = replace(lives[buffer], last=max(lives[buffer].last, position))
 
     def _without_loop(self, span: Span, position: int, state: set[Leaf]) -> Iterator[Span]:
-        """The parts of a span before and after a loop whose state it is; else the span itself."""
+        """Yield the parts of a span before and after a loop if it is part of the loop's state, else the span itself."""
         if self.aliases.find(span.leaf) not in state or not span.first <= position <= span.last:
             yield span
             return
@@ -166,7 +169,7 @@ class Liveness:
         yield replace(span, first=position + 1)
 
     def _leaf_in_caller(self, leaf: Leaf, *, or_returned: bool = False) -> Leaf | None:
-        """The leaf of a loop for a leaf that is the state at the start of its body, or (`or_returned`) at its end."""
+        """Return the loop's leaf for a leaf of its body's parameter or (`or_returned`) result; else None."""
         callers = [caller for caller in self.module.callers[leaf.computation] if caller.opcode == "while"]
         if not callers:
             return None

@@ -1,7 +1,7 @@
 """The time of one execution of an instruction.
 
-The compiler's own estimate if there is one (the TPU compiler's, for most fusions). Otherwise the roofline: products at
-the efficiency of their size, everything else at memory bandwidth.
+This is the compiler's own estimate if there is one (the TPU compiler's, for most fusions), else the roofline: matmuls
+at the efficiency of their size, everything else at memory bandwidth.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ class OpSeconds:
 
 
 def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSeconds:
-    """The time of one execution of an instruction on an otherwise idle device; 0 if it does nothing.
+    """Return the time of one execution of an instruction on an otherwise idle device; 0 if it does nothing.
 
-    The larger of the compiler's cycles, if given, and the time of its bytes at peak bandwidth. On a GPU no op is
-    shorter than its launch.
+    On a TPU, the larger of the compiler's cycles, if given, and the time of its bytes at peak bandwidth. Else the
+    larger of the time of its flops and that of its bytes at achieved bandwidth; on a GPU at least a launch, except for
+    kernels.
     """
     if is_free(instruction):
         return OpSeconds(0.0, "roofline")
@@ -69,18 +70,18 @@ def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSe
 
 @cache
 def clock_hertz(system: System) -> float:
-    """The clock of a TPU's estimated cycles: peak flops over flops per cycle (benchmarks/tpu_products.py).
+    """Return the clock of a TPU's estimated cycles: peak flops over flops per cycle (benchmarks/tpu_products.py).
 
-    A chip without compiled products takes v5p's flops per cycle, so that it reaches v5p's share of the peak.
+    A chip for which no matmuls were compiled takes v5p's flops per cycle, so that it reaches v5p's share of the peak.
     """
     chips = tpu_products()["chips"]
     return system.peak("bf16") / chips.get(system.chip.name, chips["v5p"])["flops_per_cycle"]
 
 
 def kernel_seconds(module: Module, instruction: Instruction, system: System) -> float | None:
-    """The time of a kernel by its flops: its author's estimate, or for attention from its name; None for anything else.
+    """Return a kernel's time by its flops, from its author's estimate or attention's shapes; None for other ops.
 
-    Attention is taken as causal: of n x n blocks of scores, (n + 1) / 2n are computed.
+    Attention is taken as causal: a fraction (n + 1) / 2n of the n x n blocks of scores is computed.
     """
     if not is_kernel(instruction):
         return None
@@ -115,7 +116,7 @@ def _cudnn_seconds(module: Module, instruction: Instruction, system: System, *, 
 
 
 def main_dtype(module: Module, system: System) -> str:
-    """The dtype with most flops in a program's products, of those the chip has a peak for; bf16 if there are none."""
+    """Return the dtype with most flops in a program's matmuls, of those the chip has a peak for; default bf16."""
     times, flops = count_executions(module).times, Counter({"bf16": 0})
     for instruction in module.instructions():
         runs = times[instruction.computation]
@@ -125,7 +126,7 @@ def main_dtype(module: Module, system: System) -> str:
 
 
 def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
-    """The instruction, or all those of a fusion."""
+    """Yield the instruction itself, or all instructions inside a fusion."""
     if instruction.opcode != "fusion":
         yield instruction
         return
@@ -149,6 +150,6 @@ def _product_seconds(module: Module, product: Instruction, system: System) -> fl
 
 
 def _peak_of(dtype: str, system: System) -> str:
-    """The dtype whose peak applies to products of an HLO dtype; bf16 if the chip has none for it."""
+    """Return the dtype whose peak applies to matmuls of an HLO dtype; bf16 if the chip has no peak for it."""
     name = "fp8" if dtype.startswith("f8") else {"s8": "int8", "u8": "int8"}.get(dtype, dtype)
     return name if name in system.chip.peak_flops else "bf16"

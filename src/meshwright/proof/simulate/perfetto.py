@@ -25,10 +25,10 @@ _NANOSECONDS = 1e9
 
 
 def trace(schedule: Schedule, *, max_events: int = MAX_EVENTS) -> dict[str, Any]:
-    """A simulated step as trace events: a lane for ops, one for the network of each set of axes, one for copies.
+    """Return a simulated step as trace events: a lane for ops, one for the network of each set of axes, one for copies.
 
-    Waits are slices among the ops. Loops are unrolled. Where that exceeds `max_events` slices, only as many first
-    iterations of each loop as fit are shown, and the loop's slice has the trip count.
+    Waits are slices among the ops. Loops are unrolled. Where that exceeds `max_events` slices, only the first
+    iterations of each loop are shown, as many as fit, and the loop's slice has the trip count.
     """
     shown = _trips_shown(schedule, max_events)
     lanes = dict.fromkeys((COMPUTE, *sorted({event.lane for event in schedule.events})))
@@ -55,7 +55,7 @@ def write_trace(schedule: Schedule, path: str | Path, *, max_events: int = MAX_E
 
 
 def _trips_shown(schedule: Schedule, max_events: int) -> int:
-    """The most iterations of a loop that can be shown, at least one."""
+    """Return how many iterations of each loop can be shown, at least one."""
     longest = max((repeat.count for event in schedule.events for repeat in event.repeats), default=1)
     low, high = 1, longest
     while low < high:
@@ -66,20 +66,20 @@ def _trips_shown(schedule: Schedule, max_events: int) -> int:
 
 
 def _num_slices(event: Event, shown: int) -> int:
-    """The slices of an event and its wait, in the first iterations of its loops."""
+    """Return the number of slices of an event and its wait, in the first `shown` iterations of its loops."""
     runs = math.prod(min(repeat.count, shown) for repeat in event.repeats)
     return runs * (2 if event.exposed_seconds else 1)
 
 
 def _starts(event: Event, shown: int) -> Iterator[float]:
-    """The start of each execution of an event, in the first iterations of its loops."""
+    """Yield the start of each execution of an event, in the first `shown` iterations of its loops."""
     for trips in product(*(range(min(repeat.count, shown)) for repeat in event.repeats)):
         passed = sum(trip * repeat.period_seconds for trip, repeat in zip(trips, event.repeats, strict=True))
         yield event.start_seconds + passed
 
 
 def _slices(event: Event, shown: int, lanes: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """The slices of an event and of its wait."""
+    """Yield the slices of an event and of its wait."""
     said = {
         "phase": event.phase,
         "scope": event.scope,
@@ -100,7 +100,7 @@ def _slices(event: Event, shown: int, lanes: dict[str, int]) -> Iterator[dict[st
 
 
 def _slice(name: str, kind: str, start: float, end: float, lane: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """One complete event; both ends are rounded to nanoseconds, so that neighbours touch and nesting holds."""
+    """Return one complete event; both ends are rounded to nanoseconds, so that neighbours touch and nesting holds."""
     begin, finish = (round(seconds * _NANOSECONDS) for seconds in (start, end))
     return {
         "name": name,
@@ -115,7 +115,7 @@ def _slice(name: str, kind: str, start: float, end: float, lane: int, arguments:
 
 
 def _names(lanes: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Names of the process and its lanes, and the order of the lanes."""
+    """Yield the names of the process and its lanes, and the order of the lanes."""
     yield {"name": "process_name", "ph": "M", "pid": _PROCESS, "tid": 0, "args": {"name": "one device, simulated"}}
     for lane, number in lanes.items():
         yield {"name": "thread_name", "ph": "M", "pid": _PROCESS, "tid": number, "args": {"name": lane}}

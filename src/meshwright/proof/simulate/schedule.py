@@ -28,9 +28,9 @@ EXPOSED_COMMUNICATION, EXPOSED_COPIES, EXPOSED_CALLS = "exposed communication", 
 class Schedule:
     """A simulated step of one device.
 
-    events: in order of their start; those of a loop once, with their repeats. breakdown_seconds: the parts of the step,
-    which sum to it: ops by phase, exposed waits, and on GPUs `contention` and `stragglers`, which are not on the
-    timeline. flops: of executed products, per device. peak_flops_per_second: per device, in the dtype of most flops.
+    events: in order of their start; an event in a loop once, with its repeats. breakdown_seconds: the parts of the
+    step, which sum to it: ops by phase, exposed waits, and on GPUs `contention` and `stragglers`, which are not on the
+    timeline. flops: executed by matmuls, per device. peak_flops_per_second: per device, for the dtype with most flops.
     notes: what the simulation could not determine.
     """
 
@@ -43,12 +43,12 @@ class Schedule:
 
     @property
     def step_seconds(self) -> float:
-        """The time of a step."""
+        """The time of a step: the sum of `breakdown_seconds`."""
         return math.fsum(self.breakdown_seconds.values())
 
     @property
     def hfu(self) -> float:
-        """Executed flops, including recomputation, over time and peak."""
+        """Hardware flops utilization: executed flops, including recomputation, over time and peak flops."""
         return self.flops / (self.step_seconds * self.peak_flops_per_second)
 
     @property
@@ -76,7 +76,7 @@ class Schedule:
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective with its time and its exposed time per step; one repeated by a loop is one entry."""
+        """Every collective with its total and exposed time per step; a collective in a loop is one entry."""
         found: dict[tuple[str, str], list[Event]] = {}
         for event in self.events:
             if event.kind in KINDS:
@@ -136,7 +136,7 @@ def _breakdown(events: tuple[Event, ...], system: System, num_devices: int) -> d
 
 
 def _collective(events: list[Event]) -> Collective:
-    """The executions of one collective as an entry of a record."""
+    """Return the executions of one collective as one entry of a record."""
     first = events[0]
     return Collective(
         kind=next(kind for kind in KINDS if kind == first.kind),

@@ -20,7 +20,7 @@ _HOST_COPIES = frozenset({"copy", "dynamic-slice", "dynamic-update-slice"})
 
 @dataclass(frozen=True)
 class TransferPart:
-    """One part of a transfer. key: shared by its parts. transfer: None for `done`, which has the key only."""
+    """A transfer's start, its end (`done`) or the whole. key: shared by its parts. transfer: None for `done`."""
 
     part: Part
     key: str
@@ -51,7 +51,7 @@ def transfer_parts(fabric: Fabric, instruction: Instruction) -> tuple[TransferPa
 
 
 def _send_or_receive(fabric: Fabric, instruction: Instruction) -> Iterator[TransferPart]:
-    """The transfer of a send or a receive. Between slices the send counts for both."""
+    """Yield the transfer of a send or a receive. Between slices the send counts for both."""
     if "megascale" not in instruction.attributes.get("frontend_attributes", ""):
         yield TransferPart("start", instruction.name, fabric.to_host(instruction))
     elif instruction.opcode == "send" and (transfer := fabric.dcn_collective(instruction)):
@@ -59,7 +59,7 @@ def _send_or_receive(fabric: Fabric, instruction: Instruction) -> Iterator[Trans
 
 
 def _parts_in_fusion(fabric: Fabric, fusion: Instruction) -> Iterator[TransferPart]:
-    """The parts of collectives inside a fusion.
+    """Yield the parts of collectives inside a fusion.
 
     The TPU compiler spreads a collective over several fusions, identified by channel: custom calls mark its start and
     its end, and fusions between them advance it while they compute. A fusion may also be a whole collective.
@@ -100,7 +100,7 @@ def _copies_to_host(fabric: Fabric, instruction: Instruction) -> bool:
 
 
 def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
-    """The instructions of the computations that one calls, recursively."""
+    """Yield the instructions of the computations that an instruction calls, recursively."""
     for name in instruction.called("calls", "to_apply", "called_computations"):
         for inner in module.computations[name].instructions.values():
             yield inner
@@ -109,7 +109,7 @@ def _inside(module: Module, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def _start_of(module: Module, done: Instruction) -> str:
-    """The name of the instruction whose end a `-done` awaits."""
+    """Return the name of the instruction whose end a `-done` awaits."""
     found = module.operand(done)
     while found.operands and found.opcode not in ("send", "recv") and not found.opcode.endswith("-start"):
         found = module.operand(found)

@@ -13,7 +13,7 @@ from meshwright.proof.simulate.op_seconds import OpSeconds, op_seconds
 from meshwright.proof.simulate.steps import TransferPart, transfer_parts
 
 _MOST_TRIPS = 4
-"""Iterations of a loop that are simulated at most.
+"""The most iterations of a loop that are simulated.
 
 Iterations differ only in how long links are busy at their start. If they still differ after so many, a transfer outside
 the loop takes very long, and the last iteration is repeated for the rest.
@@ -23,7 +23,7 @@ _SAME_SECONDS = 1e-12
 
 
 def walk(fabric: Fabric) -> tuple[tuple[Event, ...], tuple[str, ...]]:
-    """The events of one execution of a program in order of their start, and notes on what is not known."""
+    """Return the events of one execution of a program in order of their start, and notes on what is not known."""
     walker = _Walker(fabric)
     walker.computation(fabric.module.entry)
     for key in list(walker.in_flight):
@@ -32,7 +32,7 @@ def walk(fabric: Fabric) -> tuple[tuple[Event, ...], tuple[str, ...]]:
 
 
 class _Walker:
-    """The current time, until when each link is busy, and the transfers in flight: key to event index."""
+    """State of the simulation: the time now, until when each link is busy, transfers in flight (key to event index)."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -56,7 +56,7 @@ class _Walker:
                 self.instruction(instruction)
 
     def instruction(self, instruction: Instruction) -> None:
-        """Run an instruction: wait for transfers, start transfers, then its op."""
+        """Run an instruction: wait for transfers, start transfers, then run its op."""
         op, steps = self.costs(instruction)
         whole = []
         for step in steps:
@@ -71,7 +71,7 @@ class _Walker:
             self.wait_for(key)
 
     def costs(self, instruction: Instruction) -> tuple[OpSeconds, tuple[TransferPart, ...]]:
-        """The time of an instruction's op and its transfers, computed once."""
+        """Return the time of an instruction's op, and its transfers; computed once for each instruction."""
         key = (instruction.computation, instruction.name)
         if key not in self.known:
             steps = transfer_parts(self.fabric, instruction)
@@ -135,7 +135,7 @@ class _Walker:
             self.now += waited
 
     def loop(self, loop: Instruction) -> None:
-        """Run iterations of a loop until one leaves the links as it found them: all that follow are equal."""
+        """Run iterations of a loop until one leaves the links as it found them: all later ones are equal."""
         trips = trip_count(self.fabric.module, loop)
         if trips is None:
             self.notes.append(f"loop {loop.op_name or loop.name}: its trips depend on data; taken as one")
@@ -152,7 +152,7 @@ class _Walker:
         self.add_loop_event(loop, outer, begin, "1 trip" if trips in (None, 1) else f"{trips} trips")
 
     def repeat(self, first: int, times: int, period: float) -> None:
-        """Repeat the events from index `first` on, one iteration of a loop, and advance the time."""
+        """Let one loop iteration, the events from index `first` on, run `times` times in all, and advance the time."""
         if times == 1:
             return
         for number in range(first, len(self.events)):
@@ -165,7 +165,7 @@ class _Walker:
         self.now += passed
 
     def add_loop_event(self, loop: Instruction, outer: int, begin: float, note: str) -> None:
-        """Insert an event for a whole loop before those in it."""
+        """Insert an event for a whole loop before the events inside it."""
         if self.now > begin:
             said = describe(self.fabric.module, loop)[0]
             event = Event(
@@ -204,10 +204,10 @@ class _Walker:
         self.busy_until, self.in_flight, self.events = dict(busy_until), dict(in_flight), list(events)
 
     def remaining_busy_seconds(self) -> dict[str, float]:
-        """How long each busy link stays busy."""
+        """Return how many more seconds each busy link stays busy."""
         return {link: until - self.now for link, until in self.busy_until.items() if until > self.now}
 
     def is_equally_busy(self, before: dict[str, float]) -> bool:
-        """Whether the links are as busy as they were."""
+        """Whether each link stays busy as long as `before` has it."""
         now = self.remaining_busy_seconds()
         return now.keys() == before.keys() and all(abs(now[k] - before[k]) < _SAME_SECONDS for k in now)

@@ -1,1 +1,1 @@
-"""Compare a plan with the program that its compiler makes, and with a measured run."""
+"""Compare a plan with the program compiled for it, and with a measured run."""

@@ -15,14 +15,14 @@ from meshwright.record import PHASES, Collective, Record, merge
 Unit = Literal["flop", "B", "s", "tok/s", "share"]
 
 _LEAST_SHARE = 0.005
-"""The share of the step below which no term of its time is named as the cause of a difference."""
+"""The share of the step time below which no part of the step is named as the cause of a difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticOverhead:
-    """The contents of a program's HLO text beyond its plan, by cause: dropless padding and untaken branches.
+    """Flops and collectives in a program's HLO text beyond its plan, by cause: dropless padding, untaken branches.
 
-    flops: of each cause. Flops and bytes of collectives are negative where the program has less.
+    Flops and bytes are negative where the program has less.
     """
 
     flops: Mapping[Difference, float] = field(default_factory=dict)
@@ -34,9 +34,9 @@ NO_OVERHEAD = StaticOverhead()
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One quantity of a plan, a compiled program and a run; None where one of them has none.
+    """One quantity, as predicted, compiled and measured; None where a figure is missing.
 
-    unit: `flop` and `B` are per device and step. causes: why they differ. note: what is known of the compiled figure.
+    unit: `flop` and `B` are per device and step. causes: why the figures differ. note: a remark on the compiled figure.
     """
 
     quantity: str
@@ -59,7 +59,7 @@ class Row:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all known figures agree. A collective that only one of plan and program has is a difference."""
+        """Whether all known figures agree. A collective that only the plan or only the program has is a difference."""
         return self.predicted == self.compiled and self.measured in (None, self.predicted)
 
     @property
@@ -86,7 +86,7 @@ class Row:
 
 
 def in_plans_terms(compiled: Record) -> Record:
-    """The compiled record with canonical collectives, those of equal kind, axes and phase added up.
+    """Return the compiled record with canonical collectives, merged by kind, axes and phase.
 
     `Collective.lowerings` keeps how the compiler lowered them (XLA:CPU all-reduces and slices for a reduce-scatter).
     """
@@ -103,17 +103,17 @@ def compare(
     overhead: StaticOverhead = NO_OVERHEAD,
     reference_mesh: MeshShape | None = None,
 ) -> tuple[Row, ...]:
-    """Every quantity of the records, side by side.
+    """Return a row for every quantity of the records.
 
     Times are compared where a simulation of the compiled program or a run gives any.
 
     Args:
       predicted: the plan's record.
       compiled: the program's record, from `in_plans_terms`.
-      argument_bytes: as predicted.
+      argument_bytes: the predicted bytes of the arguments.
       measured: the record of a run.
       overhead: known contents of the program's text beyond the plan.
-      reference_mesh: mesh of the step's frozen reference, over whose axes the reference's collectives run.
+      reference_mesh: mesh of the step's frozen reference model, over whose axes the reference's collectives run.
     """
     memory, ran = compiled.memory_bytes, measured.memory_bytes if measured else {}
     temporaries = predicted.memory_bytes["peak"] - argument_bytes
@@ -132,7 +132,7 @@ def compare(
 def _of_pass(
     predicted: Record, compiled: Record, mesh: Mapping[str, int], overhead: StaticOverhead, *, is_reference: bool
 ) -> Iterator[Row]:
-    """The rows of the collectives of a reference, over the axes of its own mesh, or of all others."""
+    """Yield the rows of the frozen reference's collectives, over the axes of its own mesh, or of all others."""
     planned, found = (
         tuple(move for move in record.collectives if (move.phase == "reference") is is_reference)
         for record in (predicted, compiled)
@@ -144,7 +144,7 @@ def _of_pass(
 def _memory(
     name: str, predicted: float, memory: Mapping[str, int], ran: Mapping[str, int], difference: Difference
 ) -> Row:
-    """A row of memory, with its cause where there is a difference."""
+    """Return a row of memory, with its cause if the figures differ."""
     row = Row(
         quantity=f"memory {name}",
         unit="B",
@@ -156,7 +156,7 @@ def _memory(
 
 
 def _times(predicted: Record, compiled: Record, measured: Record | None) -> Iterator[Row]:
-    """A row for the step time and each of its rates that the program or the run gives."""
+    """Yield a row for each of step time, tokens a second and MFU that the program or the run has."""
     quantities: tuple[tuple[str, Unit, str], ...] = (
         ("step", "s", "step_seconds"),
         ("tokens a second", "tok/s", "tokens_per_second"),
@@ -171,7 +171,7 @@ def _times(predicted: Record, compiled: Record, measured: Record | None) -> Iter
 
 
 def _largest_term(predicted: Record, compiled: Record) -> tuple[Cause, ...]:
-    """The term of the step's time with the largest difference, if it is worth naming."""
+    """Return the part of the step time with the largest difference; () if it is below `_LEAST_SHARE` of the step."""
     plan, program = predicted.breakdown_seconds, compiled.breakdown_seconds
     if not (plan and program):
         return ()
@@ -183,7 +183,7 @@ def _largest_term(predicted: Record, compiled: Record) -> tuple[Cause, ...]:
 
 
 def _flops_causes(predicted: Record, compiled: Record, overhead: StaticOverhead) -> tuple[Cause, ...]:
-    """The causes of a difference of flops, if together they account for it exactly."""
+    """Return the known causes of a difference of flops if together they account for it exactly."""
     known = overhead.flops
     if compiled.flops != (predicted.flops or 0.0) + sum(known.values()):
         return (Cause(difference=Difference.ANOTHER_PROGRAM),)
@@ -191,7 +191,7 @@ def _flops_causes(predicted: Record, compiled: Record, overhead: StaticOverhead)
 
 
 class _Planned(NamedTuple):
-    """Planned bytes of one kind, axes and phase, and the known overheads that are included."""
+    """Planned bytes of one kind, axes and phase of collective, and the known overheads that the bytes include."""
 
     num_bytes: int
     overheads: tuple[Difference, ...] = ()
@@ -203,7 +203,7 @@ def _collectives(
     mesh: Mapping[str, int],
     overhead: StaticOverhead,
 ) -> Iterator[Row]:
-    """A row for every kind, axes and phase of collective in plan or program."""
+    """Yield a row for every kind, axes and phase of collective in the plan or the program."""
     planned = {_key(move): _Planned(move.bytes) for move in predicted}
     found = {_key(move): move for move in compiled}
     sizes = {key: move.bytes for key, move in found.items()}
@@ -226,7 +226,7 @@ def _collectives(
 
 
 def _with_measured(rows: Iterator[Row], measured: Record | None) -> Iterator[Row]:
-    """Rows of collectives with what a profile measured of each."""
+    """Yield rows of collectives with the bytes that a profile measured, then rows of those only the profile has."""
     if measured is None or not measured.collectives:
         yield from rows
         return
@@ -269,7 +269,7 @@ def _key(move: Collective) -> Key:
 def _add_overhead(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int], overhead: StaticOverhead
 ) -> dict[Key, _Planned]:
-    """The plan with the known overheads of each key added, unless the program has exactly what was planned."""
+    """Return the plan with the known overheads of each key added, unless the program has exactly what was planned."""
     result = dict(planned)
     for difference, move in overhead.collectives:
         key = _key(move)
@@ -282,10 +282,10 @@ def _add_overhead(
 def _join_sums(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """The plan with all-reduces over the sets of axes that the compiler uses, and the causes of what changed.
+    """Return the plan with all-reduces over the sets of axes that the compiler uses, and the causes of what changed.
 
-    Consecutive all-reduces of one array over several axes become one. If that does not make a phase equal, all its
-    all-reduces stay as planned if they sum the planned bytes over each axis (`combined_sums`).
+    Consecutive all-reduces of one array over several axes become one. If a phase is still not equal, its all-reduces
+    stay as planned if the program sums the planned bytes over each axis (`combined_sums`).
     """
     joined, causes = _join_axes(planned, found)
     keys = dict.fromkeys((*joined, *found))
@@ -302,9 +302,9 @@ def _join_sums(
 def _join_axes(
     planned: Mapping[Key, _Planned], found: Mapping[Key, int]
 ) -> tuple[dict[Key, _Planned], dict[Key, Cause]]:
-    """The plan with consecutive all-reduces of one array over several axes joined, and their causes.
+    """Return the plan with consecutive all-reduces of one array over several axes joined, and the cause of each.
 
-    Only if the program has an all-reduce over all of these axes, in any phase.
+    They are joined only if the program has an all-reduce over all of these axes, in any phase.
     """
     result, causes = dict(planned), {}
     over_several = {axes for kind, axes, _ in found if kind == "all-reduce" and len(axes) > 1}

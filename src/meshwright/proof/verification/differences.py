@@ -18,34 +18,34 @@ class Difference(StrEnum):
     UNEXPLAINED = "unexplained"
     ANOTHER_PROGRAM = "another program"
 
-    # What a program's text contains beyond its plan.
+    # Contents of a program's text beyond its plan.
     DROPLESS_PADDING = "dropless padding"
-    """Buffers and products of experts without a capacity: the plan assumes balanced routing."""
+    """Buffers and matmuls of experts without a capacity: the plan assumes balanced routing."""
     UNTAKEN_BRANCHES = "untaken branches"
     """Branches taken in few pipeline ticks, counted as if taken in every tick."""
     OPAQUE_KERNELS = "opaque kernels"
-    """Flops in kernels that state none."""
+    """Flops of kernels that declare none."""
     KERNEL_ESTIMATES = "kernel estimates"
-    """Flops that attention kernels state: half of all scores, and more products backward than are counted."""
+    """Flops that attention kernels declare: half of all scores, and more matmuls in backward than are counted."""
     SUMMED_ONCE = "summed once"
     """XLA:GPU sums the last norm's gradient once a step, not once a microbatch."""
 
     EXPERT_BUFFERS = "expert buffers"
-    """Generation sends whole tokens to experts, in buffers for any routing; the plan parts of them, in balance."""
+    """Generation sends whole tokens to experts, in buffers for any routing; the plan sends parts, evenly routed."""
 
     INT8_SCALES = "int8 scales"
-    """Scales beside what is in int8, and parameters that a server does not keep in it: tables of tokens and routers."""
+    """Scales of int8 arrays, and parameters that a server does not keep in int8: token embeddings and routers."""
 
     SINGLE_ROWS = "single rows"
-    """Products of one row, which compilers run as multiplications and sums that no count of flops has."""
+    """Matmuls of one row, which compilers run as multiplications and sums that are not counted as flops."""
 
     PADDED_ROWS = "padded rows"
     """On TPUs a matmul of one row runs with rows of zeros added (`models.generation.stationary.pad_single_row`)."""
 
     MASKED_SCORES = "masked scores"
-    """Attention to prompts in blocks, or through scores, multiplies queries with keys that a mask leaves out too."""
+    """Attention to prompts in blocks, or through scores, also multiplies queries with keys that a mask leaves out."""
 
-    # What a compiler does otherwise; found by exact identities of bytes.
+    # Deviations of the compiler, found by exact identities of bytes.
     OTHER_PHASE = "other phase"
     PADDED_SHARDS = "padded shards"
     PADDED_SHARDS_PERMUTED = "padded shards permuted"
@@ -58,9 +58,9 @@ class Difference(StrEnum):
     COMBINED_SUMS = "combined sums"
     COMBINED_SUMS_ACROSS_PHASES = "combined sums across phases"
     JOINED_AXES = "joined axes"
-    """One all-reduce over several axes, planned over each set (`Cause.axes`) in turn."""
+    """One all-reduce over several axes, planned as one for each set of axes (`Cause.axes`)."""
     SLICED_FURTHER = "sliced further"
-    """XLA:CPU sums whole arrays of which a reduce-scatter and a slice after it leave each device a part."""
+    """XLA:CPU sums whole arrays where the plan has a reduce-scatter whose result is then sliced."""
     LOWERED = "lowered"
     """The compiler lowered a collective as another (`Cause.lowering`)."""
 
@@ -71,13 +71,13 @@ class Difference(StrEnum):
     """Weights in a TPU's fast memory (`Cause.num_bytes`), which its compiler counts as temporaries."""
     DUE_TO_TEMPORARIES = "due to temporaries"
     STEP_TERM = "step term"
-    """A term of the step's time that differs (`Cause.term`, `Cause.seconds`)."""
+    """A part of the step time that differs (`Cause.term`, `Cause.seconds`)."""
     LEAST_OP_TIME = "least op time"
     """The least time that the TPU compiler estimates for any op, times the ops of a step (`Cause.count`)."""
     READ_THEN_MULTIPLIED = "read then multiplied"
-    """XLA:TPU reads most of a layer's weight into fast memory, and only then multiplies by it; planned side by side."""
+    """XLA:TPU reads most of a layer's weight into fast memory before it multiplies; the plan overlaps the two."""
     GATHERED_PAGES = "gathered pages"
-    """The engine gathers pages, then makes scores and sums in ops of their own; planned as one reading of pages."""
+    """The engine gathers pages, then computes scores and sums in separate ops; the plan reads the pages once."""
 
 
 UNNAMED = frozenset({Difference.NOT_PLANNED, Difference.MISSING, Difference.UNEXPLAINED, Difference.ANOTHER_PROGRAM})
@@ -86,7 +86,7 @@ UNNAMED = frozenset({Difference.NOT_PLANNED, Difference.MISSING, Difference.UNEX
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a quantity differs, with the figures of that kind of difference."""
+    """Why a quantity differs, with the figures that this kind of difference has."""
 
     difference: Difference
     collectives: tuple[str, ...] = ()

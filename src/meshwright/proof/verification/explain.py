@@ -16,7 +16,7 @@ Explained = Iterator[tuple[Key, Cause]]
 
 
 def combined_sums(planned: Mapping[Key, int], found: Mapping[Key, int]) -> frozenset[Key]:
-    """The all-reduces of each phase that differ, if over each axis by itself they sum as many bytes as planned.
+    """Return the all-reduces that differ, of each phase that over each axis by itself sums as many bytes as planned.
 
     XLA:GPU and XLA:TPU sum the squares of a gradient's norm over all axes of a parameter at once.
     """
@@ -32,30 +32,30 @@ def combined_sums(planned: Mapping[Key, int], found: Mapping[Key, int]) -> froze
 
 
 TILE_BYTES = 4 * 8 * 128
-"""The smallest sum between slices that the TPU compiler makes of small arrays: a register tile in float32."""
+"""The smallest sum between slices into which the TPU compiler combines small arrays: a float32 register tile."""
 
 ROW_BYTES = 4 * 128
 """The smallest array that the TPU compiler sends between slices: a register row in float32."""
 
 
 def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[str, int]) -> dict[Key, Cause]:
-    """The cause of each difference that one of these rules explains; figures are bytes.
+    """Return the cause of each difference that one of these rules explains; figures are bytes.
 
     - Other phase: XLA runs a gather or a small sum in another phase; over all phases the bytes are as planned.
     - Padded shards: the TPU compiler scatters rows in whole tiles, then devices permute rows to their owners. With n
       devices, the permutes carry (n - 1) / n of the bytes added to the reduce-scatter.
-    - Ring steps: a gather or a reduce-scatter is a ring of permutes between the parts of a product (arXiv:2211.05102,
-      section 3.5), which carry (n - 1) / n of its bytes.
-    - Within and between slices: a sum over axes of both is one inside each slice and one between slices; small ones
-      share a tile.
-    - Combined across phases: small sums of several phases, as a loss and gradients of norms, are one over all their
-      axes.
-    - Sliced further: a reduce-scatter whose result is sliced by other axes is an all-reduce of as many bytes.
-    - Register rows: a few numbers are padded to whole rows.
+    - Ring steps: a gather or a reduce-scatter becomes a ring of permutes between the parts of a matmul
+      (arXiv:2211.05102, section 3.5), which carry (n - 1) / n of its bytes.
+    - Within and between slices: a sum over axes of both kinds becomes one inside each slice and one between slices;
+      small sums share a tile.
+    - Combined across phases: small sums of several phases, as of a loss and gradients of norms, become one over all
+      their axes.
+    - Sliced further: a reduce-scatter whose result is sliced by other axes becomes an all-reduce of as many bytes.
+    - Register rows: arrays of a few numbers are padded to whole rows.
 
     Args:
       planned: bytes by kind, axes and phase.
-      found: the same of the compiled program.
+      found: the compiled program's bytes, by the same keys.
       mesh: every axis and its degree.
     """
     difference = {key: found.get(key, 0) - planned.get(key, 0) for key in dict.fromkeys((*planned, *found))}
@@ -78,7 +78,7 @@ def explain(planned: Mapping[Key, int], found: Mapping[Key, int], mesh: Mapping[
 
 
 def _other_phase(difference: Mapping[Key, int]) -> Explained:
-    """More in one phase, and as much less in others."""
+    """Yield collectives with more bytes in one phase and as many less in others."""
     for kind, axes in dict.fromkeys(key[:2] for key in difference):
         keys = [key for key in difference if key[:2] == (kind, axes)]
         if sum(difference[key] for key in keys) == 0:
@@ -86,7 +86,7 @@ def _other_phase(difference: Mapping[Key, int]) -> Explained:
 
 
 def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Reduce-scatters larger than planned, with permutes of (n - 1) / n of the excess in the same phase or in all."""
+    """Yield larger reduce-scatters, and permutes of (n - 1) / n of the excess, in the same phase or over all phases."""
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "reduce-scatter"):
         degree = math.prod(mesh[axis] for axis in axes)
         for phases in (*((phase,) for phase in PHASES), PHASES):
@@ -101,7 +101,7 @@ def _padded_shards(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Ex
 
 
 def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Explained:
-    """Permutes of (n - 1) / n of what gathers and reduce-scatters lack, in one phase or in all together."""
+    """Yield permutes of (n - 1) / n of the bytes that gathers and reduce-scatters lack, in one phase or over all."""
     for axes in dict.fromkeys(axes for kind, axes, _ in difference if kind == "collective-permute"):
         degree = math.prod(mesh[axis] for axis in axes)
         for phases in (*((phase,) for phase in PHASES), PHASES):
@@ -116,7 +116,7 @@ def _ring_steps(difference: Mapping[Key, int], mesh: Mapping[str, int]) -> Expla
 
 
 def _sliced_further(difference: Mapping[Key, int]) -> Explained:
-    """All-reduces with as many bytes more as reduce-scatters over the same axes have less."""
+    """Yield all-reduces with as many bytes more as reduce-scatters over the same axes have less."""
     for key, more in difference.items():
         scatter: Key = ("reduce-scatter", *key[1:])
         if key[0] == "all-reduce" and more > 0 and difference.get(scatter) == -more:
@@ -124,7 +124,7 @@ def _sliced_further(difference: Mapping[Key, int]) -> Explained:
 
 
 def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
-    """All-reduces over other sets of axes that over each axis sum what was planned, or part of a tile more."""
+    """Yield all-reduces over other sets of axes that over each axis sum the planned bytes, or part of a tile more."""
     keys = [key for key in difference if key[0] == "all-reduce"]
     is_apart = any(difference[key] < 0 for key in keys if len(key[1]) > 1)
     axes = {axis for key in keys for axis in key[1]}
@@ -134,7 +134,7 @@ def _within_and_between_slices(difference: Mapping[Key, int]) -> Explained:
 
 
 def _combined_across_phases(difference: Mapping[Key, int]) -> Explained:
-    """All-reduces over more axes at once and in other phases, which over each axis sum what was planned."""
+    """Yield all-reduces over more axes at once and in other phases, which over each axis sum the planned bytes."""
     keys = [key for key in difference if key[0] == "all-reduce"]
     axes = {axis for key in keys for axis in key[1]}
     is_together = any(difference[key] > 0 for key in keys if len(key[1]) > 1)

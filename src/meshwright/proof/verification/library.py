@@ -1,4 +1,4 @@
-"""`meshwright.verify`: a plan beside the compiled program, from text or objects."""
+"""`meshwright.verify`: compare a plan, given as text or as an object, with the compiled program."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def verify(
         effort: `fast` gives counts and bytes, `default` the schedule that will run (TPUs).
         run: the directory of a run of the same step.
         measured: the record of a run, instead of its directory.
-        options: the workload, the mesh and how a step is run, as `meshwright.plan` takes them (`PlanOptions`); of a
-            server `ServingOptions`, and the mesh and the split of the cache, which the planner chooses if left out.
+        options: the workload, the mesh and how a step is run, as `meshwright.plan` takes them (`PlanOptions`); for a
+            server `ServingOptions`, `mesh` and `cache` (how the cache is split). The planner chooses what is left out.
 
     Raises:
         MeshwrightError: where the compiler is not installed, the step cannot be run, or does not fit.
@@ -85,7 +85,7 @@ def _is_serving_file(what: Any) -> bool:
 
 
 def _serving_plan(what: Any, serve: ServingPhase | None, options: Mapping[str, Any]) -> ServingPlan:
-    """The serving plan to verify."""
+    """Return the serving plan to verify: an object, a file, or the best plan for a model."""
     layout = ("mesh", "cache")
     said = given(options, (*ServingOptions.__annotations__, *layout))
     if not isinstance(what, ServingPlan) and not _is_serving_file(what):
@@ -100,7 +100,7 @@ def _serving_plan(what: Any, serve: ServingPhase | None, options: Mapping[str, A
 
 
 def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[str, Any]) -> tuple[Plan, Record | None]:
-    """The plan to verify, and the measured record of a run, if there is one."""
+    """Return the plan to verify and the measured record of a run; None without a run."""
     if isinstance(what, (str, Path)) and is_run_directory(what):
         if extra := list(given({**options, "run": run}, (*PlanOptions.__annotations__, "run"))):
             raise MeshwrightError(f"{what} is a run and says {', '.join(extra)} itself; leave it out")
@@ -118,6 +118,6 @@ def plan_and_measured(what: PlanLike, run: str | Path | None, options: Mapping[s
 
 
 def _of_run(directory: Path) -> tuple[Plan, Record]:
-    """The plan of a run's step, and its measured record."""
+    """Return the plan of a run's step, and its measured record."""
     config = read_config(directory)
     return config.plan, measured(config, read_metrics(directory), find_profile(directory, config))

@@ -42,7 +42,7 @@ TRAIN_STEP = "meshwright.execution.training.step:lower_train_step"
 """The function that lowers the train step, called by name in the process that compiles."""
 
 ORDER_NOT_FINAL = "step time and overlap are judged at the compiler's default effort: --effort default"
-"""Noted where the compiler's fast effort gives a step's counts and bytes but not its schedule."""
+"""Note of a record whose program was compiled at fast effort, which does not give the schedule that will run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def static_overhead(plan: Plan) -> StaticOverhead:
 
 
 def _kernel_flops(plan: Plan) -> dict[Difference, float]:
-    """Flops that attention kernels state otherwise than the plan counts them, of a frozen reference forward alone."""
+    """Return the attention flops that kernels declare minus those planned, for the step and a reference's forward."""
     steps = [(plan.workload, plan.mesh, plan.strategy, attention_flops(plan.workload, plan.mesh, plan.strategy))]
     if own := reference_pass(plan.workload, plan.mesh, plan.strategy):
         forward = StepFlops(forward=attention_flops(*own).forward)
@@ -133,9 +133,10 @@ def _stated_flops(
 
 
 def _summed_once(plan: Plan) -> Iterator[Collective]:
-    """All-reduces that XLA:GPU runs once a step, not once a microbatch: it moves them out of an accumulating loop.
+    """Yield all-reduces that XLA:GPU runs once a step, not once a microbatch, with the bytes to add (negative).
 
-    This applies to the gradient of the last norm. Those of the layers are in a loop of their own.
+    XLA moves the all-reduce of the last norm's gradient out of the loop over microbatches. Gradients of the layers are
+    in a loop of their own.
     """
     parts = plan.strategy.num_microbatches
     if plan.system.chip.kind != "gpu" or plan.mesh.pp > 1 or parts == 1:
@@ -164,7 +165,7 @@ def verify_all(
 
 
 def _requests(plan: Plan, effort: Effort) -> tuple[CompileRequest, ...]:
-    """The requests to compile a plan's step: one, and another for a frozen reference."""
+    """Return the requests to compile a plan's step: one, and another for a frozen reference."""
     return step_request(plan, effort=effort), *reference_requests(plan, effort=effort)
 
 
@@ -182,7 +183,7 @@ def step_request(plan: Plan, *, effort: Effort) -> CompileRequest:
 def _verification(
     plan: Plan, programs: Sequence[CompiledProgram], effort: Effort, measured: Record | None
 ) -> Verification:
-    """The verification of a plan by its program, and by that of its reference where there is one."""
+    """Return the verification of a plan by its program and, if it has a frozen reference, the reference's program."""
     program, *others = programs
     needed = {"flops": model_flops(plan.workload), "tokens": plan.workload.tokens}
     compiled, schedule = compiled_record(program, plan.mesh, plan.system, effort, **needed)
@@ -208,9 +209,9 @@ def _verification(
 def compiled_record(
     program: CompiledProgram, mesh: MeshShape, system: System, effort: Effort, *, flops: float, tokens: int
 ) -> tuple[Record, Schedule | None]:
-    """What a compiled program has, in the plan's terms, and its simulated step where its schedule is final.
+    """Return a program's record in the plan's terms, and its simulated step; None if its schedule is not final.
 
-    flops: what its model needs for a step of `tokens` tokens.
+    flops: model flops of a step of `tokens` tokens.
     """
     compiled = in_plans_terms(read_program(program, mesh, str(system)))
     if system.chip.kind == "tpu" and effort != "default":

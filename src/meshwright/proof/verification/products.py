@@ -1,4 +1,4 @@
-"""Check a sharded product: run and compile it, compare with the unsharded product and the inferred collectives."""
+"""Check a sharded matmul: run and compile it, compare with the unsharded matmul and the inferred collectives."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from meshwright.record import Collective, merge
 
 @dataclass(frozen=True, kw_only=True)
 class ProductCheck:
-    """The result of a product in one mode. error: largest difference, relative to the largest element.
+    """The result of a matmul in one mode. error: largest difference, relative to the largest element.
 
-    compiled, inferred: collectives, merged by kind and axes. notes: transfers that are not among the compiled ones.
+    compiled, inferred: collectives, merged by kind and axes. notes: transfers in the program that `compiled` leaves
+    out.
     """
 
     error: float
@@ -40,15 +41,15 @@ class ProductCheck:
 
 
 def check_product(inference: Inference, *, mode: Mode, implementation: Implementation | None = None) -> ProductCheck:
-    """Run an implementation of a product in a mode of JAX, in float32, on small random integers.
+    """Run an implementation of a matmul in a mode of JAX, in float32, on small random integers.
 
     Sums of integers are exact in float32 in any order, below 2^24. Runs on the devices of this process. In overlapped
     mode a ring of permutes replaces the collective of a collective matmul.
 
     Args:
-      inference: the product with its shardings.
+      inference: the matmul with its shardings.
       mode: auto, explicit, manual or overlapped.
-      implementation: one of the inference; default `inference.implementation`.
+      implementation: one of the inference's; default `inference.implementation`.
     """
     degrees, implementation = inference.sizes.degrees, implementation or inference.implementation
     program = compile_product(
@@ -73,7 +74,7 @@ def check_product(inference: Inference, *, mode: Mode, implementation: Implement
 def _read_as(
     inferred: Sequence[Collective], compiled: Iterable[Collective], degrees: Mapping[str, int]
 ) -> list[Collective]:
-    """Compiled collectives in terms of the inferred ones.
+    """Return the compiled collectives in terms of the inferred ones.
 
     XLA:CPU lowers a reduce-scatter and an all-reduce followed by a slice alike; they are read as a reduce-scatter
     unless the all-reduce was inferred.
@@ -90,7 +91,7 @@ def _read_as(
 
 
 def _plain(move: Collective, degrees: Mapping[str, int]) -> Collective:
-    """A collective reduced to kind, axes in mesh order, and bytes."""
+    """Return a collective reduced to kind, axes in mesh order, and bytes."""
     axes = tuple(axis for axis in degrees if axis in move.axes)
     return replace(move, axes=axes, phase="forward", seconds=None, array="", source="", note="")
 
@@ -100,13 +101,13 @@ def _amount(move: Collective) -> tuple[str, tuple[str, ...], int]:
 
 
 def _draw(inference: Inference) -> list[np.ndarray]:
-    """The global operands: integers from -4 to 4."""
+    """Return the global operands: random integers from -4 to 4."""
     draws = np.random.default_rng(0)
     dims = inference.sizes.dims
     return [draws.integers(-4, 5, size=[dims[d] for d in a.dims]).astype(np.float32) for a in inference.operands]
 
 
 def _unsharded(inference: Inference, arrays: list[np.ndarray]) -> np.ndarray:
-    """The product on one device, in float64."""
+    """Compute the matmul on one device, in float64."""
     formula = einsum_formula(inference.operands, inference.result)
     return np.einsum(formula, *(array.astype(np.float64) for array in arrays))

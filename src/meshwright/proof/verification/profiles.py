@@ -1,4 +1,4 @@
-"""The collectives of a profile beside those of the plan and of the compiled step, by kind, axes and phase."""
+"""Compare the collectives of a profile with those of the plan and the compiled step, by kind, axes and phase."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.record import Collective, Record, merge
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow:
-    """The collectives of one kind, over some axes, in a phase; None where plan, program or trace have none."""
+    """The collectives of one kind, over some axes, in a phase; None where the plan, program or trace lacks them."""
 
     kind: str
     axes: tuple[str, ...]
@@ -22,7 +22,7 @@ class ProfileRow:
 
 
 def compare_profile(planned: Record, profile: Profile) -> tuple[ProfileRow, ...]:
-    """Every kind, axes and phase of collective that a plan, the compiled step or the trace of a run has."""
+    """Return a row for each kind, axes and phase of collective in a plan, the compiled step or the trace of a run."""
     sides = [
         {(move.kind, move.axes, move.phase): move for move in merge(record.collectives)}
         for record in (planned, in_plans_terms(profile.compiled), in_plans_terms(profile.measured))

@@ -1,4 +1,4 @@
-"""The frozen reference of a step, a program of its own beside the policy's, in one record with it."""
+"""The frozen reference model of a step: a program of its own, merged into one record with the policy's program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REFERENCE_STEP = "meshwright.execution.training.preference.reference:lower_refer
 
 
 def reference_requests(plan: Plan, *, effort: Effort) -> tuple[CompileRequest, ...]:
-    """The request to compile the pass of a plan's reference; none where its step runs none."""
+    """Return the request to compile the pass of a plan's reference; () if its step has no reference pass."""
     if (own := reference_pass(plan.workload, plan.mesh, plan.strategy)) is None:
         return ()
     arguments = {"workload": asdict(plan.workload), "strategy": asdict(plan.strategy)}
@@ -28,9 +28,9 @@ def reference_requests(plan: Plan, *, effort: Effort) -> tuple[CompileRequest, .
 
 
 def with_reference(policy: Record, reference: Record, plan: Plan) -> Record:
-    """The record of a step of two programs, the reference's first: each has the other's arguments beside it.
+    """Return the record of a step of two programs, of which the reference's runs first.
 
-    Parameters that both read are there once.
+    While one runs, the other's arguments stay in memory. Parameters that both read count once.
     """
     ours, theirs, shared = policy.memory_bytes, reference.memory_bytes, 0
     if shares_base(plan.workload, plan.mesh, plan.strategy):

@@ -1,4 +1,4 @@
-"""Verify a serving plan: compile the engine's step, or that of whole prompts, for its hardware and compare."""
+"""Verify a serving plan: compile the engine's step, or a prefill of whole prompts, for its hardware and compare."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshwright.record import Record
 from meshwright.serving.engine.lowered import check_engine_step
 
 ENGINE_STEP = "meshwright.serving.engine.lowered:lower_engine_step"
-"""The function that lowers the server's step, of decode or of a chunk of prompts, called by name where it compiles."""
+"""The function that lowers the engine's step (decode or a chunk of prompts), called by name where it is compiled."""
 
 PROMPT_STEP = "meshwright.execution.models.generation.serving_step:lower_prefill_step"
 """The function that lowers the step in which `generate` reads whole prompts."""
@@ -48,7 +48,7 @@ def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVeri
     """Compile the step of a serving plan for its hardware, which need not be present, and compare it with the plan.
 
     effort: `fast` for counts and bytes, `default` for the schedule that will run. Raises where the compiler is not
-    installed, or no step runs as is planned, or it does not fit.
+    installed, or the planned step cannot be run or does not fit.
     """
     is_paged = plan.serving.is_paged
     if is_paged:
@@ -78,16 +78,16 @@ def verify_serving(plan: ServingPlan, *, effort: Effort = "fast") -> ServingVeri
 
 
 def _read_ahead_bytes(program: CompiledProgram) -> int:
-    """The bytes of arguments that XLA:TPU begins to copy into fast memory (VMEM) before the step; 0 elsewhere.
+    """Return the bytes of arguments that XLA:TPU starts to copy into fast memory (VMEM) before the step; 0 elsewhere.
 
-    They are in the compiler's temporaries, and not in the memory that a plan counts.
+    The compiler counts them as temporaries; a plan does not count them.
     """
     copies = (op for op in read_optimized(program).instructions() if "cross_program_prefetch_index" in op.attributes)
     return sum(op.shape.elements[0].padded_bytes for op in copies if op.opcode == "copy-start")
 
 
 def _named(rows: tuple[Row, ...], plan: ServingPlan, schedule: Schedule | None, read_ahead_bytes: int) -> Iterator[Row]:
-    """The rows, with the causes of differences that a server has and a train step has not."""
+    """Yield the rows, adding causes of differences that only a server has."""
     is_decode = plan.serving.phase == "decode"
     exact_causes = _causes_of_tokens if is_decode else _causes_of_prompts
     known = {
@@ -118,7 +118,7 @@ def _named(rows: tuple[Row, ...], plan: ServingPlan, schedule: Schedule | None, 
 
 
 def _causes_of_tokens(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
-    """The causes that account for the flops of decoding exactly: products of single rows, attention of single rows."""
+    """Return the causes that account exactly for decode's flops: matmuls of single rows, attention of single rows."""
     whole, products = (serving_device_flops(plan.serving, plan.layout, plan.batch, keys=keys) for keys in (None, 0.0))
     for rows, padded in ((1, ()), (LEAST_TPU_ROWS, (Difference.PADDED_ROWS,))):
         for attention, single in ((whole - products, ()), (0.0, (Difference.SINGLE_ROWS,))):
@@ -128,10 +128,10 @@ def _causes_of_tokens(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
 
 
 def _causes_of_prompts(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
-    """The causes that account for the flops of a prefill exactly: keys of a query that kernels count, single rows.
+    """Return the causes that account exactly for a prefill's flops: how many keys a query is counted with, single rows.
 
-    Splash attention states no flops, our own kernels half of all scores. Elsewhere all scores are made, or of whole
-    sequences none of the first half's queries for the second half's keys.
+    Splash attention declares no flops, our own kernels half of all scores. Elsewhere all scores are computed, or, for
+    whole sequences, all but those of the first half's queries with the second half's keys.
     """
     length, is_single = plan.serving.prompt_len, plan.batch == plan.layout.num_groups
     counted = {
@@ -140,7 +140,7 @@ def _causes_of_prompts(row: Row, plan: ServingPlan) -> tuple[Cause, ...]:
         length * 3 / 4: Difference.MASKED_SCORES,
         float(length): Difference.MASKED_SCORES,
     }
-    # A single row's logits have no flops where they are computed element by element, and on TPUs those of padded rows.
+    # A single row's logits have no flops if computed element by element, and on TPUs the flops of padded rows.
     of_single = {0: (Difference.SINGLE_ROWS,), LEAST_TPU_ROWS: (Difference.PADDED_ROWS,)} if is_single else {}
     for logits, rest in {1: (), **of_single}.items():
         for keys, difference in ((None, None), *counted.items()):

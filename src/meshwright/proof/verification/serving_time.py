@@ -1,4 +1,4 @@
-"""Why a server's compiled step takes another time than planned: seconds by cause, which sum to the difference."""
+"""Why the time of a server's compiled step differs from the plan: seconds by cause, which sum to the difference."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ PLANNED_TERMS: Mapping[str, tuple[str, ...]] = {
     "norms, sums and other ops": ("elementwise",),
     EXPOSED_COMMUNICATION: ("communication",),
 }
-"""The parts of a compiled step, and the terms of a plan's step for the same work."""
+"""The parts of a compiled step, and the terms of the planned step time for the same work."""
 
 TPU_DIFFERENCES: Mapping[str, Difference] = {
     "products with weights": Difference.READ_THEN_MULTIPLIED,
     "attention": Difference.GATHERED_PAGES,
 }
-"""The causes of what XLA:TPU's ops take longer than planned, beyond the least time of each."""
+"""Why XLA:TPU's ops take longer than planned, by part, beyond the least time of each op."""
 
 LEAST_SHARE = 0.005
-"""The share of the planned step below which a cause is left out."""
+"""The share of the planned step time below which a cause is left out."""
 
 
 def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
-    """The causes of the difference between the planned and the simulated step, each with its seconds, largest first.
+    """Return the causes of the difference between the planned and the simulated step time, largest first, with seconds.
 
-    The TPU compiler estimates over a microsecond for any op. That time, for all ops of the step, is a cause of its own:
-    a plan does not know how many ops a compiler makes. What each op takes beyond it is compared with the plan's term
-    for the same work.
+    The TPU compiler estimates over a microsecond for even the smallest op. That time, for all ops of the step, is a
+    cause of its own: a plan does not know how many ops a compiler makes. The rest of each op's time is compared with
+    the plan's term for the same work.
     """
     ops = [event for event in schedule.events if event.lane == COMPUTE and event.kind != "loop"]
     estimated = sorted((event for event in ops if event.basis == "compiler"), key=lambda event: event.seconds)
@@ -60,7 +60,7 @@ def step_causes(plan: ServingPlan, schedule: Schedule) -> tuple[Cause, ...]:
 
 
 def _least_seconds(ops: Sequence[Event]) -> float:
-    """The time that three of four ops take at least; 0 for none. ops: the shortest first."""
+    """Return a time that three of four ops reach or exceed; 0 for no ops. ops: the shortest first."""
     left = sum(event.count for event in ops) / 4
     for event in ops:
         left -= event.count

@@ -14,7 +14,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedConstraint(Finding):
-    """Nothing uses the result of a constraint, or it is a `device_put` to one device inside of `jit`."""
+    """A constraint that JAX drops: nothing uses its result, or it is a `device_put` inside `jit`."""
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
 
@@ -24,7 +24,7 @@ class DroppedConstraint(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenConstraint(Finding):
-    """A constraint shards a dim that the degree of its axes does not divide, so the partitioner pads it."""
+    """A constraint that shards a dim which the degree of its axes does not divide: the partitioner pads the dim."""
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
     merged_by = ("degree", "padded")
@@ -38,7 +38,7 @@ class UnevenConstraint(Finding):
 
 @dataclass(frozen=True, kw_only=True)
 class OverruledConstraint(Finding):
-    """The partitioner gave a value another sharding than its constraint requests."""
+    """A constraint on a value to which the partitioner gave another sharding."""
 
     kind = FindingKind.CONSTRAINT_WITHOUT_EFFECT
 
@@ -48,7 +48,7 @@ class OverruledConstraint(Finding):
 
 
 def constraints_without_effect(context: ProgramContext) -> Iterator[Finding]:
-    """Constraints whose results are unused, that do not divide the dim they shard, or that were overruled."""
+    """Yield constraints whose results are unused, that do not divide the dim they shard, or that were overruled."""
     if context.program is None:
         return
     for dtype, dims, source, device in context.program.unused_constraints:

@@ -34,9 +34,9 @@ class GatheredTwice(Finding):
 
 
 def duplicate_gathers(context: ProgramContext) -> Iterator[Finding]:
-    """Tensors that several all-gathers of one phase gather, or one all-gather repeats in a loop without change.
+    """Yield tensors that several all-gathers of one phase gather, or that one gathers unchanged in each loop iteration.
 
-    Except where that is intended, as for sharded weights that every microbatch gathers.
+    Intended repetitions are left out, such as sharded weights that every microbatch gathers.
     """
     groups: dict[tuple[str, str, tuple[str, ...], Phase], list[CompiledCollective]] = defaultdict(list)
     for move in context.collectives:

@@ -19,9 +19,9 @@ _FORWARDS = frozenset(VIEWS | {"convert"})
 
 @dataclass(frozen=True, kw_only=True)
 class ReducedTwice(Finding):
-    """A reduction of equal values. equal_axes: axes along which all `degree` devices hold the same.
+    """A reduction of equal values. equal_axes: axes along which all `degree` devices hold the same value.
 
-    is_sum: the result is `degree` times the value; otherwise the reduction has no effect.
+    is_sum: the result is `degree` times the value; if False, the reduction has no effect.
     """
 
     kind = FindingKind.REDUCED_TWICE
@@ -37,12 +37,12 @@ class ReducedTwice(Finding):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the result is wrong: a second sum of equal values is, a second maximum is not."""
+        """Whether the result is wrong: true of a second sum of equal values, not of a second maximum."""
         return self.is_sum
 
 
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
-    """Reductions over an axis along which all devices hold the same value; combined ones array by array."""
+    """Yield reductions over an axis along which all devices hold the same value; combined ones array by array."""
     for instruction, (first, *_) in context.communicating_instructions:
         if first.kind not in ("all-reduce", "reduce-scatter"):
             continue
@@ -60,7 +60,7 @@ def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _is_divided(context: ProgramContext, instruction: Instruction, degree: int) -> bool:
-    """Whether a sum is divided by the number of devices at once, as a mean is."""
+    """Whether a sum is then divided by the number of devices, as for a mean."""
     for user, _ in uses(context.module, instruction, _FORWARDS):
         if user.opcode in ("multiply", "divide"):
             sides = [origin(context.module, side, _FORWARDS | {"broadcast"}) for side in context.module.operands(user)]
@@ -72,7 +72,7 @@ def _is_divided(context: ProgramContext, instruction: Instruction, degree: int) 
 
 
 def _number(text: str) -> float | None:
-    """The value of a scalar constant."""
+    """Return the value of a scalar constant; None if the text is not a number."""
     try:
         return float(text)
     except ValueError:

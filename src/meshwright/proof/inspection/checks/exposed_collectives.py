@@ -1,4 +1,4 @@
-"""Collectives that ops wait for although other ops do not depend on them."""
+"""Collectives that ops wait for while other ops, which do not depend on them, could run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.proof.simulate.events import COMPUTE
 from meshwright.record import Kind, Phase
 
 _SHARE_OF_STEP = 0.02
-"""The fraction of a step below which waiting is not reported."""
+"""The fraction of the step time below which waiting is not reported."""
 
 _LEAST_SECONDS = 1e-5
 """Shorter collectives are latency: overlapping them would cost as much as it saves."""
@@ -22,7 +22,7 @@ _LEAST_SECONDS = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class ExposedCollective(Finding):
-    """Ops wait for a collective while independent ops could run."""
+    """A collective that ops wait for while independent ops could run."""
 
     kind = FindingKind.EXPOSED_COMMUNICATION
     merged_by = ("collective", "axes")
@@ -38,7 +38,7 @@ class ExposedCollective(Finding):
 
 
 def exposed_collectives(context: ProgramContext) -> Iterator[Finding]:
-    """Collectives whose wait could be filled with independent ops of the same computation."""
+    """Yield collectives whose wait could be filled with independent ops of the same computation."""
     if context.schedule is None:
         return
     step = context.schedule.step_seconds
@@ -71,14 +71,14 @@ def exposed_collectives(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _independent_seconds(context: ProgramContext, instruction: Instruction, ops: Mapping[str, float]) -> float:
-    """The time per step of ops in a collective's computation that neither produce its input nor use its result."""
+    """Return the time per step of ops in a collective's computation that neither feed it nor use its result."""
     instructions = context.module.computations[instruction.computation].instructions
     tied = _reached(context, instruction, forward=True) | _reached(context, instruction, forward=False)
     return sum(seconds for name, seconds in ops.items() if name in instructions and name not in tied)
 
 
 def _reached(context: ProgramContext, instruction: Instruction, *, forward: bool) -> set[str]:
-    """The instructions of a computation that depend on this one (`forward`), or that it depends on."""
+    """Return the instructions of a computation that depend on this one (`forward`), or on which this one depends."""
     waiting, seen = [instruction], {instruction.name}
     while waiting:
         one = waiting.pop()

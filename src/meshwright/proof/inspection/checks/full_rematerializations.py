@@ -14,7 +14,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind
 
 @dataclass(frozen=True, kw_only=True)
 class GatheredToReshard(Finding):
-    """A value that is gathered whole on every device between two shardings. shape: per device, before."""
+    """A value gathered whole on every device to go from one sharding to another. shape: per device, before."""
 
     kind = FindingKind.FULL_REMATERIALIZATION
 
@@ -25,7 +25,7 @@ class GatheredToReshard(Finding):
 
 
 def full_rematerializations(context: ProgramContext) -> Iterator[Finding]:
-    """The involuntary full rematerializations that XLA warned of."""
+    """Yield the involuntary full rematerializations that XLA warned of."""
     if context.program is None:
         return
     for value in read_full_rematerializations(context.program, context.mesh):

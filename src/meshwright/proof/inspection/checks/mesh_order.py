@@ -17,15 +17,15 @@ _SAVED = 0.1
 """The fraction of all collectives' time that another order must save to be reported."""
 
 _LEAST_SECONDS = 1e-5
-"""Smaller differences are a few hops."""
+"""Smaller differences are due to a few hops."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowMeshOrder(Finding):
     """Another order of the mesh axes would put collectives on faster links.
 
-    order: the better one, axes with their degrees, outermost first. collective, axes: what gains most. now, then: the
-    links it runs over.
+    order: the better order, axes with their degrees, outermost first. collective, axes: the collective that gains most.
+    now, then: the links that it uses in each order.
     """
 
     kind = FindingKind.MESH_ORDER
@@ -40,7 +40,7 @@ class SlowMeshOrder(Finding):
 
 
 def mesh_order(context: ProgramContext) -> Iterator[Finding]:
-    """The order of the same mesh axes in which the program's collectives take much less time, if there is one."""
+    """Yield the order of the same mesh axes in which the program's collectives take much less time, if there is one."""
     if context.layout is None or context.system is None or context.system.chip.kind == "cpu":
         return
     moves = merge(move.collective for move in context.collectives if move.collective.axes)

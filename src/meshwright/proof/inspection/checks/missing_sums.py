@@ -1,4 +1,4 @@
-"""Results declared equal on all devices along an axis that are not equal."""
+"""Results that are declared equal on all devices along an axis but are not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind
 
 @dataclass(frozen=True, kw_only=True)
 class MissingSum(Finding):
-    """A result of `shard_map` that differs along axes which its sharding leaves out: each device keeps its own."""
+    """A result of `shard_map` that differs along axes which its sharding leaves out: each device has its own value."""
 
     kind = FindingKind.MISSING_SUM
     merged_by = ("axes",)
@@ -31,9 +31,9 @@ class MissingSum(Finding):
 
 
 def missing_sums(context: ProgramContext) -> Iterator[Finding]:
-    """Return results of `shard_map` that differ along axes over which nothing sums or gathers them.
+    """Yield results of `shard_map` that differ along axes over which nothing sums or gathers them.
 
-    Only manual code can do that: the partitioner's results are equal wherever their sharding says so. Axes with
+    Only manual code can do that: the partitioner's results are equal wherever their sharding requires it. Axes with
     point-to-point sends are skipped, since rings may gather or sum too.
     """
     if context.program is None:

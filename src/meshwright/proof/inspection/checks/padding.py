@@ -1,4 +1,4 @@
-"""Arrays that take more memory than their elements, because TPUs store them in tiles."""
+"""Arrays that take more memory than their elements need, because TPUs store them in tiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHARE_OF_MEMORY = 0.02
 """The fraction of a program's memory below which padding is not reported."""
 
 _GROWTH = 1.25
-"""How much larger than its elements an array must be stored."""
+"""How many times larger than its elements an array must be in memory to be reported."""
 
 _MOST = 3
 """How many shapes are reported, largest first."""
@@ -22,7 +22,7 @@ _MOST = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedArrays(Finding):
-    """Arrays of one shape whose tiles are not filled. stored_bytes: of all of them, with padding."""
+    """Arrays of one shape whose tiles are not filled. stored_bytes: the bytes of all of them, with padding."""
 
     kind = FindingKind.PADDING
 
@@ -32,7 +32,7 @@ class PaddedArrays(Finding):
 
 
 def padding(context: ProgramContext) -> Iterator[Finding]:
-    """The shapes that waste the most memory on unfilled tiles."""
+    """Yield the shapes that waste the most memory on unfilled tiles."""
     held = _held(context)
     floor = _SHARE_OF_MEMORY * _peak(context)
     wasted = {shape: (shape.padded_bytes - shape.bytes) * count for shape, (count, _) in held.items()}
@@ -52,9 +52,9 @@ def padding(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _held(context: ProgramContext) -> dict[Shape, tuple[int, Instruction]]:
-    """The arrays in memory by shape: a lower bound of how many are live at once, and the first of them.
+    """Return a lower bound of how many arrays of each shape are live at once, and the first of them.
 
-    Arguments are live together; of other arrays of one shape, one.
+    All arguments are live together; of other arrays, one of each shape is counted.
     """
     held: dict[Shape, tuple[int, Instruction]] = {}
     for argument in context.arguments:
@@ -70,7 +70,7 @@ def _held(context: ProgramContext) -> dict[Shape, tuple[int, Instruction]]:
 
 
 def _peak(context: ProgramContext) -> int:
-    """The program's peak memory, or that of its arguments where nothing else is known."""
+    """Return the program's peak memory, or the bytes of its arguments where the peak is unknown."""
     if context.program and context.program.memory_bytes:
         return context.program.memory_bytes["peak"]
     return sum(argument.instruction.shape.padded_bytes for argument in context.arguments)

@@ -9,12 +9,12 @@ from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind
 
 SHARE_OF_WORK = 0.05
-"""The fraction of a step's flops below which redundant or uneven work is not reported: a router, a small projection."""
+"""The fraction of a step's flops below which redundant or uneven work is not reported: a router, a small matmul."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RedundantCompute(Finding):
-    """Products that all devices along an axis compute alike. Flops are per device and step."""
+    """Matmuls that all devices along an axis compute alike. Flops are per device and step."""
 
     kind = FindingKind.REDUNDANT_COMPUTE
     merged_by = ("axis",)
@@ -28,7 +28,7 @@ class RedundantCompute(Finding):
 
 
 def redundant_compute(context: ProgramContext) -> Iterator[Finding]:
-    """Mesh axes along which all devices compute the same products."""
+    """Yield mesh axes along which all devices compute the same matmuls."""
     total = sum(work.flops for work in context.products)
     for axis, degree in context.mesh.items():
         repeated = [work for work in context.products if axis in context.variance.copies(work.instruction)]

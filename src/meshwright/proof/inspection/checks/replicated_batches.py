@@ -1,4 +1,4 @@
-"""Batches that every device along an axis of data gets whole."""
+"""Batches that are replicated along a data-parallel axis."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from meshwright.proof.inspection.context import Argument, ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind
 
 _SPLITS_DATA = re.compile(r"(?:f?s?dp|data|batch|replica|zero)s?(?:_?(?:parallel|axis|\d+))?", re.IGNORECASE)
-"""How people name axes that split the batch: dp, fsdp, data, batch. By its shardings tensor parallelism looks alike."""
+"""Usual names of axes that split the batch. Shardings alone do not tell them from axes of tensor parallelism."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedBatch(Finding):
-    """A batch of a train step that no dim splits over an axis which by its name splits data."""
+    """A batch of a train step that is not split over an axis whose name says that it splits data."""
 
     kind = FindingKind.REPLICATED_BATCH
     merged_by = ("axis",)
@@ -29,7 +29,7 @@ class ReplicatedBatch(Finding):
 
 
 def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
-    """Return data of train steps that axes which split parameters do not split, unless repeated work is reported."""
+    """Yield data of train steps not split over axes named for data, unless repeated work on the axis is reported."""
     if not context.is_train_step:
         return
     data = [one for one in context.arguments if one.spec is not None and _is_data(context, one)]
@@ -54,7 +54,7 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _is_data(context: ProgramContext, argument: Argument) -> bool:
-    """Whether an argument is data: of two dims at least, and no result of the step has its shape."""
+    """Whether an argument is data: it has at least two dims, and no result of the step has its shape."""
     shape = argument.instruction.shape
     results = {(one.dtype, one.dims) for one in context.module.root(context.module.entry).shape.arrays()}
     return len(shape.dims) > 1 and (shape.dtype, shape.dims) not in results

@@ -1,4 +1,4 @@
-"""Arguments that are whole on devices that should share them."""
+"""Arguments that are replicated on devices among which they should be sharded."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ SHARE_OF_TREE = 0.01
 """The fraction of its tree that an argument must be to be reported without a rule."""
 
 MOST_SHARD = 0.5
-"""If this fraction of a tree is sharded, a part that is replicated is taken for forgotten."""
+"""If at least this fraction of a tree is sharded, a replicated part is assumed to be a mistake."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedParameter(Finding):
-    """An argument that is whole on devices that should share it.
+    """An argument that is replicated on devices among which it should be sharded.
 
-    tree, sharded_share: the tree it belongs to, and the share of that which is sharded over the axes; '' and None where
-    a rule requests the sharding. others: arguments of the same path and shape in other trees, as its moments.
+    tree, sharded_share: the argument's tree, and the fraction of it that is sharded over the axes; '' and None where a
+    rule requests the sharding. others: arguments of the same path and shape in other trees, as moments.
     """
 
     kind = FindingKind.REPLICATED_PARAMETER
@@ -39,7 +39,7 @@ class ReplicatedParameter(Finding):
 
 
 def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
-    """Arguments that a rule shards and the program does not; without rules, those unlike the rest of their tree."""
+    """Yield arguments that a rule shards but the program does not; without rules, outliers in their tree."""
     if context.rules:
         yield from _against_rules(context)
         return
@@ -63,7 +63,7 @@ def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _against_rules(context: ProgramContext) -> Iterator[Finding]:
-    """Arguments that lack an axis that their rule shards them over."""
+    """Yield arguments that are not sharded over an axis that their rule requests."""
     for argument in context.arguments:
         rule = next((rule for pattern, rule in context.rules.items() if re.search(pattern, argument.name)), None)
         if rule is None or argument.spec is None:
@@ -75,7 +75,7 @@ def _against_rules(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -> Iterator[ReplicatedParameter]:
-    """Large replicated arguments of a tree that is mostly sharded over an axis of the batch.
+    """Yield large replicated arguments of a tree that is mostly sharded over an axis of the batch.
 
     Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended.
     """
@@ -116,10 +116,10 @@ def _finding(
 
 
 def _global_bytes(context: ProgramContext, argument: Argument) -> int:
-    """The bytes of all shards of an argument."""
+    """Return the bytes of all shards of an argument."""
     return argument.instruction.shape.bytes * context.degree(argument.spec.axes if argument.spec else ())
 
 
 def _axes(dim: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The axes of one entry of a PartitionSpec."""
+    """Return the axes of one entry of a PartitionSpec."""
     return () if dim is None else (dim,) if isinstance(dim, str) else tuple(dim)

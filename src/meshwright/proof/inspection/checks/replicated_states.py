@@ -16,7 +16,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind
 class ReplicatedStates(Finding):
     """Arrays of a tree that are whole along axes that split the parameter of the same path and shape.
 
-    name, shape: of the largest; `like` is its parameter.
+    name, shape: of the largest array. like: the name of its parameter.
     """
 
     kind = FindingKind.REPLICATED_STATES
@@ -31,7 +31,7 @@ class ReplicatedStates(Finding):
 
 
 def replicated_states(context: ProgramContext) -> Iterator[Finding]:
-    """The arrays of each tree that lack axes which split their parameters."""
+    """Yield, for each tree, the arrays that are not split over axes which split their parameters."""
     found: defaultdict[tuple[str, tuple[str, ...]], list[tuple[Argument, Argument]]] = defaultdict(list)
     for number, state in enumerate(context.arguments):
         parameter = _parameter_of(context, state) or _trained_with(context, number, state)
@@ -55,7 +55,7 @@ def replicated_states(context: ProgramContext) -> Iterator[Finding]:
 
 
 def replicated_names(context: ProgramContext) -> frozenset[str]:
-    """The names of all arguments that are such states."""
+    """Return the names of all arguments that are replicated optimizer states of a train step."""
     pairs = ((state, _trained_with(context, number, state)) for number, state in enumerate(context.arguments))
     return frozenset(state.name for state, parameter in pairs if parameter and _missing(context, state, parameter))
 
@@ -63,8 +63,8 @@ def replicated_names(context: ProgramContext) -> frozenset[str]:
 def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
     """Return the parameter of an optimizer state, in an earlier tree of the arguments; None if there is none.
 
-    It has the same global shape, and its path is the end of the state's. Replicated parameters with split states are no
-    mistake: that is ZeRO stage 1.
+    It has the same global shape, and its path is the end of the state's path. Replicated parameters with split states
+    are not a mistake: that is ZeRO stage 1.
     """
     for other in context.arguments:
         if other.tree == state.tree:
@@ -76,10 +76,10 @@ def _parameter_of(context: ProgramContext, state: Argument) -> Argument | None:
 
 
 def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argument | None:
-    """The parameter that a train step has a state for, in one tree with it or in another.
+    """Return the parameter for which a train step has a state, in the same tree or in another; None if there is none.
 
-    A state is what the step updates and does not differentiate by. Its parameter has its whole shape and the end of its
-    path; or all that have its shape are split alike, where a library hides the paths (`nnx.jit`).
+    A state is updated by the step, which does not differentiate by it. Its parameter has its global shape and the end
+    of its path. Where a library hides the paths (`nnx.jit`), all parameters of its shape must be split alike.
     """
     if number in context.differentiated or number not in context.updated:
         return None
@@ -97,12 +97,12 @@ def _trained_with(context: ProgramContext, number: int, state: Argument) -> Argu
 
 
 def _parts(name: str) -> list[str]:
-    """The parts of a path: state, params, w of `state.params['w']`."""
+    """Split a path into its parts: state, params, w for `state.params['w']`."""
     return re.findall(r"[^\[\].']+", name)
 
 
 def _missing(context: ProgramContext, state: Argument, parameter: Argument) -> tuple[str, ...]:
-    """The axes that split a parameter and not its state, where the state is split over no other instead."""
+    """Return the axes that split a parameter but not its state; () where the state is split over any axis."""
     if state.spec is None or parameter.spec is None or state.spec.axes:
         return ()
     return tuple(axis for axis in parameter.spec.axes if context.mesh[axis] > 1)

@@ -16,12 +16,12 @@ _ELEMENTWISE = frozenset(
     {"add", "subtract", "multiply", "divide", "negate", "sqrt", "rsqrt", "power", "maximum", "minimum"}
     | {"convert", "select", "abs", "exponential", "log", "tanh", "reduce-window"}
 )
-"""Ops that a sum may pass through before it is sliced. XLA:CPU takes norms of large arrays by windows first."""
+"""Ops that a sum may pass through before it is sliced. XLA:CPU computes norms of large arrays by windows first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedAllReduce(Finding):
-    """An all-reduce of which every device uses a shard. is_sliced_at_once: nothing is computed with the whole sum."""
+    """An all-reduce of which each device uses a shard. is_sliced_at_once: nothing is computed with the whole sum."""
 
     kind = FindingKind.SLICED_ALL_REDUCE
     merged_by = ("is_sliced_at_once",)
@@ -34,7 +34,7 @@ class SlicedAllReduce(Finding):
 
 
 def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
-    """All-reduces of whole arrays of which each device then uses a shard."""
+    """Yield all-reduces of whole arrays of which each device then uses a shard."""
     for move in context.collectives:
         one = move.collective
         if move.kind != "all-reduce" or one.bytes < LEAST_BYTES:

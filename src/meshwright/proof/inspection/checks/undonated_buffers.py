@@ -1,4 +1,4 @@
-"""State that comes back updated and is not donated, so that a step holds both."""
+"""State that comes back updated but is not donated, so that a step holds the old and the new values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.proof.inspection.context import Argument, ProgramContext, Result
 from meshwright.proof.inspection.finding import Finding, FindingKind
 
 _LEAST_BYTES = 1 << 20
-"""Least bytes on a device, of all together, to be reported."""
+"""The least bytes on a device, of all such state together, to be reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class NotDonated(Finding):
 
 
 def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
-    """Return arguments of a train step whose update is a result of equal shape and sharding in another buffer.
+    """Yield arguments of a train step whose update is a result of equal shape and sharding in another buffer.
 
-    Updates are recognized by what computes them (`hlo.updates.Updates`), or named by the caller as state.
+    Updates are recognized by what computes them (`hlo.updates.Updates`), or the caller names them as state.
     """
     if context.program is None or not context.is_train_step:
         return
@@ -85,6 +85,6 @@ def _has_path_of(argument: Argument, result: Result) -> bool:
 
 
 def _is_split_as_data(context: ProgramContext, argument: Argument) -> bool:
-    """Whether the first dim of an argument is split as batches are, and it is not gathered as parameters are."""
+    """Whether the first dim of an argument is split as batches are, and no all-gather gathers it like a parameter."""
     split = argument.spec.dims[0] if argument.spec and argument.spec.dims else ()
     return bool(context.batch_axes.intersection(split or ())) and argument.instruction.name not in context.gathered

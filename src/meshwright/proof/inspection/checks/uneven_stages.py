@@ -1,4 +1,4 @@
-"""Branches in which some devices compute while others wait."""
+"""Branches in which some devices compute while others wait, as in uneven pipeline stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.proof.inspection.finding import Finding, FindingKind
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenStages(Finding):
-    """Devices along some axes take branches with different work. Flops are per device and step."""
+    """Branches of different work that devices along some axes take. Flops are per device and step."""
 
     kind = FindingKind.UNEVEN_STAGES
     merged_by = ("axes",)
@@ -28,7 +28,7 @@ class UnevenStages(Finding):
 
 
 def uneven_stages(context: ProgramContext) -> Iterator[Finding]:
-    """Branches that devices take by their position on the mesh, with more work in some than in others."""
+    """Yield branches that devices take by their position on the mesh, with more work in some than in others."""
     total = sum(work.flops for work in context.products)
     for instruction in context.module.instructions():
         times = context.execution_counts.times[instruction.computation]
@@ -48,7 +48,7 @@ def uneven_stages(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _by_device(context: ProgramContext, conditional: Instruction) -> np.ndarray | None:
-    """The flops of the branch that each device takes; None where the program does not tell."""
+    """Return the flops of the branch that each device takes; None where the program does not show which it takes."""
     names = conditional.branches
     predicate = context.module.operand(conditional)
     taken = evaluate(context.module, predicate, context.module.num_devices)
@@ -58,12 +58,12 @@ def _by_device(context: ProgramContext, conditional: Instruction) -> np.ndarray 
         taken = 1 - np.minimum(taken, 1)
     flops = np.array([_flops_within(context, name) for name in names])
     index = taken.ravel()
-    # An index that is none takes the last branch.
+    # An index out of range takes the last branch.
     return flops[np.where((index < 0) | (index >= len(names)), len(names) - 1, index)]
 
 
 def _flops_within(context: ProgramContext, computation: str) -> int:
-    """The flops per step of everything a computation runs."""
+    """Return the flops per step of everything that a computation runs."""
     waiting, seen = [computation], {computation}
     while waiting:
         for instruction in context.module.computations[waiting.pop()].instructions.values():

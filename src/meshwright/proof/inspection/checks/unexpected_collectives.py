@@ -1,4 +1,4 @@
-"""Collectives that nobody asked for: inserted by the partitioner because shardings do not fit together."""
+"""Collectives that were not requested: the partitioner inserts them because shardings do not fit together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEEDS_WHOLE = frozenset(
     {"fft", "sort", "argsort", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"}
     | {"reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"}
 )
-"""Primitives that need all of a dim in one place, for which the partitioner gathers; cumulative sums run in windows."""
+"""Primitives that need a whole dim, which the partitioner gathers for them; cumulative sums run in windows."""
 
 _ONE_OPERAND = frozenset(
     {
@@ -53,27 +53,27 @@ _ONE_OPERAND = frozenset(
 """Elementwise primitives of one operand: a collective there comes from constraints on both sides."""
 
 _SHARE = 0.01
-"""Fraction of all communicated bytes below which a collective is not reported without expectations."""
+"""The fraction of all communicated bytes below which a collective is not reported without expectations."""
 
 
 class UnexpectedBecause(StrEnum):
-    """Return why a collective cannot be intended; None if it can."""
+    """Why a collective cannot be intended."""
 
     NOT_EXPECTED = "not expected"
-    """It is not among the expected collectives."""
+    """The collective is not among the expected ones."""
     MOVES_SPLIT = "moves a split"
     """The partitioner moves a split from one dim to another."""
     NEEDS_WHOLE = "needs a whole dim"
-    """The primitive needs whole lines of its array, which the partitioner gathers."""
+    """The primitive needs a whole dim of its array, which the partitioner gathers."""
     REARRANGES = "rearranges"
     """The primitive rearranges the sharded dim, so data must follow."""
     GATHERS_BATCH = "gathers the batch"
-    """It gathers a computed value over an axis that shards the batch."""
+    """The collective gathers a computed value over an axis that shards the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnexpectedCollective(Finding):
-    """A collective that was not asked for. primitive: the JAX primitive it is made for."""
+    """A collective that was not requested. primitive: the JAX primitive for which it runs."""
 
     kind = FindingKind.UNPLANNED_COLLECTIVE
     merged_by = ("because", "conflict")
@@ -88,17 +88,17 @@ class UnexpectedCollective(Finding):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """Return what findings at one place have in common if they are one mistake."""
+        """Fields that are equal in findings at one place that are one mistake."""
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
 
 
 def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
-    """Collectives that are not expected. Without expectations, those that reveal shardings that do not fit.
+    """Yield the collectives that are not expected; without expectations, those that reveal shardings that do not fit.
 
-    Where a computed value is gathered over an axis that splits the batch, what follows it over this axis is counted
-    with it: one constraint is missing.
+    Where a computed value is gathered over an axis that splits the batch, later collectives over this axis are counted
+    with the gather: one constraint is missing.
     """
     found = list(_each(context))
     first: dict[tuple[str, ...], int] = {}
@@ -122,7 +122,7 @@ def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
 
 
 def _follows(other: UnexpectedCollective, first: UnexpectedCollective) -> bool:
-    """Whether a collective follows from the gather of a batch."""
+    """Whether a collective is a consequence of the gather of a batch."""
     own = (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
     return other.axes == first.axes and other.because not in own
 
@@ -159,7 +159,7 @@ def _is_expected(expected: tuple[Collective, ...], found: Collective) -> bool:
 
 
 def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBecause | None:
-    """Why a collective cannot have been intended; None where it can."""
+    """Return why a collective cannot be intended; None where it can."""
     primitive = _primitive(found.instruction)
     if not primitive or primitive in _ASKED_FOR or primitive in _ONE_OPERAND:
         return None
@@ -177,7 +177,7 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
 
 
 def _primitive(instruction: Instruction) -> str:
-    """The JAX primitive a collective is made for; '' where the compiler kept none."""
+    """Return the JAX primitive for which a collective runs; '' where the compiler kept no name."""
     return scope_of(split_op_name(instruction.op_name)[0]).rpartition("/")[2]
 
 
