@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.mesh import build_mesh
-from meshwright.mesh import MeshShape
+from meshwright.options.values import MeshLike, read_mesh
 from meshwright.proof.programs.classes import DimClass, classes_of, find_classes, splits_of, state_of
 from meshwright.proof.programs.rules import flops
 from meshwright.proof.programs.trace import CALLS, Body, Program, trace
@@ -32,7 +32,7 @@ Table = Mapping[str, str | Sequence[str]]
 def apply(
     function: Callable[..., Any],
     table: Table,
-    mesh: Mesh | MeshShape,
+    mesh: Mesh | MeshLike,
     *args: Any,
     store: str | Sequence[str] = (),
     **kwargs: Any,
@@ -43,7 +43,7 @@ def apply(
         function: a train step, a loss or any other function that JAX traces; jitted or not.
         table: the mesh axes of classes of dims. A class is named as `Applied.classes` prints it, or by one of its
             members: `"params.mlp.kernel:1"`, also with `*`. Classes that are not in the table are not split.
-        mesh: a `jax.sharding.Mesh` with auto axes, or a `MeshShape` to build one of this process's devices.
+        mesh: a `jax.sharding.Mesh` with auto axes, or `fsdp=2,tp=4`, a mapping or a `MeshShape` for all devices.
         args: the function's arguments, arrays or abstract values; only their shapes and dtypes are read.
         store: mesh axes that further split the state at rest (FSDP, ZeRO-3), each leaf along its largest dim that they
             divide. State is what the function takes and returns changed: parameters and moments.
@@ -56,8 +56,8 @@ def apply(
         MeshwrightError: a key of the table that names no class of dims, an axis that the mesh has not, or degrees that
             do not divide the dims.
     """
-    if isinstance(mesh, MeshShape):
-        built = build_mesh(mesh, None)
+    if not isinstance(mesh, Mesh):
+        built = build_mesh(read_mesh(mesh, jax.device_count()))
         mesh = Mesh(built.devices, built.axis_names, axis_types=(AxisType.Auto,) * len(built.axis_names))
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise MeshwrightError("the mesh has explicit axes; a table is applied on auto axes: plan.mesh(types='auto')")
