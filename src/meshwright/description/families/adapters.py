@@ -143,7 +143,7 @@ def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: boo
         if set(ops) & set(products):
             for layer in range(model.num_layers):
                 own = module_scale(config, module.format(layer=layer))
-                # As `weights.peft` writes modules that hold several products: as many times the rank, the same scale.
+                # `weights.peft` writes a module of several matmuls with as many times the rank and the same scale.
                 is_joined = own.rank == rank * len(ops) and math.isclose(own.scale, scale)
                 largest = max(largest, rank if is_joined else own.rank)
     return LoRA(rank=largest, alpha=float(scale * largest), targets=products, dropout=float(dropout))

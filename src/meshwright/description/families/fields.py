@@ -30,12 +30,12 @@ WITHOUT_EFFECT: frozenset[str] = frozenset(
         # What a call returns, and heads of classifiers.
         *("id2label", "label2id", "output_attentions", "output_hidden_states", "output_router_logits"),
         *("problem_type", "return_dict", "finetuning_task", "task_specific_params", "classifier_dropout"),
-        # How a product is cut up, which changes no result.
+        # How a matmul is cut up, which changes no result.
         *("chunk_size_feed_forward", "pretraining_tp", "tf_legacy_loss", "use_bfloat16", "torchscript"),
-        # Of training: how weights start, dropout (`--dropout`), recomputation (`--remat`), the loss of imbalance.
+        # Training: initialisation, dropout (`--dropout`), recomputation (`--remat`), the load balancing loss.
         *("initializer_range", "attention_dropout", "hidden_dropout", "gradient_checkpointing"),
         *("router_aux_loss_coef", "router_jitter_noise"),
-        # The longest sequence a model was trained on: positions that are not learned go on beyond.
+        # The longest sequence a model was trained on: unless learned, positions extend beyond it.
         *("max_position_embeddings", "pruned_heads"),
     )
 )

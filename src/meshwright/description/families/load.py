@@ -46,7 +46,7 @@ def trained_seq_len(name: str) -> int:
 
 
 def load_model(name: str) -> ModelConfig:
-    """Return the model of a preset's name, in any case, or of a path to a `config.json` (or to its folder)."""
+    """Return the model for a preset's name, in any case, or for a path to a `config.json` (or its folder)."""
     if not Path(name).exists() and name.lower() in (*PRESETS, *RESNETS):
         name = name.lower()
     if name in PRESETS:

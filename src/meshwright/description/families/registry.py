@@ -48,17 +48,17 @@ _BY_TYPE = {kind: published for published in PUBLISHED for kind in published.rea
 
 
 def model_from_data(data: Any, path: str = "") -> ModelConfig:
-    """Return the model whose plain data, by `dataclasses.asdict`, this is. path: as in `from_data`."""
+    """Return the model that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
     return from_data(ModelConfig, data, path, {Family: _family_from_data})
 
 
 def workload_from_data(data: Any, path: str = "") -> Workload:
-    """Return the workload whose plain data, by `dataclasses.asdict`, this is. path: as in `from_data`."""
+    """Return the workload that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
     return from_data(Workload, data, path, {Model: model_from_data})
 
 
 def serving_from_data(data: Any, path: str = "") -> Serving:
-    """Return the `Serving` whose plain data, by `dataclasses.asdict`, this is. path: as in `from_data`."""
+    """Return the `Serving` that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
     return from_data(Serving, data, path, {ModelConfig: model_from_data})
 
 

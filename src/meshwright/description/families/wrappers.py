@@ -48,7 +48,7 @@ def text_config(data: Config, *, name: str) -> Config:
 class TextNames(NamedTuple):
     """Tensor names of a text part.
 
-    names: from the name in a model of text alone to the name in the file. left_out: other parts of the model.
+    names: names in the file, by the name in a text-only model. left_out: names of the other parts.
     """
 
     names: dict[str, str]
@@ -70,6 +70,6 @@ def text_names(names: Iterable[str]) -> TextNames:
 
 
 def _text_name(name: str) -> str:
-    """Return the name in a model of text alone: `model.x` or `lm_head.x`, without `language_model`."""
+    """Return the name in a text-only model: `model.x` or `lm_head.x`, without `language_model`."""
     whole = "model.language_model."
     return f"model.{name.removeprefix(whole)}" if name.startswith(whole) else name.removeprefix("language_model.")

@@ -73,7 +73,7 @@ class Placement:
 
     rings: rings on physical axes of the torus, innermost first. crossings: crossings of switched levels, innermost
     first. chip_members: number of a group's devices in one chip. is_split: whether mesh axes share a physical axis (on
-    switches, groups a node), which costs bandwidth.
+    switches, groups straddle units unevenly), which costs bandwidth.
     """
 
     axes: tuple[str, ...]

@@ -130,7 +130,7 @@ def _chip(table: Table) -> Chip:
     )
     if (chip.kind == "tpu") != (chip.torus is not None):
         raise table.error("kind", f"= {chip.kind!r}; TPUs have a [torus], and GPUs and CPUs have [[levels]]")
-    # As sold and as counted differ by GB and GiB, and by what error correction takes.
+    # Memory as sold and as counted differ by GB and GiB, and by the bytes for error correction.
     if not 0.9 <= chip.physical_bytes / chip.hbm_bytes <= 2:
         raise hbm.error("physical_bytes", f"= {chip.physical_bytes:g}; it is about bytes = {chip.hbm_bytes:g}")
     if chip.runtime_bytes >= chip.physical_bytes:

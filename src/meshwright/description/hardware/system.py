@@ -1,4 +1,4 @@
-"""Hardware systems, a chip and how many of it: `v5p:4x4x4`, `2*v5e:16x16`, `h100:64`, `cpu:8`."""
+"""Hardware systems: a chip and how many of it, such as `v5p:4x4x4`, `2*v5e:16x16`, `h100:64` or `cpu:8`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class System:
         return parse_system(text)
 
     def resized(self, num_chips: int) -> System:
-        """Return this system with `num_chips` chips: slices of this shape if they fit, else other slices of one shape.
+        """Return this system with `num_chips` chips: slices of this shape if they fit, else slices of another shape.
 
         Raises if there is no such slice.
         """
@@ -132,7 +132,7 @@ def parse_system(text: str, *, hardware_file: str | Path | None = None) -> Syste
 
     `v5p:4x4x4` is a slice of that shape, `v5e:16` the slice with 16 chips, 4x4, and `2*v5e:16x16` two slices connected
     by the data-centre network. Google Cloud's names: `v6e-256` is 256 chips, `v5p-512` 512 TensorCores in 256 chips.
-    With `hardware_file` the chip is the one of that TOML file. Raises if the chip is not known, or has no slices of the
+    With `hardware_file` the chip is read from that TOML file. Raises if the chip is not known, or has no slices of the
     shape.
 
     >>> str(parse_system("tpu_v5e:16"))

@@ -18,7 +18,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 LEAST = 1e6
-"""Least number of bytes, or of bytes or operations a second: a smaller one is mistakenly in GB or TB."""
+"""Least valid bytes, bytes a second or operations a second; smaller figures are in GB or TB by mistake."""
 
 
 class Table:
@@ -51,7 +51,10 @@ class Table:
         return float(value)
 
     def amount(self, field: str, default: Any = ...) -> float:
-        """Return bytes, or bytes or operations a second, or the default. Raises if a number must be in GB or TB."""
+        """Return a number of bytes, of bytes a second or of operations a second, or the default.
+
+        Raises if the number is so small that it must be in GB or TB.
+        """
         value = self.number(field, default)
         if value is not None and value < LEAST:
             raise self.error(field, f"= {value:g}; that is a figure in GB or TB: write it out, as 4.5e11 for 450 GB")

@@ -88,7 +88,7 @@ def is_padded_gather(module: Module, operand: Instruction, axes: Axes, mesh: Map
     """Whether an all-reduce's operand is one device's shard in an array of zeros: an all-gather in effect.
 
     Followed through views, conversions and fusions it must be a dynamic-update-slice into a broadcast zero. There must
-    be as many tiles as devices along the axes, and each of these devices must write another tile.
+    be as many tiles as devices along the axes, and each device must write another tile.
     """
     update = origin(module, operand, _SHARD_VIEWS)
     if update.opcode != "dynamic-update-slice":

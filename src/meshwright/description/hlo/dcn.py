@@ -2,7 +2,7 @@
 
 Each slice runs its own program. The TPU compiler writes a collective between slices as a send to the runtime
 (Megascale) and a receive of the result, with the pattern in an attribute (libtpu 0.0.42.1). A collective over axes
-inside and between slices is one of each.
+inside and between slices is split into one of each.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Shape:
     def is_in_hbm(self) -> bool:
         """Whether an array is in the device's main memory.
 
-        Space 1 is VMEM if the layout has tiles: only TPU arrays have them.
+        Space 1 is VMEM if the layout has tiles, as only TPU arrays have; otherwise it is a part of main memory.
         """
         return self.memory_space == 0 or (self.memory_space == 1 and not _TILE.search(self.layout))
 

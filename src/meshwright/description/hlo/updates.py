@@ -65,7 +65,7 @@ class Updates:
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
-        """Numbers of the arguments that JAX differentiates by, or that the differentiated function reads."""
+        """Numbers of the arguments that JAX differentiates with respect to, or that the differentiated ops read."""
         parameters = self.module.computations[self.module.entry].parameters
         return frozenset(number for number, one in parameters.items() if self._is_in_forward(one))
 

@@ -76,7 +76,7 @@ def _spaced(word: str, axes: Collection[str]) -> str:
 
 
 def _split_into_axes(word: str, axes: list[str]) -> tuple[str, ...] | None:
-    """Return the axes whose names joined give a word, preferring earlier ones; None if there are none."""
+    """Split a word into axis names, preferring names that come earlier in `axes`; None if that is impossible."""
     suffixes: dict[int, tuple[str, ...]] = {len(word): ()}  # the axes of word[start:]
     for start in reversed(range(len(word))):
         for axis in axes:
@@ -108,7 +108,7 @@ def _read_row(reader: Reader) -> ShardedArray:
 
 
 def _with_dim(reader: Reader, array: ShardedArray | None) -> ShardedArray:
-    """Read a dim and return the array with it, or a new array of it; an error points at the dim."""
+    """Read a dim and append it to `array`, or start a new array with it; an error points at the dim."""
     word = reader.expect("word", "a dim" if array else "an array, as in A[I_X, J] or B_x E,")
     dim, _, rest = word.text.partition("_")
     axes = _read_subscript(reader, word, rest) if "_" in word.text else ()

@@ -1,4 +1,4 @@
-"""Every implementation of a product, or of a change of an array's sharding.
+"""Every implementation of a product (einsum), or of a resharding of one array.
 
 An implementation of a product assigns each mesh axis to the dim that it shards while the product is computed. An axis
 on a dim of the result divides the work; one on a summed dim leaves a partial sum; one on no dim repeats the work. The

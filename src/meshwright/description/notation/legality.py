@@ -1,4 +1,4 @@
-"""Check that a mesh can shard an array as written, and size each device's shard."""
+"""Check that a mesh can shard an array as written, and compute the size of each device's shard."""
 
 from __future__ import annotations
 

@@ -40,7 +40,10 @@ def natural_result(operands: tuple[ShardedArray, ...]) -> ShardedArray:
 def intermediate(
     left: ShardedArray, right: ShardedArray, dims: tuple[str, ...], later: Collection[ShardedArray]
 ) -> str:
-    """Return the name of an intermediate product, such as `AB`; '' if dims label it, as they label its operands."""
+    """Return the name of an intermediate product, such as `AB`.
+
+    '' if its operands have no names and its dims, joined, are a label that no later operand has.
+    """
     taken = [array.label for array in later]
     if not left.name and not right.name and dims and "".join(dims) not in taken:
         return ""

@@ -66,8 +66,8 @@ class Slice:
 class Multiply:
     """The einsum of each device's shards; the result is unreduced over axes that shard a summed dim.
 
-    flops: flops of one device, 2 for each element of the product of all dims (1 if no dim is summed). repeated_axes:
-    the axes larger than 1 along which every device does the same work.
+    flops: flops of one device, 2 for each index of all dims (1 if no dim is summed). repeated_axes: the axes larger
+    than 1 along which every device does the same work.
     """
 
     operands: tuple[ShardedArray, ShardedArray]

@@ -112,7 +112,7 @@ class Reader:
         return token
 
     def accept(self, *kinds: str) -> Token | None:
-        """Take the next token if it is of one of these kinds, or one of these words; return None if it is not."""
+        """Take the next token if it has one of these kinds or is one of these words; else return None."""
         return self.take() if self.token.kind in kinds or self.token.text in kinds else None
 
     def expect(self, kind: str, what: str) -> Token:

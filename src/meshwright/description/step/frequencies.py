@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class LinearRopeScaling:
-    """Positions divided by a factor (arXiv:2306.15595), as Gemma 3 does in its global layers."""
+    """Linear interpolation: positions are divided by a factor (arXiv:2306.15595), as in Gemma 3's global layers."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3RopeScaling:
-    """Llama 3.1's scaling: long wavelengths are divided by the factor, short ones are unchanged (arXiv:2407.21783)."""
+    """Llama 3.1's scaling (arXiv:2407.21783): only frequencies of long wavelengths are divided by the factor."""
 
     factor: float
     low_freq_factor: float
@@ -25,7 +25,7 @@ class Llama3RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicRopeScaling:
-    """Theta grows with a sequence beyond the original length (dynamic NTK scaling, arXiv:2309.00071, B.2)."""
+    """Dynamic NTK scaling (arXiv:2309.00071, B.2): theta grows with sequences longer than the original length."""
 
     factor: float
     original_max_seq_len: int
@@ -56,7 +56,10 @@ class YarnRopeScaling:
     query_beta: float = 0.0
 
     def magnitude(self, scale: float = 1.0) -> float:
-        """Return 0.1 * scale * ln(factor) + 1 (equation 22); DeepSeek also multiplies scores by the square of one."""
+        """Return 0.1 * scale * ln(factor) + 1 (equation 22 of the paper).
+
+        DeepSeek also multiplies attention scores by the square of such a factor.
+        """
         return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
     def ramp(self, theta: float, size: int) -> tuple[float, float]:

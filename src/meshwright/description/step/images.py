@@ -165,7 +165,7 @@ def pooled_size(model: ConvNet) -> int:
 
 
 def _block(model: ConvNet, path: str, channels: int, width: int, size: int, stride: int) -> Iterator[Convolution]:
-    """Return the convolutions of one residual block, the shortcut first if channels or size change."""
+    """Yield the convolutions of one residual block, the shortcut first if channels or size change."""
     if model.is_bottleneck:
         first, middle = (1, stride) if model.strides_late else (stride, 1)
         shape = ((1, width, first), (3, width, middle), (1, 4 * width, 1))
@@ -288,7 +288,7 @@ class _Sharder:
             output = self._pixels(made.path, made.out_size, made.out_channels, "PQK")
             yield _node(made.block, *self._convolution(made, source, output, parameters[made.path]))
             if made.place == "first":
-                # The gradient of the block's input: its own, and the shortcut's.
+                # The gradient of the block's input has two terms: from this convolution and from the shortcut.
                 yield _node(made.block, PassOver(kind="gradients", arrays=(source,)))
             source = self._pixels(f"{made.path}.relu", made.out_size, made.out_channels)
             if made.place == "last":
@@ -300,7 +300,7 @@ class _Sharder:
     def _convolution(
         self, made: Convolution, source: Array, output: Array, declared: Mapping[str, Parameter]
     ) -> Iterator[Work]:
-        """Yield the work of a convolution and its batch norm, including the reshards of their parameters."""
+        """Yield the work of a convolution and its batch norm, with the layouts of their parameters."""
         kernel = declared["kernel"]
         stored = Array("kernel", self._stored(kernel))
         used = Array("kernel", tuple(dim._replace(axes=()) for dim in stored.dims))

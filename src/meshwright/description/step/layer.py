@@ -80,7 +80,7 @@ class Linear:
 
     @property
     def bias_dims(self) -> Dims:
-        """Logical axis and size of each bias dim. Along the stream a bias is stored whole, like a norm's scale."""
+        """Logical axis and size of each bias dim. A bias over embed is stored whole, like a norm's scale."""
         experts = (("expert", self.num_experts),) if self.num_experts else ()
         return *experts, *(("norm" if name == "embed" else name, size) for name, size in self.outputs)
 

@@ -44,12 +44,12 @@ class Experts:
     count: int
     num_active: int
     mlp: int
-    # Width of the MLP that works on every token beside them (several shared experts count as one wide one); 0: none.
+    # Width of the shared MLP, which works on every token (several shared experts count as one wide one); 0: none.
     shared_mlp: int = 0
     has_shared_gate: bool = False  # Whether a sigmoid of each token scales the shared MLP's output (Qwen2-MoE).
     has_bias: bool = False  # Whether router and experts have biases (gpt-oss).
-    num_dense_layers: int = 0  # Layers that have a plain MLP; which ones does not change a step.
-    # Slots of an expert, as a multiple of its tokens at even load; tokens beyond are dropped. None: none are.
+    num_dense_layers: int = 0  # Layers that have a dense MLP; which ones does not change a step.
+    # Slots of an expert, as a multiple of its tokens at even load; tokens beyond are dropped. None: no drops.
     capacity_factor: float | None = None
     balance_weight: float = 0.01  # Weight of the load balancing loss (Switch, arXiv:2101.03961, section 2.2).
     routing: Routing = SOFTMAX_ROUTING  # How a token's experts are chosen.
@@ -90,7 +90,7 @@ class Experts:
     def slots(self, tokens: int) -> int:
         """Return the slots of each expert for `tokens` tokens of one device, rounded up.
 
-        They are its tokens at even load times the capacity factor (1 if it is None).
+        They are an expert's tokens at even load, times the capacity factor (1 if it is None).
         """
         return math.ceil((self.capacity_factor or 1.0) * tokens * self.num_active / self.count)
 
@@ -278,7 +278,7 @@ class ProgramModel:
 
     @property
     def planned_only(self) -> tuple[str, ...]:
-        """The features that cannot run: always present, as nothing here runs a model that is written as ops."""
+        """Features that can only be planned: never empty, because nothing here runs a model that is written as ops."""
         return ("ops of its own",)
 
 

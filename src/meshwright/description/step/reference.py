@@ -45,7 +45,8 @@ class ReferencePass(NamedTuple):
 def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> ReferencePass | None:
     """Return the reference's forward pass in a step; None if there is no reference or it is precomputed.
 
-    It reads the policy's pairs. Its microbatches are the policy's, or the largest common divisor with a device's pairs.
+    It reads the policy's pairs, in the largest number of microbatches that divides the policy's number and a device's
+    pairs.
     """
     if not has_reference(workload):
         return None
@@ -53,7 +54,7 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
     kept = replace(DEFAULT, **{name: getattr(strategy, name) for name in KEPT})
     each = max(1, workload.batch // own.degree(RULES["batch"]))
     kept = replace(kept, num_microbatches=math.gcd(each, strategy.num_microbatches))
-    # Nothing is kept for a backward pass. Adapters are the policy's.
+    # The reference saves nothing for backward. Adapters are only the policy's.
     read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none")
     if shares_base(workload, mesh, strategy) and not strategy.zero_stage:
         kept = replace(kept, zero_stage=0)  # The policy's arrays are whole; with any other stage they are sharded.

@@ -32,7 +32,7 @@ RULES: Rules = {
     "router": (),
     "positions": (),
     "rank": (),
-    # Activations. Between products the residual stream is split over tp along the sequence (sequence parallelism).
+    # Activations. Between blocks the residual stream is split over tp along the sequence (sequence parallelism).
     "batch": ("dp", "fsdp", "ep"),
     "sequence": ("sp",),
     "residual_sequence": ("sp", "tp"),

@@ -50,7 +50,7 @@ def has_attention(model: Model) -> bool:
 
 
 def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
-    """Whether attention through scores computes three quarters of them: devices have whole sequences, cut in halves."""
+    """Whether attention skips a quarter of the scores, because devices have whole sequences that can be halved."""
     return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
 
 

@@ -20,7 +20,7 @@ CACHE_SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)
 
 SERVING_RULES: Rules = {
     **RULES,
-    # Weights stay where they are, split along both dims of a product (arXiv:2211.05102, section 3.2): fsdp splits the
+    # Weights stay where they are, split along both dims of a matmul (arXiv:2211.05102, section 3.2): fsdp splits the
     # stream's dim, and sp and tp together heads, mlp and vocab. tp takes kv heads, sp the query heads that share one.
     "embed": ("fsdp",),
     "kv_heads": ("tp",),
@@ -119,7 +119,7 @@ class ServingLayout:
 def cache_axes(model: ModelConfig) -> tuple[str, ...]:
     """Return the mesh axes over which a cache can be split by batch or sequence: those that do not split its heads.
 
-    A latent is shared by all heads, so tp does not split its heads either.
+    With latent attention they include tp, because all heads share one latent.
     """
     return ("fsdp", "sp", "tp") if model.latent else ("fsdp", "sp")
 

@@ -70,7 +70,7 @@ class Blocks(NamedTuple):
 
 
 def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
-    """Return the number of blocks that fits any routing of `num_rows` rows, and the rows of a block.
+    """Return how many blocks are enough for any routing of `num_rows` rows, and the rows of a block.
 
     A block has rows of one expert. Most blocks are needed if each expert has one row more than fills its blocks.
     """

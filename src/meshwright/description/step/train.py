@@ -100,7 +100,7 @@ def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
 
 @lru_cache(maxsize=1 << 12)
 def _of_layout(strategy: Strategy) -> Strategy:
-    """Return a strategy with only the fields that decide how arrays are laid out."""
+    """Return a strategy with the fields that decide how arrays are laid out, and defaults for all others."""
     names = ("spmd_pipeline", "tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
     kept = {name: getattr(strategy, name) for name in names}
     return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
@@ -249,7 +249,10 @@ class _Builder:
                     yield replace(op, is_scores_alone=True, is_of_chunks=True)
 
     def _without_policy(self, node: Node) -> Iterator[Op]:
-        """Yield the sum of experts' load, which no remat policy keeps: by layer in SPMD pipelines, else with loss."""
+        """Yield the sum of the experts' load, which no remat policy keeps.
+
+        SPMD pipelines sum the load of each layer in the layer; other steps sum all at once, with the loss.
+        """
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):
                 continue
@@ -268,7 +271,7 @@ class _Builder:
         """Yield the ops before or after the layers."""
         for node in nodes:
             yield from forward_ops(node)
-            # A lookup reads integers; only its table needs a gradient.
+            # A lookup's input is integers: its output needs a gradient if its own table is trained.
             is_lookup = any(isinstance(work, Weight) for work in node.work) and not _has_product(node)
             has_input_gradient = node.is_trained if is_lookup else self.has_gradient
             self.has_gradient |= node.is_trained

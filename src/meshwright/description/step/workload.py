@@ -34,7 +34,7 @@ alternate: outputs of every second matmul and of attention, as torchtitan's sele
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A training step of `batch` sequences of `seq_len` tokens, over all devices."""
+    """A training step of `batch` sequences (pairs of sequences with dpo) of `seq_len` tokens, over all devices."""
 
     model: Model
     batch: int

@@ -1,8 +1,8 @@
 """Differentiate pass: forward ops, and the backward ops that follow from each of them.
 
-The gradient of a reshard takes the reverse direction: of a gathered value it is reduce-scattered, of a summed value
-gathered. A weight's gradient is summed over the axes that split the tokens it processed. A matmul has two gradients,
-each a matmul.
+A reshard's gradient takes the reverse reshard: the gradient of a gathered value is reduce-scattered, that of a summed
+value is gathered. A weight's gradient is summed over the axes that split the tokens it processed. A matmul has two
+gradients, each a matmul.
 """
 
 from __future__ import annotations

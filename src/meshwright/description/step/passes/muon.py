@@ -26,7 +26,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 
 RMS = 0.2
-"""Root mean square of an update: AdamW's learning rates and decay then apply (arXiv:2502.16982, section 2.2)."""
+"""Root mean square of an update, at which AdamW's learning rates and decay apply (arXiv:2502.16982, section 2.2)."""
 
 
 class Matrix(NamedTuple):
@@ -65,7 +65,7 @@ def symbol(parameter: Parameter) -> str:
 
 
 def dealt_devices(mesh: MeshShape, strategy: Strategy) -> int:
-    """Return how many devices share the matrices of an update program: all, or one stage's with its own program."""
+    """Return how many devices share an update program's matrices: all, or a stage's if it runs its own program."""
     return mesh.num_devices // (1 if is_spmd_pipeline(mesh, strategy) else mesh.pp)
 
 

@@ -260,7 +260,7 @@ class Collected(NamedTuple):
 def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
     """Return the collectives that convert one layout into another, by `notation.reshard`.
 
-    Every axis counts as larger than 1: only axes in use are in a layout.
+    Every axis counts as larger than 1, as layouts contain no others.
     """
     if before.dims == after.dims and before.unreduced == after.unreduced:
         return ()

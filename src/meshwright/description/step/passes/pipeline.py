@@ -51,7 +51,7 @@ def stage_layers(num_layers: int, mesh: MeshShape) -> int:
 
 
 def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return how many layer slots a device runs per microbatch: most layers of a stage, rounded up to whole chunks."""
+    """Return how many layer slots the largest stage runs per microbatch; in an SPMD pipeline also empty ones."""
     virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 1
     return virtual * chunk_slots(num_layers, mesh.pp, virtual)
 
@@ -133,8 +133,8 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
     """Return how many layer inputs a device of an SPMD pipeline saves for backward at once.
 
-    GPipe: those of all ticks. 1F1B: those of the microbatches in its slots, of one in transit between paired stages,
-    and of those in progress.
+    GPipe saves the inputs of all ticks. 1F1B saves inputs of the microbatches in its slots, of one microbatch in
+    transit between paired stages, and of the one in progress.
     """
     schedule = schedule_of(mesh, strategy)
     chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)

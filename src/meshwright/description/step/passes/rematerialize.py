@@ -40,7 +40,7 @@ def recomputed(nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False)
         return frozenset(range(len(nodes)))
     found = _needed(nodes, KEPT[remat])
     if remat == "alternate":
-        # Attention is kept, every second product is recomputed (torchtitan's selective checkpointing of ops).
+        # Attention is kept, every second matmul is recomputed (torchtitan's selective checkpointing of ops).
         products = [i for i, node in enumerate(nodes) if any(isinstance(work, Product) for work in node.work)]
         attention = {i for i, node in enumerate(nodes) if any(isinstance(work, Core) for work in node.work)}
         found = (found - attention) | set(products[1::2])

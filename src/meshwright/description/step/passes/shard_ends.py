@@ -69,7 +69,7 @@ def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
 def logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) -> tuple[Node, ...]:
     """Return the nodes of the final norm, the logits and the loss.
 
-    Over a split vocab, the loss sums each token's maximum, sum of exponentials and target logit.
+    Over a split vocab, the loss all-reduces each token's maximum, sum of exponentials and target logit.
     """
     return tuple(_logits_nodes(ops, layout, objective))
 

@@ -49,7 +49,7 @@ def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dis
 
 
 def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:
-    """Yield the return of token copies. Routing weights are not sent: experts apply each copy's weight."""
+    """Yield the return of token copies. Backward sends no weights: experts apply each copy's routing weight."""
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
     yield from _back("experts combine", ep, tp, rows, ("forward",))
     yield from _there("experts combine", ep, tp, rows, ("backward",))
