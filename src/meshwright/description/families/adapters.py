@@ -1,4 +1,4 @@
-"""LoRA targets by their common names: a family's modules in PEFT, or the ops of our layers."""
+"""LoRA targets by their common names: a family's modules in PEFT, or our own names of matmuls in layers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from meshwright.description.step.model import ModelConfig
 from meshwright.errors import MeshwrightError
 
 ALL_LINEAR = "all-linear"
-"""PEFT's name for every product that can have an adapter: QLoRA needs all of them to match full training
-(arXiv:2305.14314, section 4).
+"""PEFT's name for every matmul that can have an adapter.
+
+QLoRA needs adapters on all of them to match full training (arXiv:2305.14314, section 4).
 """
 
 
@@ -43,13 +44,13 @@ def with_adapters(
     targets: Sequence[str] = (ALL_LINEAR,),
     dropout: float = 0.0,
 ) -> ModelConfig:
-    """Return the model with low-rank adapters on some of its products.
+    """Return the model with low-rank adapters on some of its matmuls.
 
     Args:
-        model: without adapters.
-        rank, alpha: W x + alpha / rank * B A x; alpha is 2 rank by default, as in torchtune's recipes.
-        targets: `lora_targets`.
-        dropout: share of the adapters' input dropped in training.
+        model: the model without adapters.
+        rank, alpha: matmuls compute W x + alpha / rank * B A x; alpha is 2 rank by default, as in torchtune's recipes.
+        targets: names of matmuls, as in `lora_targets`.
+        dropout: probability of dropping an element of the adapters' input in training.
     """
     alpha = float(2 * rank if alpha is None else alpha)
     lora = LoRA(rank=rank, alpha=alpha, targets=lora_targets(model, targets), dropout=dropout)
@@ -57,13 +58,13 @@ def with_adapters(
 
 
 def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
-    """The products of a model's layers that some names mean, in the layers' order.
+    """Return the matmuls of a model's layers that some names mean, in the layers' order.
 
-    A name is a module's of the family's checkpoints, as q_proj or c_attn, which may hold several products; Llama's,
-    where the family has no such module; a product's own, as `query`; or `all-linear`.
+    A name is a module's in the family's checkpoints, such as q_proj or c_attn, which may hold several matmuls; a
+    module's of Llama, if the family has none of that name; a matmul's own, such as `query`; or `all-linear`.
 
     Raises:
-        MeshwrightError: a name that means nothing here, or a product that can have no adapter.
+        MeshwrightError: a name matches nothing, or a matmul can have no adapter.
     """
     known = adaptable(program(replace(model, lora=None)))
     modules = module_products(model)
@@ -89,9 +90,9 @@ def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def module_products(model: ModelConfig) -> dict[str, list[str]]:
-    """The products that each module of a family's layers holds: {"self_attn.q_proj": ["query"]}.
+    """Return the matmuls in each module of a family's layers: {"self_attn.q_proj": ["query"]}.
 
-    Of a family that has no module of a name, Llama's stand for it.
+    Modules of Llama are added under names that the family does not have.
     """
     published = next((known for known in PUBLISHED if known.family == model.family), None)
     own = _products(published.names if published else {})
@@ -101,7 +102,7 @@ def module_products(model: ModelConfig) -> dict[str, list[str]]:
 
 
 def _products(names: Mapping[str, Published]) -> dict[str, list[str]]:
-    """The products of each module, by where families' weights are."""
+    """Return the matmuls in each module, from the names of a family's weights."""
     found: dict[str, list[str]] = {}
     for path, place in names.items():
         stack, _, op = path.rpartition(".")
@@ -120,7 +121,7 @@ def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: boo
         takes_saved: whether whole modules may come with the adapter (`modules_to_save`).
 
     Raises:
-        MeshwrightError: no such file, another kind of adapter, or an unknown option.
+        MeshwrightError: there is no such file, or it describes another kind of adapter or has an unknown option.
     """
     path, config = directory / ADAPTER_CONFIG, adapter_config(directory)
     for name in UNKNOWN:
@@ -142,17 +143,17 @@ def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: boo
         if set(ops) & set(products):
             for layer in range(model.num_layers):
                 own = module_scale(config, module.format(layer=layer))
-                # As `weights.peft` writes modules that hold several products: as many times the rank, the same scale.
+                # `weights.peft` writes a module of several matmuls with as many times the rank and the same scale.
                 is_joined = own.rank == rank * len(ops) and math.isclose(own.scale, scale)
                 largest = max(largest, rank if is_joined else own.rank)
     return LoRA(rank=largest, alpha=float(scale * largest), targets=products, dropout=float(dropout))
 
 
 def adapter_config(directory: Path) -> dict[str, Any]:
-    """The `adapter_config.json` of a LoRA that PEFT wrote.
+    """Return the `adapter_config.json` of a LoRA that PEFT wrote.
 
     Raises:
-        MeshwrightError: no such file, or another kind of adapter.
+        MeshwrightError: there is no such file, or it describes another kind of adapter.
     """
     if not directory.is_dir():
         raise MeshwrightError(
@@ -175,18 +176,18 @@ def adapter_config(directory: Path) -> dict[str, Any]:
 
 
 class ModuleScale(NamedTuple):
-    """The rank of a module's adapter, and what B A is multiplied by."""
+    """The rank of a module's adapter, and the factor of B A."""
 
     rank: int
     scale: float
 
 
 def module_scale(config: Mapping[str, Any], module: str) -> ModuleScale:
-    """The rank and the scale that PEFT gives a module, by its `rank_pattern` and `alpha_pattern`.
+    """Return the rank and the scale that PEFT gives a module, by its `rank_pattern` and `alpha_pattern`.
 
     Args:
-        config: of `adapter_config`.
-        module: as model.layers.0.self_attn.q_proj.
+        config: result of `adapter_config`.
+        module: full name, such as model.layers.0.self_attn.q_proj.
     """
 
     def own(name: str, default: Any) -> Any:
@@ -199,7 +200,7 @@ def module_scale(config: Mapping[str, Any], module: str) -> ModuleScale:
 
 
 def _modules(model: ModelConfig) -> dict[str, list[str]]:
-    """The products that each module of a family's layers holds, by its whole name with {layer}."""
+    """Return the matmuls in each module of a family's layers, by its full name with {layer}."""
     published = next((known for known in PUBLISHED if known.family == model.family), None)
     found: dict[str, list[str]] = {}
     for path, place in (published.names if published else {}).items():
@@ -213,7 +214,7 @@ def _matched(pattern: str, model: ModelConfig, path: Path) -> list[str]:
     """Return the matmuls whose full module names match a pattern, in every layer.
 
     Raises:
-        MeshwrightError: a pattern that is invalid, matches nothing, or matches only in some layers.
+        MeshwrightError: the pattern is invalid, matches nothing, or matches only in some layers.
     """
     known, found = adaptable(program(replace(model, lora=None))), []
     try:

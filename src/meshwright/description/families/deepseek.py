@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: latent attention, shared and routed experts behind a few dense layers."""
+"""DeepSeek-V2 and V3: latent attention, shared and routed experts after a few dense layers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ DEEPSEEK = Family("deepseek")
 
 
 def read_v2(fields: Fields) -> Features:
-    """DeepSeek-V2: a softmax over all experts, chosen from groups or not, whose shares do not sum to 1."""
+    """Read DeepSeek-V2: a softmax over all experts, with or without groups; routing weights are not normalised."""
     fields.only("scoring_func", "softmax")
     fields.only("topk_method", "greedy", "group_limited_greedy")
-    # transformers leaves the shares of this family as they are, whatever the field says.
+    # transformers does not normalise the weights of this family, whatever the field's value.
     fields.only("norm_topk_prob", False)
     fields.only("rope_interleave", True)
     has_groups = fields.value("topk_method", "greedy") == "group_limited_greedy"
@@ -50,7 +50,7 @@ def read_v3(fields: Fields) -> Features:
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
     fields.only("mlp_bias", False)
-    # transformers rotates as many dims as this says, where a file has it.
+    # If a file has this field, transformers rotates as many dims.
     if fields.whole("head_dim", rotated := fields.whole("qk_rope_head_dim")) != rotated:
         raise fields.refusal("head_dim", f"it takes qk_rope_head_dim={rotated}")
     routing = Routing(
@@ -100,7 +100,7 @@ def _read(fields: Fields, routing: Routing) -> Features:
     fields.only("moe_layer_freq", 1)
     fields.only("sliding_window")
     fields.only("layer_types")
-    # transformers computes the first two anew. The others are of training; the module that predicts a second token is
+    # transformers recomputes the first two. The others are for training; the module that predicts a second token is
     # left out, as in inference.
     fields.unused_options("head_dim", "qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux")
     fields.unused_options("num_nextn_predict_layers", "num_mtp_layers")
@@ -127,7 +127,7 @@ def _attention_scale(latent: LatentAttention, scaling: RopeScaling | None) -> fl
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a DeepSeek-V3, or of a V2 where scores are a softmax."""
+    """Return the config.json of a DeepSeek-V3, or of a V2 if router scores are a softmax."""
     experts, latent = model.experts, model.latent
     assert experts is not None
     assert latent is not None
@@ -164,7 +164,7 @@ _SHARED = f"{_LAYER}.mlp.shared_experts"
 
 
 def _yarn(mscale: float) -> YarnRopeScaling:
-    """The scaling of the published models, from 4k to 160k tokens."""
+    """Return the scaling of the models on Hugging Face, from 4k to 160k tokens."""
     return YarnRopeScaling(factor=40.0, original_max_seq_len=4096, mscale=mscale, mscale_all_dim=mscale)
 
 

@@ -1,4 +1,4 @@
-"""A published family: its config.json, the places of its weights, and its presets."""
+"""A model family on Hugging Face: how to read and write its config.json, names of its weights, and its presets."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from meshwright.description.families.fields import Fields
 from meshwright.description.step.model import Family, ModelConfig
 
 Features = dict[str, Any]
-"""Arguments of `ModelConfig`."""
+"""Keyword arguments of `ModelConfig`."""
 
 Reader = Callable[[Fields], Features]
-"""The features of a model from the fields of its config.json."""
+"""A function that returns the features of a model from the fields of its config.json."""
 
 
 Writer = Callable[[ModelConfig], dict[str, Any]]
-"""The config.json of a model, as its reader takes it."""
+"""A function that returns the config.json of a model, in the form that the family's reader takes."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Place of a parameter in a published checkpoint: the tensor `name`, with {layer} and {expert} to be filled in.
+    """The tensor of a parameter in a Hugging Face checkpoint: its name, with {layer} and {expert} to be filled in.
 
-    is_transposed: stored [out, in], as in PyTorch's Linear; ours is [in, out]. part: (index, count) if the tensor holds
-    several of our parameters along its output. by_head, is_interleaved: whether these alternate head by head (GPT-NeoX)
-    or column by column (gpt-oss) instead of following one another (GPT-2). A name without {expert} is a tensor with all
-    experts of a layer in its first dim.
+    A name without {expert} is a tensor with all experts of a layer in its first dim.
+
+    Attributes:
+        is_transposed: whether it is stored [out, in], as in PyTorch's Linear; ours is [in, out].
+        part: (index, count) if the tensor holds several of our parameters along its output.
+        by_head, is_interleaved: whether these alternate head by head (GPT-NeoX) or column by column (gpt-oss) instead
+            of following one another (GPT-2).
     """
 
     name: str
@@ -38,15 +41,15 @@ class Published:
 
 
 Names = Mapping[str, Published]
-"""Map from our parameter paths, `layers.query` for any stack, to published places."""
+"""Map from our parameter paths, `layers.query` for any stack, to tensors of a Hugging Face checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFamily:
     """A family with models on Hugging Face; its readers by the model_type of a config.json.
 
-    write: makes the config.json of a model; None if the family is only planned. buffers: patterns of tensor names in
-    published checkpoints that are not parameters (`_keys_to_ignore_on_load_unexpected` of transformers).
+    write: returns the config.json of a model; None if the family is only planned. buffers: patterns of names of
+    checkpoint tensors that are not parameters (`_keys_to_ignore_on_load_unexpected` of transformers).
     """
 
     family: Family
@@ -58,9 +61,9 @@ class PublishedFamily:
 
 
 def names_of(names: Mapping[str, str]) -> dict[str, Published]:
-    """Expand a table of published names: layer weights are Linears, stored [out, in]; vectors are not.
+    """Return tensors for a table of names: layer weights are Linears, stored [out, in]; vectors and tables are not.
 
-    Layer weights start with {layer}'s prefix; norms, biases and tables are recognised by our names.
+    Norms, biases and tables are recognised by our names.
     """
     found = {}
     for ours, theirs in names.items():

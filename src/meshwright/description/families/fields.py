@@ -1,7 +1,7 @@
 """The fields of a Hugging Face `config.json`, each honoured, refused by name and value, or known to change nothing.
 
-A family honours a field by reading it from `Fields`. What it has not read then is refused by name, unless it stands in
-`WITHOUT_EFFECT`, the family says that it changes nothing, or its value is null or false.
+A family honours a field by reading it from `Fields`. A field that it has not read is refused by name, unless it is in
+`WITHOUT_EFFECT`, the family declares that it changes nothing, or its value is null or false.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ WITHOUT_EFFECT: frozenset[str] = frozenset(
         # What a call returns, and heads of classifiers.
         *("id2label", "label2id", "output_attentions", "output_hidden_states", "output_router_logits"),
         *("problem_type", "return_dict", "finetuning_task", "task_specific_params", "classifier_dropout"),
-        # How a product is cut up, which changes no result.
+        # How a matmul is cut up, which changes no result.
         *("chunk_size_feed_forward", "pretraining_tp", "tf_legacy_loss", "use_bfloat16", "torchscript"),
-        # Of training: how weights start, dropout (`--dropout`), recomputation (`--remat`), the loss of imbalance.
+        # Training: initialisation, dropout (`--dropout`), recomputation (`--remat`), the load balancing loss.
         *("initializer_range", "attention_dropout", "hidden_dropout", "gradient_checkpointing"),
         *("router_aux_loss_coef", "router_jitter_noise"),
-        # The longest sequence a model was trained on: positions that are not learned go on beyond.
+        # The longest sequence a model was trained on: unless learned, positions extend beyond it.
         *("max_position_embeddings", "pruned_heads"),
     )
 )
-"""Fields of every family that change no forward pass: known, and left out."""
+"""Fields that change no forward pass in any family and are ignored."""
 
 LATENT_DEFAULTS: Config = {
     "q_lora_rank": 1536,
@@ -124,7 +124,7 @@ LACKING: Mapping[str, tuple[str, ...]] = {
     "phi3": (*_BIASES, "layer_types"),
     "olmo2": ("mlp_bias", "qkv_bias", *_WINDOWS),
 }
-"""Fields of other families that transformers ignores here; refused unless null or false."""
+"""Fields that a family lacks in transformers although others have them; refused unless null or false."""
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -140,7 +140,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000}
-"""The most that some fields may be; all others 10^9. A search over more would not end."""
+"""Largest values of some fields; of all others 10^9. A search over larger models would not end."""
 
 LARGEST_NUMBER = 1e300
 """Upper limit of numbers; NaN and infinity exceed it."""
@@ -149,10 +149,10 @@ _MISSING = object()
 
 
 class Fields:
-    """The fields of one config.json, by the kind of value that each has to have."""
+    """The fields of one config.json. Each method returns a field as one kind of value, and raises if it is not."""
 
     def __init__(self, data: Config, *, name: str, family: str) -> None:
-        """data: as read; missing fields have transformers' defaults (`DEFAULTS`)."""
+        """Start with the fields of a file, `data`; missing ones get transformers' defaults (`DEFAULTS`)."""
         data = {**DEFAULTS.get(family, {}), **data}
         self._data, self.name, self.family = data, name, family
         self._known: set[str] = set(WITHOUT_EFFECT)
@@ -161,7 +161,7 @@ class Fields:
                 raise self.refusal(field, f"a {family} model has no such field")
 
     def value(self, field: str, default: Any = _MISSING) -> Any:
-        """Return a field; the default if it is absent or null. Raises if it has none."""
+        """Return a field; the default if it is absent or null. Raises if there is no default."""
         self._known.add(field)
         found = self._data.get(field)
         if found is None and default is _MISSING:
@@ -169,7 +169,7 @@ class Fields:
         return default if found is None else found
 
     def whole(self, field: str, default: Any = _MISSING, *, least: int = 1) -> Any:
-        """A whole number from `least`."""
+        """Return a whole number from `least`, or the default."""
         found = self.value(field, default)
         if found is default:
             return found
@@ -178,21 +178,21 @@ class Fields:
         raise self.refusal(field, f"it takes a whole number from {least} to {MOST.get(field, 10**9):,}")
 
     def positive(self, field: str, default: Any = _MISSING) -> Any:
-        """A finite number above 0, as a float."""
+        """Return a finite number above 0 as a float, or the default."""
         if field.endswith("_eps"):
             self._check_not_null(field)
         found = self.value(field, default)
         return found if found is default else self.above_zero(field, found)
 
     def flag(self, field: str, default: bool) -> bool:
-        """True or false."""
+        """Return true or false."""
         found = self.value(field, default)
         if isinstance(found, bool):
             return found
         raise self.refusal(field, "it takes true or false")
 
     def head_dim(self, embed: int, heads: int, *, has_field: bool = True) -> int:
-        """The width of a head: its own field, else the stream's share, which has to be whole."""
+        """Return the width of a head: its own field, or the stream's width over the heads, which must be whole."""
         if has_field and (found := self.whole("head_dim", None)) is not None:
             return found
         if embed % heads:
@@ -210,14 +210,14 @@ class Fields:
         return found
 
     def layers(self, field: str, num_layers: int) -> list[int]:
-        """A list of layers by their numbers from 0."""
+        """Return a list of layer numbers, counted from 0."""
         found = self.value(field, [])
         if isinstance(found, list) and all(type(one) is int and 0 <= one < num_layers for one in found):
             return found
         raise self.refusal(field, f"it takes a list of layers, from 0 to {num_layers - 1}")
 
     def activation(self, field: str, default: str) -> Activation:
-        """Return the activation function that a field names; an error for an unknown one."""
+        """Return the activation function that a field names. Raises if it is unknown."""
         self._check_not_null(field)
         found = self.value(field, default)
         if not isinstance(found, str) or found not in ACTIVATIONS:
@@ -225,19 +225,19 @@ class Fields:
         return ACTIVATIONS[found]
 
     def _check_not_null(self, field: str) -> None:
-        """Refuse null in a field that transformers has a default for, and computes nothing with null."""
+        """Raise if a field is null: transformers has a default for it, and cannot compute with null."""
         if field in self._data and self._data[field] is None:
             raise self.refusal(field, "it takes a value, or is left out for the default")
 
     def only(self, field: str, *allowed: Any) -> None:
-        """Refuse a field unless it is absent, null, or has one of these values."""
+        """Raise unless a field is absent, null, or one of these values."""
         found = self.value(field, None)
         if found is not None and found not in allowed:
             known = " or ".join(repr(value) for value in allowed) or "null"
             raise self.refusal(field, f"a {self.family} model is known with {known}")
 
     def unused_options(self, *fields: str) -> None:
-        """Fields of a family that change no forward pass."""
+        """Accept fields of a family that change no forward pass."""
         self._known.update(fields)
 
     def windows(
@@ -246,7 +246,8 @@ class Fields:
         """Return the sliding window, and the layers without one: by `layer_types` if present.
 
         Args:
-            every, full: how often a layer has none, or which ones, without `layer_types`.
+            every: without `layer_types`, every n-th layer has no window.
+            full: without `layer_types`, the layers that have no window.
             is_on: whether the window is used.
         """
         window = (self.whole("sliding_window", None, least=0) or None) if is_on else None
@@ -267,7 +268,7 @@ class Fields:
         return dict(_NO_WINDOW) if window is None else _full_attention(is_full, window)
 
     def check_all_known(self) -> None:
-        """Raise where a field was not read, is not known to change nothing, and is neither null nor false."""
+        """Raise if a field was not read, is not known to change nothing, and is neither null nor false."""
         unknown = [field for field in self._data if field not in self._known and self._data[field] not in (None, False)]
         if unknown:
             raise self.refusal(
@@ -275,11 +276,11 @@ class Fields:
             )
 
     def refusal(self, field: str, reason: str) -> MeshwrightError:
-        """The error of a field whose value is not known."""
+        """Return the error for a field whose value is not supported."""
         return MeshwrightError(f"the config.json of {self.name} has {field}={self._data.get(field)!r}; {reason}")
 
     def mapping(self, field: str) -> dict[str, Any]:
-        """An object; empty where the field is absent or null."""
+        """Return an object; an empty one if the field is absent or null."""
         found = self.value(field, {})
         if not isinstance(found, Mapping):
             raise self.refusal(field, "it takes an object or null")
@@ -297,7 +298,7 @@ _NO_WINDOW: dict[str, Any] = {"sliding_window": None, "full_attention_every": 0,
 
 
 def _full_attention(is_full: list[bool], window: int) -> dict[str, Any]:
-    """The features of a model in which some layers have the window: every n-th has none, or those listed."""
+    """Return the features of a model with a window in some layers: every n-th has none, or listed ones have none."""
     if all(is_full):
         return dict(_NO_WINDOW)
     every = is_full.index(True) + 1 if any(is_full) else 0
@@ -313,6 +314,6 @@ def activation_name(activation: Activation) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """`a, b and c`."""
+    """Return names as `a, b and c`."""
     *first, last = names or ("",)
     return f"{', '.join(first)} and {last}" if first else last

@@ -14,7 +14,7 @@ GEMMA = Family("gemma")
 
 
 def features_of(embed: int) -> Features:
-    """Differences of all Gemma models from Llama."""
+    """Return the features of all Gemma models that differ from Llama's."""
     return {
         "tied_embeddings": True,
         "activation": "gelu_tanh",
@@ -24,7 +24,7 @@ def features_of(embed: int) -> Features:
 
 
 def read_shared(fields: Fields, *, has_rope: bool = True) -> Features:
-    """Return the fields common to all versions of Gemma; has_rope: as in `llama.read`."""
+    """Read the fields common to all versions of Gemma; has_rope: as in `llama.read`."""
     fields.only("use_bidirectional_attention", False)
     features = llama.read(fields, has_rope=has_rope)
     return features | features_of(features["embed"]) | {"tied_embeddings": fields.flag("tie_word_embeddings", True)}
@@ -38,12 +38,12 @@ def read(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a Gemma."""
+    """Return the config.json of a Gemma."""
     return llama.write_shared(model, "gemma", "GemmaForCausalLM") | {"attention_bias": model.qkv_bias}
 
 
 def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = GEMMA, **more: Any) -> ModelConfig:
-    """A model by name, as `llama.preset`; heads have 256 dims where none are given."""
+    """Return a model as `llama.preset` does; heads have 256 dims by default."""
     given: dict[str, Any] = {"head_dim": 256, "norm_epsilon": 1e-6, **features_of(sizes[1]), **more}
     return llama.preset(name, sizes, family, **given)
 

@@ -20,13 +20,13 @@ NAMES = names_of(
         "layers.mlp_post_norm": "model.layers.{layer}.post_feedforward_layernorm.weight",
     }
 )
-"""After attention stands the name that Llama has before its mlp."""
+"""Gemma 2 uses the name of Llama's norm before the MLP for its norm after attention."""
 
 
 def read_capped(fields: Fields, *, every: int, has_rope: bool = True) -> Features:
     """Read the fields of Gemma 2 and 3, with soft caps of scores and logits.
 
-    every: every n-th layer attends to all keys, where config.json has no `layer_types`.
+    every: every n-th layer attends to all keys, if config.json has no `layer_types`.
     """
     features = gemma.read_shared(fields, has_rope=has_rope)
     queries = fields.positive("query_pre_attn_scalar", float(features["head_dim"]))
@@ -41,7 +41,7 @@ def read_capped(fields: Fields, *, every: int, has_rope: bool = True) -> Feature
 
 
 def write_capped(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
-    """The fields of the config.json of Gemma 2 and 3."""
+    """Return the fields of the config.json of Gemma 2 and 3."""
     fields = llama.write_shared(model, kind, architecture)
     queries = model.head_dim if model.attention_scale is None else round(model.attention_scale**-2)
     return fields | {
@@ -56,12 +56,12 @@ def write_capped(model: ModelConfig, kind: str, architecture: str) -> dict[str, 
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a Gemma 2."""
+    """Return the config.json of a Gemma 2."""
     return write_capped(model, "gemma2", "Gemma2ForCausalLM")
 
 
 def read(fields: Fields) -> Features:
-    """Gemma 2: the first of two layers has the window."""
+    """Read Gemma 2: the first of every two layers has the window."""
     return read_capped(fields, every=2)
 
 

@@ -15,9 +15,9 @@ GEMMA3 = Family("gemma3")
 
 
 def read(fields: Fields) -> Features:
-    """Gemma 3's text model; the older names of the pattern and of theta in layers with a window are read too."""
+    """Read Gemma 3's text model, also with older names of the pattern and of theta in layers with a window."""
     every = fields.whole("sliding_window_pattern", 6)
-    fields.unused_options("_sliding_window_pattern")  # What transformers writes of it, and does not read.
+    fields.unused_options("_sliding_window_pattern")  # transformers writes it and does not read it.
     features = gemma2.read_capped(fields, every=every, has_rope=False)
     full = read_rope(fields, "full_attention", theta=1_000_000.0)
     local = read_rope(fields, "sliding_attention", theta=10_000.0, theta_field="rope_local_base_freq")
@@ -33,7 +33,7 @@ def read(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a Gemma 3 text model."""
+    """Return the config.json of a Gemma 3 text model."""
     fields = gemma2.write_capped(model, "gemma3_text", "Gemma3ForCausalLM")
     del fields["rope_theta"]
     local = model.rope_theta if model.rope_theta_local is None else model.rope_theta_local

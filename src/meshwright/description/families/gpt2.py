@@ -1,4 +1,4 @@
-"""GPT-2, and GPT-3 and BLOOM after it: LayerNorm, biases everywhere, a plain GELU MLP, no rotary positions."""
+"""GPT-2, and GPT-3 and BLOOM after it: LayerNorm, biases everywhere, an ungated GELU MLP, no rotary positions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ BIASED: Features = {
     "output_bias": True,
     "mlp_bias": True,
 }
-"""Differences of the GPT families from Llama."""
+"""Features of the GPT families that differ from Llama's."""
 
 _FEATURES: dict[str, Any] = {**BIASED, "tied_embeddings": True, "positions": "learned", "head_dim": 64}
 
 
 def read(fields: Fields) -> Features:
-    """GPT-2."""
+    """Read GPT-2."""
     heads, embed = fields.whole("n_head"), fields.whole("n_embd")
     fields.only("scale_attn_weights", True)
     fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.only("add_cross_attention", False)
-    # Float32 scores are what attention has here; the rest is dropout, or a classifier's head.
+    # Attention has float32 scores here anyway; the rest is dropout, or a classifier's head.
     fields.unused_options("reorder_and_upcast_attn", "resid_pdrop", "embd_pdrop", "attn_pdrop", "n_ctx")
     fields.unused_options(*(f"summary_{name}" for name in ("type", "use_proj", "activation")))
     fields.unused_options("summary_proj_to_labels", "summary_first_dropout")
@@ -52,7 +52,7 @@ def read(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a GPT-2."""
+    """Return the config.json of a GPT-2."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -69,7 +69,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def _names() -> dict[str, Published]:
-    """GPT-2's modules are Conv1D, which store [in, out], queries, keys and values one after the other."""
+    """Return GPT-2's weight names. Conv1D modules store [in, out], with queries, keys and values one after another."""
     modules = {
         "attention_norm": "ln_1",
         "mlp_norm": "ln_2",

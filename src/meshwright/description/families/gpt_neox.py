@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: rotary positions of a part of each head, LayerNorm, attention and mlp in parallel, untied."""
+"""GPT-NeoX and Pythia: rotary positions of a part of each head, LayerNorm, attention and MLP in parallel, untied."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GPT_NEOX = Family("gpt_neox")
 
 
 def read(fields: Fields) -> Features:
-    """GPT-NeoX; before transformers 5 the rotated part of a head is `rotary_pct`, and theta `rotary_emb_base`."""
+    """Read GPT-NeoX; before transformers 5 the rotated part of a head is `rotary_pct`, and theta `rotary_emb_base`."""
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     bias = fields.flag("attention_bias", True)
     rope = read_rope(fields, theta_field="rotary_emb_base", partial=0.25, partial_field="rotary_pct")
-    # The names that other families have, beside the parameters, are not read.
+    # Names that other families have next to the rope parameters are not read.
     fields.only("rope_theta", rope.theta)
     fields.only("partial_rotary_factor", rope.partial)
     fields.only("is_decoder", False, True)
@@ -45,7 +45,7 @@ def read(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a GPT-NeoX."""
+    """Return the config.json of a GPT-NeoX."""
     share = (model.rotary_dims or model.head_dim) / model.head_dim
     rope = rope_parameters(model.rope_theta, model.rope_scaling) | {"partial_rotary_factor": share}
     return {
@@ -68,7 +68,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def _names() -> dict[str, Published]:
-    """Queries, keys and values alternate head by head in one Linear."""
+    """Return GPT-NeoX's weight names. Queries, keys and values alternate head by head in one Linear."""
     modules = {
         "attention_norm": "input_layernorm",
         "mlp_norm": "post_attention_layernorm",

@@ -21,7 +21,7 @@ def read(fields: Fields) -> Features:
     """Read Llama's fields, and those of windows, experts and their activation."""
     fields.only("hidden_act", "silu")
     fields.only("mlp_bias", False)
-    # Other names of what stands in the file twice.
+    # Second names of fields that the file also has under other names.
     fields.unused_options("experts_per_token", "initial_context_length", "num_experts")
     features = llama.read(fields)
     experts = Experts(
@@ -43,7 +43,7 @@ def read(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a gpt-oss."""
+    """Return the config.json of a gpt-oss."""
     assert model.experts is not None
     assert model.clamped_swiglu is not None
     return llama.write_shared(model, "gpt_oss", "GptOssForCausalLM") | {
@@ -62,7 +62,7 @@ _MLP = "model.layers.{layer}.mlp"
 
 
 def _names() -> dict[str, Published]:
-    """All experts of a layer are one tensor [experts, in, out], in which columns of gate and up alternate."""
+    """Return weight names. A layer's experts are one tensor [experts, in, out]; columns of gate and up alternate."""
     found = names_of(
         {
             **LLAMA_NAMES,

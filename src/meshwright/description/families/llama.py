@@ -25,7 +25,7 @@ LLAMA = Family("llama")
 def read(fields: Fields, *, has_rope: bool = True, partial_field: str | None = None) -> Features:
     """Read the fields that Llama and the families derived from it share.
 
-    has_rope: False for models without rotary embedding. partial_field: as in `read_rope`.
+    has_rope: False if the family reads rotary embedding itself. partial_field: as in `read_rope`.
     """
     heads, embed = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers, bias = fields.whole("num_hidden_layers"), fields.flag("attention_bias", False)
@@ -54,7 +54,7 @@ def read(fields: Fields, *, has_rope: bool = True, partial_field: str | None = N
 
 
 def read_ministral3(fields: Fields) -> Features:
-    """Mistral, whose queries grow with their position by a field of yarn."""
+    """Read Ministral 3: Mistral whose queries are scaled by their position, with a factor among yarn's fields."""
     features = read(fields)
     if not isinstance(scaling := features["rope_scaling"], YarnRopeScaling) or not scaling.query_beta:
         field = "rope_scaling" if fields.mapping("rope_scaling") else "rope_parameters"
@@ -73,12 +73,12 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def write_biases(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of config.json that say which matmuls have biases."""
+    """Return the fields of config.json that tell which matmuls have biases."""
     return {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
 
 
 def write_shared(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:
-    """The fields of the config.json of Llama and all that follow it."""
+    """Return the fields of config.json that Llama and the families derived from it share."""
     return {
         "architectures": [architecture],
         "model_type": kind,
@@ -99,7 +99,7 @@ def write_shared(model: ModelConfig, kind: str, architecture: str) -> dict[str, 
 
 
 def layer_types(model: ModelConfig) -> list[str]:
-    """The kind of attention of each layer."""
+    """Return the kind of attention of each layer, by transformers' name."""
     every, layers = model.full_attention_every, range(model.num_layers)
     by_rule = [model.sliding_window is None or (every > 0 and (layer + 1) % every == 0) for layer in layers]
     is_full = [by_rule[layer] or layer in model.full_attention_layers for layer in layers]
@@ -107,7 +107,7 @@ def layer_types(model: ModelConfig) -> list[str]:
 
 
 def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family = LLAMA, **more: Any) -> ModelConfig:
-    """A model by name; sizes: layers, embed, mlp, heads, kv heads, vocab. Heads have 128 dims where none are given."""
+    """Return a model by name; sizes: layers, embed, mlp, heads, kv heads, vocab. Heads have 128 dims by default."""
     layers, embed, mlp, heads, kv_heads, vocab = sizes
     return ModelConfig(
         name=name,
@@ -124,7 +124,7 @@ def preset(name: str, sizes: tuple[int, int, int, int, int, int], family: Family
 
 
 TINY = (2, 128, 384, 8, 8, 256)
-"""The sizes of the tiny presets: bytes, and 8 kv heads, so that tp may be 8."""
+"""Sizes of the tiny presets: a vocab of bytes, and 8 kv heads, so that tp may be 8."""
 
 FAMILY = PublishedFamily(
     family=LLAMA,

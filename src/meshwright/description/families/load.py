@@ -1,4 +1,4 @@
-"""Models by name or by the path of a config.json, and the length of the sequences that each was trained on."""
+"""Models by name or by the path of a config.json, and the sequence length that each was trained on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEQ_LENS: Mapping[str, int] = {
     "gemma-7b": 8192,
     "gemma2-9b": 8192,
 }
-"""Sequence length in pre-training according to the papers above; Mixtral's is Mistral 7B's (arXiv:2310.06825)."""
+"""Sequence length in pre-training according to the presets' papers; Mixtral's is Mistral 7B's (arXiv:2310.06825)."""
 
 
 def usual_seq_len(model: ModelConfig) -> int:
@@ -46,7 +46,7 @@ def trained_seq_len(name: str) -> int:
 
 
 def load_model(name: str) -> ModelConfig:
-    """The model of a preset's name, in any case, or of a path to a `config.json` (or to the folder that holds one)."""
+    """Return the model for a preset's name, in any case, or for a path to a `config.json` (or its folder)."""
     if not Path(name).exists() and name.lower() in (*PRESETS, *RESNETS):
         name = name.lower()
     if name in PRESETS:
@@ -70,11 +70,11 @@ def _config_path(name: str) -> Path | None:
 
 
 class _TwiceError(Exception):
-    """A field that stands twice in one object."""
+    """A field that is in one object twice."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, whose fields stand once each."""
+    """Return a JSON object. Raises if it has a field twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -83,7 +83,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file."""
+    """Return the JSON object in a file."""
     if path.suffix.lower() in (".yaml", ".yml"):
         raise MeshwrightError(
             f"{path} is YAML, and no config.json; a plan's file goes into plan, show, verify and train"

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in every layer, each as wide as Mistral's mlp."""
+"""Mixtral: Mistral with a mixture of experts in every layer, each expert as wide as Mistral's MLP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIXTRAL = Family("mixtral")
 
 
 def read(fields: Fields) -> Features:
-    """Llama's fields, and the experts."""
+    """Read Llama's fields, and the experts."""
     experts = Experts(
         count=fields.whole("num_local_experts"),
         num_active=fields.whole("num_experts_per_tok"),
@@ -23,7 +23,7 @@ def read(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a Mixtral."""
+    """Return the config.json of a Mixtral."""
     assert model.experts is not None
     return llama.write_shared(model, "mixtral", "MixtralForCausalLM") | {
         "intermediate_size": model.experts.mlp,
@@ -48,8 +48,8 @@ FAMILY = PublishedFamily(
     ),
     write=write,
     presets=(
-        # 2 of 8 experts for a token; and with an mlp that every token passes beside them and a dense first layer, as
-        # DeepSeek-V2 has.
+        # 2 of 8 experts for a token; the second model also has a shared MLP for every token and a dense first layer,
+        # like DeepSeek-V2.
         llama.preset("tiny-moe", llama.TINY, MIXTRAL, head_dim=16, experts=Experts(count=8, num_active=2, mlp=192)),
         llama.preset(
             "tiny-moe-shared",

@@ -1,4 +1,4 @@
-"""OLMo 2: norms after blocks alone, and one of all query heads and of all key heads together (arXiv:2501.00656)."""
+"""OLMo 2: norms only after blocks, and norms over all query heads and over all key heads (arXiv:2501.00656)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NORMS: dict[str, Any] = {"qk_norm": True, "qk_norm_over_heads": True, "pre_norm
 
 
 def read(fields: Fields) -> Features:
-    """Llama's fields."""
+    """Read Llama's fields."""
     return llama.read(fields) | _NORMS
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of an OLMo 2."""
+    """Return the config.json of an OLMo 2."""
     fields = llama.write_shared(model, "olmo2", "Olmo2ForCausalLM")
     return fields | {"attention_bias": model.qkv_bias}
 

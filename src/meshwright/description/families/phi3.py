@@ -1,4 +1,4 @@
-"""Phi-3: Llama whose queries, keys and values are one tensor in a checkpoint, and so are gate and up."""
+"""Phi-3: Llama whose checkpoints fuse queries, keys and values into one tensor, and gate and up into another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PHI3 = Family("phi3")
 
 
 def read(fields: Fields) -> Features:
-    """Read Llama's fields, dropout, and the original length of longrope, stored next to the scaling."""
+    """Read Llama's fields, dropout, and longrope's original length, which is a field next to the scaling."""
     fields.unused_options("resid_pdrop", "embd_pdrop", "original_max_position_embeddings")
     features = llama.read(fields, partial_field="partial_rotary_factor")
     if not isinstance(features["rope_scaling"], LongRopeScaling | None):
@@ -29,11 +29,11 @@ def read(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a Phi-3."""
+    """Return the config.json of a Phi-3."""
     share = (model.rotary_dims or model.head_dim) / model.head_dim
     fields = llama.write_shared(model, "phi3", "Phi3ForCausalLM")
     fields["rope_parameters"] |= {"partial_rotary_factor": share}
-    # The published config's token of padding is 32000, which a smaller vocabulary does not have.
+    # The padding token of Hugging Face's config is 32000, which a smaller vocabulary does not have.
     if isinstance(model.rope_scaling, LongRopeScaling):
         fields["original_max_position_embeddings"] = model.rope_scaling.original_max_seq_len
     return fields | {"sliding_window": model.sliding_window, "partial_rotary_factor": share, "pad_token_id": None}

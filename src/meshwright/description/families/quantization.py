@@ -9,7 +9,7 @@ from meshwright.description.families.fields import Fields
 
 
 def check_quantization(fields: Fields) -> None:
-    """Raise where weights are quantised in a way that is not read."""
+    """Raise if weights are quantised in a form that is not supported."""
     found = fields.mapping("quantization_config")
     if not found:
         return

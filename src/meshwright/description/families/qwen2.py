@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2-MoE: Llama with biases of queries, keys and values; the window is written down but off by default."""
+"""Qwen2 and Qwen2-MoE: Llama with biases of queries, keys and values; files state a window that is off by default."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def windows_of(fields: Fields, num_layers: int) -> Features:
     """Return the window if `use_sliding_window` is true: in layers from `max_window_layers` on."""
     is_on = fields.flag("use_sliding_window", False)
     first = fields.whole("max_window_layers", 0, least=0)
-    # Where a file names the kind of each layer, transformers asks no more from which on they have a window.
+    # If a file names the kind of each layer, transformers ignores max_window_layers.
     if fields.value("layer_types", None) is not None:
         return fields.windows(num_layers, is_on=is_on)
     return fields.windows(num_layers, full=tuple(range(min(first, num_layers))), is_on=is_on)
@@ -35,8 +35,8 @@ def windows_of(fields: Fields, num_layers: int) -> Features:
 def read_experts(fields: Fields, features: Features) -> Features:
     """Read experts in every `decoder_sparse_step`-th layer except `mlp_only_layers`.
 
-    The positions of dense layers do not change a plan; a model whose dense layers are not the first ones is planned
-    only.
+    The positions of dense layers do not change a plan. A model whose dense layers are not its first ones can only be
+    planned.
     """
     layers = features["num_layers"]
     step, dense = fields.whole("decoder_sparse_step", 1), fields.layers("mlp_only_layers", layers)
@@ -62,7 +62,7 @@ def read_experts(fields: Fields, features: Features) -> Features:
 
 
 def read_moe(fields: Fields) -> Features:
-    """Qwen2-MoE: where windows are on, every second layer of the first `max_window_layers` has one, from the first."""
+    """Read Qwen2-MoE. If windows are on, layers 0, 2, 4 … below `max_window_layers` have one."""
     features = llama.read(fields)
     layers, is_on = features["num_layers"], fields.flag("use_sliding_window", False)
     last = fields.whole("max_window_layers", 28, least=0)
@@ -78,7 +78,7 @@ def read_moe(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a Qwen2, with experts or without."""
+    """Return the config.json of a Qwen2, with experts or without."""
     if (experts := model.experts) is None:
         return llama.write_shared(model, "qwen2", "Qwen2ForCausalLM") | write_windows(model)
     fields = llama.write_shared(model, "qwen2_moe", "Qwen2MoeForCausalLM") | write_experts(experts)
@@ -96,7 +96,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
 
 
 def write_experts(experts: Experts) -> dict[str, Any]:
-    """The fields of experts."""
+    """Return the fields of experts."""
     return {
         "num_experts": experts.count,
         "num_experts_per_tok": experts.num_active,
@@ -108,7 +108,7 @@ def write_experts(experts: Experts) -> dict[str, Any]:
 
 
 def write_windows(model: ModelConfig) -> dict[str, Any]:
-    """The fields of the window, which is off where a model has none."""
+    """Return the fields of the window, which is off if the model has none."""
     if model.sliding_window is None:
         return {"use_sliding_window": False}
     windows = {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}

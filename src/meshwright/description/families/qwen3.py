@@ -28,7 +28,7 @@ def read_moe(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a Qwen3, with experts or without."""
+    """Return the config.json of a Qwen3, with experts or without."""
     kind, architecture = ("qwen3_moe", "Qwen3MoeForCausalLM") if model.experts else ("qwen3", "Qwen3ForCausalLM")
     fields = llama.write_shared(model, kind, architecture) | write_windows(model)
     fields["attention_bias"] = model.qkv_bias

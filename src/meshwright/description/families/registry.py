@@ -1,4 +1,4 @@
-"""The families that are known: models by their names, and from data that describes them."""
+"""All families: presets by name, and models read from data."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ PUBLISHED: tuple[PublishedFamily, ...] = tuple(
 FAMILIES: Mapping[str, Family] = {published.family.name: published.family for published in PUBLISHED}
 
 PRESETS: Mapping[str, ModelConfig] = {model.name: model for published in PUBLISHED for model in published.presets}
-"""The models known by name, each from its paper or the config.json published with its weights."""
+"""The models known by name, each from its paper or the config.json on Hugging Face."""
 
 _BY_TYPE = {kind: published for published in PUBLISHED for kind in published.readers}
 
 
 def model_from_data(data: Any, path: str = "") -> ModelConfig:
-    """The model that `dataclasses.asdict` took apart."""
+    """Return the model that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
     return from_data(ModelConfig, data, path, {Family: _family_from_data})
 
 
 def workload_from_data(data: Any, path: str = "") -> Workload:
-    """The workload that `dataclasses.asdict` took apart."""
+    """Return the workload that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
     return from_data(Workload, data, path, {Model: model_from_data})
 
 
 def serving_from_data(data: Any, path: str = "") -> Serving:
-    """The serving that `dataclasses.asdict` took apart."""
+    """Return the `Serving` that `dataclasses.asdict` turned into `data`. path: as in `from_data`."""
     return from_data(Serving, data, path, {ModelConfig: model_from_data})
 
 
 def _family_from_data(data: Any, path: str) -> Family:
     family = from_data(Family, data, path)
-    # Some presets are of a family of generic layers that has a name and no published form: PaLM.
+    # Some presets, such as PaLM, have a family of generic layers with a name but no form on Hugging Face.
     known = dict.fromkeys((*FAMILIES, Family().name, *(model.family.name for model in PRESETS.values())))
     if family.name not in known:
         raise MeshwrightError(not_a_choice(f"{path}.name", family.name, known))
@@ -72,9 +72,9 @@ def _family_from_data(data: Any, path: str) -> Family:
 
 
 def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
-    """The model that a Hugging Face `config.json` describes.
+    """Return the model that a Hugging Face `config.json` describes.
 
-    A family that is not known, and a field that is not, are refused by name: see `families.fields`.
+    Raises for an unknown family or field, which the message names: see `families.fields`.
     """
     if "model_type" not in data:
         what = {
@@ -99,10 +99,10 @@ def model_from_hugging_face(data: Config, *, name: str) -> ModelConfig:
 
 
 def hugging_face_config(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a model: what `model_from_hugging_face` reads as the same model.
+    """Return the config.json of a model, from which `model_from_hugging_face` reads the same model.
 
     Raises:
-        MeshwrightError: a model that no published family is like, in whole.
+        MeshwrightError: no family of Hugging Face describes all features of the model.
     """
     published = next((known for known in PUBLISHED if known.family == model.family), None)
     written = published.write(model) if published and published.write else {}

@@ -20,7 +20,7 @@ from meshwright.errors import MeshwrightError
 ORIGINAL = "original_max_position_embeddings"
 
 QUERY_BETA = "llama_4_scaling_beta"
-"""Ministral 3: growth of queries with their position."""
+"""Ministral 3's field for scaling queries by their position."""
 
 SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
@@ -33,11 +33,11 @@ SCALING_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "longrope": (("short_factor", "long_factor"), (ORIGINAL, "factor", "attention_factor")),
 }
-"""The kinds of rope scaling that are known, the fields that each needs, and those that it may have."""
+"""For each known kind of rope scaling, its required and its optional fields."""
 
 
 class Rope(NamedTuple):
-    """Rotary embedding of a config; partial: share of a head's dims that is rotated."""
+    """Rotary embedding of a config; partial: fraction of a head's dims that is rotated."""
 
     theta: float
     scaling: RopeScaling | None
@@ -53,15 +53,15 @@ def read_rope(
     partial: float = 1.0,
     partial_field: str | None = None,
 ) -> Rope:
-    """Read theta, scaling and the rotated share of a head.
+    """Read theta, scaling and the rotated fraction of a head.
 
-    As in transformers, `rope_scaling` replaces `rope_parameters`; if layers differ, it is added to those of full
-    attention.
+    As in transformers, `rope_scaling` replaces `rope_parameters`; if kinds of layers differ, it is added to the
+    parameters of full attention.
 
     Args:
         layer_type: kind of layer whose parameters to read, if kinds have their own.
         theta, partial: defaults.
-        theta_field, partial_field: fields outside of the parameters; families without a `partial_field` rotate whole
+        theta_field, partial_field: fields outside the parameters; families without a `partial_field` rotate whole
             heads.
     """
     given, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
@@ -93,7 +93,7 @@ def read_rope(
 
 
 def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
-    """The first dims of a head that are rotated; 0 for all."""
+    """Return how many dims of a head, from the first, are rotated; 0 for all."""
     dims = int(head_dim * rope.partial)
     if not 1 <= dims <= head_dim or (dims % 2 and dims == head_dim):
         raise MeshwrightError(
@@ -105,11 +105,11 @@ def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
 
 
 def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScaling | None:
-    """The scaling of rotary frequencies; `found` are its fields."""
+    """Return the scaling of rotary frequencies; `found` are its fields."""
     needed, optional = SCALING_FIELDS[kind]
     if kind == "yarn" and fields.family == "ministral3":
         optional = (*optional, QUERY_BETA)
-        # The longest sequence, which stands beside it too and changes nothing.
+        # The longest sequence, which the file also has outside and which changes nothing.
         found = {name: value for name, value in found.items() if name != "max_position_embeddings"}
     # transformers writes the original length of every kind.
     extra, absent = set(found) - {*needed, *optional, ORIGINAL}, set(needed) - set(found)
@@ -136,7 +136,7 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
         case "linear":
             return LinearRopeScaling(factor=number("factor"))
         case "dynamic":
-            # Of this kind the original length is the longest sequence itself.
+            # With this kind the original length is the longest sequence itself.
             return DynamicRopeScaling(
                 factor=number("factor"), original_max_seq_len=fields.whole("max_position_embeddings")
             )
@@ -197,7 +197,7 @@ def _original_length(fields: Fields, found: Mapping[str, Any]) -> int:
 
 
 def rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
-    """`rope_parameters` as transformers 5 writes them."""
+    """Return `rope_parameters` as transformers 5 writes them."""
     match scaling:
         case None:
             return {"rope_type": "default", "rope_theta": theta}
@@ -221,7 +221,7 @@ def rope_parameters(theta: float, scaling: RopeScaling | None) -> dict[str, Any]
 
 
 def longest_sequence(model: ModelConfig) -> dict[str, Any]:
-    """Return `max_position_embeddings` as a field if the rotary scaling determines it, else no field."""
+    """Return `max_position_embeddings` as a field if the rotary scaling determines it, else no fields."""
     match model.rope_scaling:
         case None | LinearRopeScaling():
             return {}

@@ -1,4 +1,4 @@
-"""Models of text and images whose text part is a known one: its config.json, and the names of its weights."""
+"""Multimodal models (text and images) with a known text part: its config.json, and the names of its weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT_DEFAULTS: Mapping[str, Config] = {
     },
     "mistral3": {"model_type": "mistral", "sliding_window": None},
 }
-"""Defaults of transformers for missing fields of a text part, by the wrapper's model_type."""
+"""Defaults of transformers for missing fields of a text part, by the whole model's model_type."""
 
 OUTER = ("quantization_config", "tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", "bos_token_id")
 """Fields next to a text part that apply to it unless it has its own."""
@@ -30,10 +30,10 @@ _OTHER = re.compile(r"^(?:model\.)?(vision_tower|vision_model|visual|multi_modal
 
 
 def text_config(data: Config, *, name: str) -> Config:
-    """Return the config of the text model if `data` is a multimodal wrapper's config; else `data` itself.
+    """Return the config of the text part if `data` is a multimodal model's config; else `data` itself.
 
     Raises:
-        MeshwrightError: a text part that is not an object.
+        MeshwrightError: the text part is not an object.
     """
     kind = str(data.get("model_type"))
     if "text_config" not in data or kind not in TEXT_DEFAULTS:
@@ -46,14 +46,17 @@ def text_config(data: Config, *, name: str) -> Config:
 
 
 class TextNames(NamedTuple):
-    """The names of a text part's tensors, each by the name it has by itself, and the parts that are left out."""
+    """Tensor names of a text part.
+
+    names: names in the file, by the name in a text-only model. left_out: names of the other parts.
+    """
 
     names: dict[str, str]
     left_out: tuple[str, ...]
 
 
 def text_names(names: Iterable[str]) -> TextNames:
-    """Return tensor names of the text model alone; those of the image parts are left out.
+    """Return the tensor names of the text part alone, without those of the image parts.
 
     Names stay unchanged unless one begins with `language_model.` or `model.language_model.`.
     """
@@ -67,6 +70,6 @@ def text_names(names: Iterable[str]) -> TextNames:
 
 
 def _text_name(name: str) -> str:
-    """`language_model.model.x` and `model.language_model.x` as `model.x`, `language_model.lm_head.x` as `lm_head.x`."""
+    """Return the name in a text-only model: `model.x` or `lm_head.x`, without `language_model`."""
     whole = "model.language_model."
     return f"model.{name.removeprefix(whole)}" if name.startswith(whole) else name.removeprefix("language_model.")

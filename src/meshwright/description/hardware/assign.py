@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from itertools import combinations
 
 Part = tuple[int, ...]
-"""The size that a mesh axis takes of each physical axis; 1 for none of it."""
+"""For each physical axis, the size that a mesh axis takes of it; 1 if it takes none."""
 
 
 def assign(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[list[Part], bool]:
-    """Assign parts of the physical axes to the mesh axes; returns also whether a physical axis is split.
+    """Assign parts of the physical axes to the mesh axes; also return whether a physical axis is split.
 
-    sizes: of the physical axes. degrees: of the mesh axes, outermost first, with the same product.
+    Args:
+        sizes: sizes of the physical axes.
+        degrees: degrees of the mesh axes, outermost first, with the same product.
     """
     inner_first = degrees[::-1]
     whole = _whole_axes(sizes, inner_first)
@@ -26,7 +28,7 @@ def assign(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[list[Part]
 
 
 def _whole_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part] | None:
-    """Whole physical axes for each degree, more axes before fewer; None if there are none for a degree."""
+    """Return whole physical axes for each degree, as many axes as possible; None if a degree has none."""
     free, parts = set(range(len(sizes))), []
     for degree in degrees:
         sets = (some for count in range(len(free), 0, -1) for some in combinations(sorted(free), count))
@@ -40,7 +42,7 @@ def _whole_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part] 
 
 
 def _split_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part]:
-    """Parts of physical axes for each degree.
+    """Return parts of physical axes for each degree.
 
     Degrees and axes have the same prime factors, so that any choice leaves parts for the other degrees.
     """
@@ -53,14 +55,14 @@ def _split_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part]:
 
 
 def _preference(part: Part, sizes: tuple[int, ...], left: tuple[int, ...]) -> tuple[int, int, int, Part]:
-    """The key by which JAX prefers parts: more in whole axes, more whole axes, axes already shared, the first axes."""
+    """Return JAX's preference for parts: more in whole axes, more whole axes, axes already shared, first axes."""
     whole = [taken for taken, size in zip(part, sizes, strict=True) if taken == size > 1]
     shared = [taken for taken, size, rest in zip(part, sizes, left, strict=True) if rest < size]
     return math.prod(whole), len(whole), math.prod(shared), part
 
 
 def _factors(sizes: tuple[int, ...], degree: int) -> Iterator[Part]:
-    """Every way to write a degree as a product of one divisor of each size."""
+    """Yield every way to write a degree as a product of one divisor of each size."""
     if not sizes:
         if degree == 1:
             yield ()

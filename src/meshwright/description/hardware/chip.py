@@ -50,7 +50,7 @@ class Torus:
 class Level:
     """One level of a network of switches, which connects `degree` units of the level below.
 
-    link_bytes_per_second: one way, between a unit below and this level. hop_seconds: to cross it once.
+    link_bytes_per_second: one way, between a unit below and this level. hop_seconds: time to cross the level once.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True)
 class Dcn:
-    """The data-centre network between slices: egress of one chip's share, one way, and the time of a hop."""
+    """The data-centre network between slices: one chip's share of the egress, one way, and the time of a hop."""
 
     bytes_per_second: float
     hop_seconds: float
@@ -71,11 +71,11 @@ class Dcn:
 class Chip:
     """The figures of one chip, in decimal units, bandwidths one way.
 
-    peak_flops: by canonical dtype, dense. hbm_bytes: as sold, for estimates; a program can use `usable_bytes`.
-    host_bytes_per_second: between chip and host (PCIe). torus, levels: the fabric, one of the two. power_share: the
-    power limit over the full power of the die. is_shared: the figures are a whole machine's, divided among simulated
-    devices. cloud_cores: cores per chip in Google Cloud's names: 2 if v5p-512 is 512 TensorCores in 256 chips. sources:
-    by table of the TOML file.
+    peak_flops: dense matmul flops per second, by canonical dtype. hbm_bytes: as sold, for estimates; a program can use
+    `usable_bytes`. host_bytes_per_second: between chip and host (PCIe). torus, levels: the fabric, one of the two.
+    power_share: the power limit over the full power of the die. is_shared: the figures are a whole machine's, divided
+    among simulated devices. cloud_cores: cores per chip in Google Cloud's names: 2 if v5p-512 is 512 TensorCores in 256
+    chips. sources: where figures are from, by table of the TOML file.
     """
 
     name: str
@@ -100,11 +100,11 @@ class Chip:
 
     @property
     def usable_bytes(self) -> float:
-        """The memory a program can use: physical bytes less the runtime's own."""
+        """Memory that a program can use: physical bytes less the runtime's own."""
         return self.physical_bytes - self.runtime_bytes
 
     def peak(self, dtype: str = "bf16") -> float:
-        """The peak flops per second of products in a dtype. Raises if the chip has none for it."""
+        """Return the peak flops per second of matmuls in a dtype. Raises if the chip has none for it."""
         name = canonical_dtype(dtype)
         if name not in self.peak_flops:
             raise MeshwrightError(f"{self.name} has no peak for {name}; it has one for {', '.join(self.peak_flops)}")

@@ -39,9 +39,9 @@ _ALIASES = {
 
 
 def canonical_dtype(dtype: str) -> str:
-    """The canonical name of a dtype: `bf16` for `bfloat16`, `fp8` for `float8_e4m3fn` and HLO's `f8e4m3fn`.
+    """Return the canonical name of a dtype: `bf16` for `bfloat16`, `fp8` for `float8_e4m3fn` and HLO's `f8e4m3fn`.
 
-    Raises if it is not the name of a dtype in `DTYPE_BYTES` in NumPy, JAX or HLO.
+    Raises if NumPy, JAX and HLO have no dtype of this name, or `DTYPE_BYTES` lacks it.
     """
     name = dtype.strip().lower()
     if name in DTYPE_BYTES:
@@ -59,5 +59,5 @@ def canonical_dtype(dtype: str) -> str:
 
 
 def dtype_bytes(dtype: str) -> float:
-    """The bytes per element of a dtype, by any name that `canonical_dtype` knows; 0.5 for 4-bit dtypes."""
+    """Return the bytes per element of a dtype, by any name that `canonical_dtype` knows; 0.5 for 4-bit dtypes."""
     return DTYPE_BYTES[canonical_dtype(dtype)]

@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.units import show_degrees
 
 IDLE = "(idle)"
-"""The axis of devices left idle by a smaller mesh. It is outermost, so that the mesh uses neighbours."""
+"""Name of the axis of devices that a smaller mesh leaves idle. It is outermost, so that the mesh uses neighbours."""
 
 _SLICE, _CORE, _DEVICE = "slice", "core", "device"
 _PHYSICAL = "xyz"
@@ -26,7 +26,7 @@ _PHYSICAL = "xyz"
 class Ring:
     """A ring or line on one physical axis of a torus: `size` chips, every `stride`-th.
 
-    link_bytes_per_second: one way, the share of a link that one of several interleaved groups of devices has.
+    link_bytes_per_second: one way; if interleaved groups of devices share a link, one group's part.
     """
 
     axis: str
@@ -45,9 +45,13 @@ class Ring:
 class Crossing:
     """A level of switches (or the data-centre network, or the link inside a chip) that a group of devices crosses.
 
-    The level connects units: devices, nodes, scalable units, slices. degree: the units of the group. members: its
-    devices in each unit. sharers: the groups that share the same links. link_bytes_per_second: one way, of the whole
-    link of one unit.
+    The level connects units: devices, nodes, scalable units, slices.
+
+    Attributes:
+        degree: number of units that the group is in.
+        members: number of the group's devices in each unit.
+        sharers: number of groups that share the same links.
+        link_bytes_per_second: one way, of the whole link of one unit.
     """
 
     level: str
@@ -67,9 +71,9 @@ class Crossing:
 class Placement:
     """The links of a collective over one mesh axis, or several together.
 
-    rings: on physical axes of the torus, innermost first. crossings: of switched levels, innermost first. chip_members:
-    the devices of a group in one chip. is_split: mesh axes share a physical axis (on switches, groups a node), which
-    costs bandwidth.
+    rings: rings on physical axes of the torus, innermost first. crossings: crossings of switched levels, innermost
+    first. chip_members: number of a group's devices in one chip. is_split: whether mesh axes share a physical axis (on
+    switches, groups straddle units unevenly), which costs bandwidth.
     """
 
     axes: tuple[str, ...]
@@ -100,8 +104,8 @@ class Piece:
 class MeshPlacement:
     """A mesh placed on a system.
 
-    notes: for users: idle devices, split axes. order: the devices of a slice in the order of the mesh, if JAX has a
-    hard-coded one.
+    notes: texts for users, on idle devices and split axes. order: the devices of a slice in the order of the mesh, if
+    JAX has a hard-coded one.
     """
 
     system: System
@@ -118,7 +122,7 @@ class MeshPlacement:
         return torus is not None and self.is_split and not torus.splits_axes
 
     def placement(self, axes: str | tuple[str, ...]) -> Placement:
-        """The links of a collective over one mesh axis, or several together."""
+        """Return the links of a collective over one mesh axis, or several together."""
         names = (axes,) if isinstance(axes, str) else tuple(axes)
         for name in names:
             if name not in self.degrees:
@@ -128,7 +132,7 @@ class MeshPlacement:
 
 @lru_cache(maxsize=1 << 15)
 def _placement(layout: MeshPlacement, names: tuple[str, ...]) -> Placement:
-    """`MeshPlacement.placement`, cached for the search."""
+    """Return `MeshPlacement.placement`, cached for the search."""
     pieces = [piece for piece in layout.pieces if piece.axis in names]
     if layout.system.chip.torus:
         return _on_torus(layout, layout.system.chip.torus, names, pieces)
@@ -138,17 +142,19 @@ def _placement(layout: MeshPlacement, names: tuple[str, ...]) -> Placement:
 def lay_mesh(system: System, degrees: Mapping[str, int]) -> MeshPlacement:
     """Place a mesh on a system.
 
-    degrees: of every mesh axis, outermost first (`MeshShape.layout`). On a torus each mesh axis takes whole physical
-    axes where `jax.make_mesh` finds them, and the outermost axes cross slices; on switches the innermost axes fill a
-    node first. A mesh smaller than the system leaves the rest idle. Raises if the number of devices is not a multiple
-    of the mesh's.
+    On a torus each mesh axis takes whole physical axes where `jax.make_mesh` finds them, and the outermost axes cross
+    slices; on switches the innermost axes fill a node first. A mesh smaller than the system leaves the rest idle.
+    Raises if the number of devices is not a multiple of the mesh's.
+
+    Args:
+        degrees: degree of every mesh axis, outermost first (`MeshShape.layout`).
     """
     return _lay_mesh(system, tuple(degrees.items()))
 
 
 @lru_cache(maxsize=1 << 14)
 def _lay_mesh(system: System, items: tuple[tuple[str, int], ...]) -> MeshPlacement:
-    """`lay_mesh` with hashable arguments: equal meshes share one placement, and so its cached figures."""
+    """Place a mesh, given hashable arguments: equal meshes share one placement and its cached figures."""
     degrees = dict(items)
     used = math.prod(degrees.values())
     if system.num_devices % used:
@@ -173,7 +179,7 @@ def _lay_mesh(system: System, items: tuple[tuple[str, int], ...]) -> MeshPlaceme
 
 
 def _slices_note(axis: str, num_slices: int) -> str:
-    """The note on a mesh axis that crosses slices. Gradients (dp) and stages (pp) communicate least."""
+    """Return the note on a mesh axis that crosses slices. Gradients (dp) and stages (pp) communicate least."""
     advice = "" if axis in ("dp", "pp") else f"; dp={num_slices} or pp={num_slices} would keep {axis} inside slices"
     return f"{axis} runs over {num_slices} slices, on the data-centre network{advice}"
 
@@ -185,7 +191,7 @@ def _split_note(system: System, torus: Torus, degrees: Mapping[str, int]) -> str
 
 
 def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Piece, ...], bool, tuple[int, ...] | None]:
-    """The pieces of every mesh axis on a torus, whether an axis is split, and JAX's hard-coded device order, if any."""
+    """Return the pieces of every mesh axis on a torus, whether an axis is split, and JAX's hard-coded device order."""
     inside = within_slice(degrees, system.num_slices)
     outer = _nested(list(across_slices(degrees, system.num_slices).items()), _SLICE)
     known = None if IDLE in degrees else jax_device_order(system, tuple(inside.values()))
@@ -202,7 +208,7 @@ def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Pie
 
 
 def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> list[Piece]:
-    """The pieces of mesh axes that fill dims in order: the innermost axis takes the innermost dim first."""
+    """Return the pieces of mesh axes that fill dims in order: the innermost axis takes the innermost dim first."""
     free, pieces = [(dim, size, 1) for dim, size in dims], []
     for axis, degree in reversed(list(degrees.items())):
         while degree > 1:
@@ -217,7 +223,7 @@ def _in_order(dims: tuple[tuple[str, int], ...], degrees: Mapping[str, int]) -> 
 
 
 def _nested(parts: list[tuple[str, int]], dim: str) -> list[Piece]:
-    """The pieces of one dimension. parts: axis and size, outermost first; the innermost has stride 1."""
+    """Return the pieces of one dimension. parts: axis and size, outermost first; the innermost has stride 1."""
     pieces, stride = [], 1
     for axis, size in reversed(parts):
         if size > 1:
@@ -246,7 +252,7 @@ def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], piece
 
 
 def _rings(layout: MeshPlacement, torus: Torus, pieces: list[Piece], sharers: int) -> tuple[Ring, ...]:
-    """The rings of pieces on physical axes and on JAX's hard-coded rings, contiguous pieces joined."""
+    """Return the rings of pieces on physical axes and on JAX's hard-coded rings, contiguous pieces joined."""
     # Hard-coded rings close, through neighbours.
     closes = dict(zip(_PHYSICAL, layout.system.wraps, strict=False)) | {"xy": True, "xyz": True}
     rings = []
@@ -259,12 +265,12 @@ def _rings(layout: MeshPlacement, torus: Torus, pieces: list[Piece], sharers: in
 
 
 def _size(layout: MeshPlacement, dim: str) -> int:
-    """The size of a dimension of the fabric: its pieces, including `IDLE`, cover it."""
+    """Return the size of a dimension of the fabric, which its pieces, including `IDLE`, cover."""
     return math.prod(piece.size for piece in layout.pieces if piece.dim == dim)
 
 
 def _joined(pieces: list[Piece]) -> list[tuple[int, int]]:
-    """The (stride, size) of the pieces of one dimension, contiguous ones joined."""
+    """Return the (stride, size) of the pieces of one dimension, contiguous ones joined."""
     strides: list[tuple[int, int]] = []
     for piece in sorted(pieces, key=lambda piece: piece.stride):
         if strides and math.prod(strides[-1]) == piece.stride:
@@ -299,7 +305,7 @@ def _on_switches(system: System, names: tuple[str, ...], pieces: list[Piece]) ->
 
 
 def _members(strides: list[tuple[int, int]], block: int) -> tuple[int, bool]:
-    """The devices of a group in a block of neighbours, and whether all groups have as many in each of their blocks.
+    """Return a group's number of devices in a block of neighbours, and whether every group has as many in each block.
 
     If groups straddle blocks unevenly, the number is that of the worst group.
     """

@@ -22,8 +22,8 @@ _RING_OF_TWO_CORES = (0, 1, 2, 3, 6, 7, 4, 5)
 class DeviceOrder:
     """The devices of a slice, by JAX's ids, in the order of the mesh.
 
-    dims: the physical dimensions in that order with their sizes, outermost first: `xy` (`xyz`) is a ring of neighbours
-    through these axes, others are single axes.
+    dims: names and sizes of the physical dimensions in that order, outermost first: `xy` (`xyz`) is a ring of
+    neighbours through these axes, others are single axes.
     """
 
     order: tuple[int, ...]
@@ -31,10 +31,10 @@ class DeviceOrder:
 
 
 def jax_device_order(system: System, degrees: tuple[int, ...]) -> DeviceOrder | None:
-    """The hard-coded order of a slice for a mesh of all its devices; None if JAX maps the mesh onto the torus.
+    """Return the hard-coded order of a slice for a mesh of all its devices; None if JAX maps the mesh onto the torus.
 
-    degrees: of the mesh axes inside a slice, outermost first. JAX orders v5e:2x4 by the ring of a 4x2 slice; it counts
-    as a ring here, since a 2x4 slice also has one.
+    degrees: degrees of the mesh axes inside a slice, outermost first. JAX orders v5e:2x4 by the ring of a 4x2 slice; it
+    counts as a ring here, since a 2x4 slice also has one.
     """
     chip, shape = system.chip.name, system.shape
     count = math.prod(shape) * system.devices_per_chip
@@ -56,5 +56,5 @@ def jax_device_order(system: System, degrees: tuple[int, ...]) -> DeviceOrder | 
 
 
 def _repeated(count: int) -> tuple[int, ...]:
-    """The order of 4 chips of two devices, for every 4 of them."""
+    """Return the order of 4 chips of two devices, repeated for every 4 chips."""
     return tuple(start + number for start in range(0, count, 8) for number in _RING_OF_TWO_CORES)

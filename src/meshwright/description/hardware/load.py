@@ -16,14 +16,14 @@ DATA = Path(__file__).parent / "data"
 
 
 def chips() -> tuple[Chip, ...]:
-    """Every known chip: TPUs, GPUs, then simulated CPU devices, each by name."""
+    """Return every known chip: TPUs, GPUs, then simulated CPU devices, each kind sorted by name."""
     found = [_chip_named(name) for name in chip_names()]
     kinds = ("tpu", "gpu", "cpu")
     return tuple(sorted(found, key=lambda chip: (kinds.index(chip.kind), chip.name.replace("tpu", "v"))))
 
 
 def chip_names() -> tuple[str, ...]:
-    """The names of the known chips in alphabetical order; reads no file."""
+    """Return the names of the known chips in alphabetical order; reads no file."""
     return tuple(sorted(path.stem for path in DATA.glob("*.toml") if path.stem != "aliases"))
 
 
@@ -57,19 +57,19 @@ def load_hardware(path: str | Path) -> Chip:
 
 
 def normal_name(name: str) -> str:
-    """A chip name in lower case, with `-` for `_` and blanks, without `nvidia` or `tpu`."""
+    """Return a chip name in lower case, with `-` for `_` and blanks, without a leading `nvidia` or `tpu`."""
     text = "-".join(name.strip().lower().replace("_", " ").split())
     return text.removeprefix("nvidia-").removeprefix("tpu-")
 
 
 @cache
 def _aliases() -> dict[str, str]:
-    """The name for each alias."""
+    """Return the chip name of each alias."""
     return read_toml(DATA / "aliases.toml")
 
 
 def _canonical_name(name: str) -> str:
-    """The known name of a chip. Raises for an unknown one."""
+    """Return the known name of a chip, by name or alias. Raises for an unknown one."""
     normal = normal_name(name)
     if normal in chip_names():
         return normal
@@ -130,7 +130,7 @@ def _chip(table: Table) -> Chip:
     )
     if (chip.kind == "tpu") != (chip.torus is not None):
         raise table.error("kind", f"= {chip.kind!r}; TPUs have a [torus], and GPUs and CPUs have [[levels]]")
-    # As sold and as counted differ by GB and GiB, and by what error correction takes.
+    # Memory as sold and as counted differ by GB and GiB, and by the bytes for error correction.
     if not 0.9 <= chip.physical_bytes / chip.hbm_bytes <= 2:
         raise hbm.error("physical_bytes", f"= {chip.physical_bytes:g}; it is about bytes = {chip.hbm_bytes:g}")
     if chip.runtime_bytes >= chip.physical_bytes:
@@ -141,7 +141,7 @@ def _chip(table: Table) -> Chip:
 
 
 def _peaks(table: Table) -> dict[str, float]:
-    """The peak of each dtype, by canonical name."""
+    """Return the peak of each dtype, by canonical name."""
     peaks = {}
     for field in table.data:
         if field != "source":
@@ -158,7 +158,7 @@ def _peaks(table: Table) -> dict[str, float]:
 
 
 def _power_share(table: Table) -> float:
-    """The power limit over the full power of the die."""
+    """Return the power limit divided by the full power of the die."""
     limit, full = table.number("limit_watts"), table.number("full_watts")
     if limit > full:
         raise table.error("limit_watts", f"= {limit:g}; it must not be above full_watts = {full:g}")

@@ -11,9 +11,9 @@ from meshwright.units import show_degrees
 
 
 def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
-    """Whether each axis of a slice closes into a ring.
+    """Return whether each axis of a slice closes into a ring.
 
-    With optical switches between cubes, every axis of a slice of whole cubes wraps, and none of a smaller one;
+    With optical switches between cubes, every axis of a slice of whole cubes wraps, and none of a smaller slice;
     otherwise an axis wraps iff it has the size of the full pod's (jax-ml.github.io/scaling-book/tpus).
     """
     if torus.cube is not None:
@@ -22,7 +22,7 @@ def wraps(torus: Torus, shape: tuple[int, ...]) -> tuple[bool, ...]:
 
 
 def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
-    """Raise for a shape that a slice cannot have: wrong rank, larger than the pod, or not offered."""
+    """Raise if a slice cannot have a shape: wrong rank, larger than the pod, or not offered."""
     text = "x".join(map(str, shape))
     if len(shape) != torus.rank:
         example = "x".join(map(str, torus.slices[-1]))
@@ -40,7 +40,7 @@ def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
 
 
 def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
-    """The canonical shape of a slice with some number of chips: from the table, or of whole cubes nearest to a cube.
+    """Return the canonical shape of a slice of `num_chips` chips: from the table, or whole cubes nearest to a cube.
 
     Raises if there is none, with the nearest numbers.
     """
@@ -56,9 +56,9 @@ def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
 
 
 def across_slices(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
-    """The factor of each axis's degree that crosses slices: the outermost axes first, which communicate least.
+    """Return the factor of each axis's degree that crosses slices.
 
-    Raises if the degrees do not contain the number of slices.
+    The outermost axes, which communicate least, cross first. Raises if the degrees do not contain the number of slices.
     """
     left, across = num_slices, {}
     for axis, degree in degrees.items():
@@ -70,13 +70,13 @@ def across_slices(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]
 
 
 def within_slice(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
-    """The degree of each axis inside one slice. Each slice runs its own program and numbers its own devices."""
+    """Return the degree of each axis inside one slice. Each slice runs its own program and numbers its own devices."""
     across = across_slices(degrees, num_slices)
     return {axis: degree // across[axis] for axis, degree in degrees.items()}
 
 
 def _shape_of(torus: Torus, num_chips: int) -> tuple[int, ...] | None:
-    """The canonical shape with some number of chips, or None."""
+    """Return the canonical shape of a slice of `num_chips` chips; None if there is none."""
     for shape in torus.slices:
         if math.prod(shape) == num_chips:
             return shape
@@ -87,7 +87,7 @@ def _shape_of(torus: Torus, num_chips: int) -> tuple[int, ...] | None:
 
 
 def _squarest(product: int, rank: int) -> tuple[int, ...]:
-    """The `rank` ascending factors of a product whose sum is least."""
+    """Return `rank` ascending factors of a product whose sum is smallest."""
     if rank == 1:
         return (product,)
     splits = ((d, *_squarest(product // d, rank - 1)) for d in range(1, product + 1) if product % d == 0)
@@ -95,7 +95,7 @@ def _squarest(product: int, rank: int) -> tuple[int, ...]:
 
 
 def _counts(torus: Torus) -> list[int]:
-    """Candidate numbers of chips of a slice, ascending."""
+    """Return candidate numbers of chips of a slice, ascending."""
     counts = {math.prod(shape) for shape in torus.slices}
     if torus.cube is not None:
         step = torus.cube**torus.rank
@@ -109,7 +109,7 @@ def _is_cubes(torus: Torus, shape: tuple[int, ...]) -> bool:
 
 
 def _offered(torus: Torus) -> str:
-    """The legal shapes in words."""
+    """Return the legal shapes in words."""
     shapes = ", ".join("x".join(map(str, shape)) for shape in torus.slices)
     if torus.cube is None:
         return shapes

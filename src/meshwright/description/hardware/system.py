@@ -1,4 +1,4 @@
-"""Hardware systems, a chip and its number: `v5p:4x4x4`, `2*v5e:16x16`, `h100:64`, `cpu:8`."""
+"""Hardware systems: a chip and how many of it, such as `v5p:4x4x4`, `2*v5e:16x16`, `h100:64` or `cpu:8`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ _FORM = re.compile(r"(?:([0-9]{1,18})\s*\*)?\s*([^:*]+?)\s*:\s*([0-9]{1,18}(?:\s
 class System:
     """The hardware of a plan: slices of one shape, or a number of GPUs or simulated devices.
 
-    shape: the chips along each physical axis of a slice; on a switched fabric the number of devices. memory_headroom:
-    the share that is added to a predicted peak of memory before it is compared with the memory; None for none. Figures
-    are per device, as JAX counts devices, in decimal units.
+    Figures are per device, as JAX counts devices, in decimal units.
+
+    Attributes:
+        shape: chips along each physical axis of a slice; on a switched fabric, the number of devices.
+        memory_headroom: fraction added to a predicted memory peak before it is compared with usable memory; None:
+            nothing.
     """
 
     chip: Chip
@@ -32,7 +35,7 @@ class System:
     memory_headroom: float | None = None
 
     def __hash__(self) -> int:
-        """Of what tells most systems apart: a search looks them up too often to hash every field."""
+        """Hash the fields that differ most often: a search looks systems up too often to hash every field."""
         return hash((self.chip.name, self.shape, self.num_slices))
 
     def __post_init__(self) -> None:
@@ -41,11 +44,11 @@ class System:
 
     @classmethod
     def parse(cls, text: str) -> System:
-        """The system of a text, `v5p:4x4x4`; see `parse_system`."""
+        """Return the system that a text such as `v5p:4x4x4` describes; see `parse_system`."""
         return parse_system(text)
 
     def resized(self, num_chips: int) -> System:
-        """The same system with another number of chips: fewer or more of its slices, a part of one, or as many others.
+        """Return this system with `num_chips` chips: slices of this shape if they fit, else slices of another shape.
 
         Raises if there is no such slice.
         """
@@ -61,22 +64,22 @@ class System:
 
     @property
     def num_chips(self) -> int:
-        """All chips, of all slices."""
+        """Number of chips in all slices."""
         return math.prod(self.shape) * self.num_slices
 
     @property
     def devices_per_chip(self) -> int:
-        """The JAX devices of a chip."""
+        """Number of JAX devices per chip."""
         return self.chip.devices_per_chip
 
     @property
     def num_devices(self) -> int:
-        """All devices, of all slices."""
+        """Number of devices in all slices."""
         return self.num_chips * self.devices_per_chip
 
     @property
     def num_hosts(self) -> int:
-        """The number of hosts; slices share none."""
+        """Number of hosts; slices share none."""
         return math.ceil(math.prod(self.shape) / self.chip.chips_per_host) * self.num_slices
 
     @property
@@ -86,40 +89,40 @@ class System:
 
     @cached_property
     def _sharers(self) -> int:
-        """Return how many devices share the chip's flops and memory: its cores, or all simulated devices."""
+        """Number of devices that share a chip's flops and memory: its cores, or all simulated devices."""
         return self.num_devices if self.chip.is_shared else self.devices_per_chip
 
     def peak(self, dtype: str = "bf16") -> float:
-        """The peak flops per second of products in a dtype. Raises if the chip has none for it."""
+        """Return the peak flops per second of a device's matmuls in a dtype. Raises if the chip has none for it."""
         return self.chip.peak(dtype) / self._sharers
 
     @property
     def hbm_bytes(self) -> float:
-        """The memory as sold, for estimates."""
+        """A device's memory as sold, for estimates."""
         return self.chip.hbm_bytes / self._sharers
 
     @property
     def usable_bytes(self) -> float:
-        """The memory a program can use: physical bytes less the runtime's own."""
+        """Memory that a program can use on a device: physical bytes less the runtime's own."""
         return self.chip.usable_bytes / self._sharers
 
     @property
     def plannable_bytes(self) -> float:
-        """The largest predicted peak that still fits: the usable memory less the headroom."""
+        """The largest predicted peak that still fits: usable memory divided by 1 + headroom."""
         return self.usable_bytes / (1 + (self.memory_headroom or 0.0))
 
     @property
     def hbm_bytes_per_second(self) -> float:
-        """The bandwidth of the memory."""
+        """Memory bandwidth of a device."""
         return self.chip.hbm_bytes_per_second / self._sharers
 
     @property
     def host_bytes_per_second(self) -> float:
-        """The bandwidth between device and host, one way."""
+        """Bandwidth between a device and its host, one way."""
         return self.chip.host_bytes_per_second / self._sharers
 
     def __str__(self) -> str:
-        """The text that `parse_system` reads."""
+        """Return the text that `parse_system` reads."""
         slices = f"{self.num_slices}*" if self.num_slices > 1 else ""
         return f"{slices}{self.chip.name}:{'x'.join(map(str, self.shape))}"
 
@@ -129,7 +132,7 @@ def parse_system(text: str, *, hardware_file: str | Path | None = None) -> Syste
 
     `v5p:4x4x4` is a slice of that shape, `v5e:16` the slice with 16 chips, 4x4, and `2*v5e:16x16` two slices connected
     by the data-centre network. Google Cloud's names: `v6e-256` is 256 chips, `v5p-512` 512 TensorCores in 256 chips.
-    With `hardware_file` the chip is the one of that TOML file. Raises if the chip is not known, or has no slices of the
+    With `hardware_file` the chip is read from that TOML file. Raises if the chip is not known, or has no slices of the
     shape.
 
     >>> str(parse_system("tpu_v5e:16"))
@@ -156,7 +159,7 @@ def parse_system(text: str, *, hardware_file: str | Path | None = None) -> Syste
 
 
 def cloud_note(text: str) -> str | None:
-    """A note on a Google Cloud name that counts TensorCores and not chips; None for other texts."""
+    """Return a note on a Google Cloud name that counts TensorCores and not chips; None for other texts."""
     system = _parse_cloud(text)
     if system is None or system.chip.cloud_cores == 1:
         return None
@@ -165,7 +168,7 @@ def cloud_note(text: str) -> str | None:
 
 
 def _parse_cloud(text: str) -> System | None:
-    """The system of a Google Cloud name, `v5p-512`; None for other texts."""
+    """Return the system of a Google Cloud name, such as `v5p-512`; None for other texts."""
     match = _CLOUD_FORM.fullmatch(text.strip())
     if match is None:
         return None
@@ -187,11 +190,11 @@ def _parse_cloud(text: str) -> System | None:
 
 
 MOST_DEVICES = 1_000_000
-"""The most devices of a system: the search over meshes takes too long for more."""
+"""Most devices of a system: a search over meshes of more would take too long."""
 
 
 def make_system(chip: Chip, shape: tuple[int, ...], *, num_slices: int = 1) -> System:
-    """Make a system of a chip and a slice shape, or a number of chips. Raises for an illegal one."""
+    """Return a system of a chip and a slice shape, or a number of chips. Raises if that is illegal."""
     if (count := math.prod(shape) * num_slices * chip.devices_per_chip) > MOST_DEVICES:
         raise MeshwrightError(f"{chip.name} with {count:,} devices is too much; the most is {MOST_DEVICES:,}")
     if num_slices < 1:
@@ -211,7 +214,7 @@ def make_system(chip: Chip, shape: tuple[int, ...], *, num_slices: int = 1) -> S
 
 
 def units_of(chip: Chip, num_devices: int) -> int:
-    """The devices used in each unit of the lowest level (a node): equally many, in as few units as possible.
+    """Return the devices used in each unit of the lowest level (a node): equally many, in as few units as possible.
 
     Raises if more than half of every unit would be empty, as with 13 GPUs on nodes of 8.
     """
@@ -229,7 +232,7 @@ def units_of(chip: Chip, num_devices: int) -> int:
 
 
 def _find(name: str, hardware_file: str | Path | None) -> Chip:
-    """The known chip, or with a hardware file the file's, which must have the name."""
+    """Return the known chip, or the chip of a hardware file, which must have the name."""
     if hardware_file is None:
         return load_chip(name)
     chip = load_hardware(hardware_file)

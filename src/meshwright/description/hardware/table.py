@@ -11,14 +11,14 @@ from meshwright.errors import MeshwrightError, near_names
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises OSError if it cannot be read, ValueError if it is not TOML."""
+    """Return the tables of a TOML file. Raises OSError if it cannot be read, ValueError if it is not TOML."""
     import tomllib
 
     return tomllib.loads(path.read_text())
 
 
 LEAST = 1e6
-"""No memory has fewer bytes, and nothing moves or computes less a second: such a figure is in GB or TB."""
+"""Least valid bytes, bytes a second or operations a second; smaller figures are in GB or TB by mistake."""
 
 
 class Table:
@@ -29,7 +29,7 @@ class Table:
         self.asked: list[str] = []
 
     def get(self, field: str, default: Any = ...) -> Any:
-        """The value of a field; required without a default."""
+        """Return the value of a field. Raises if it is absent and there is no default."""
         self.asked.append(field)
         value = self.data.get(field, default)
         if value is ...:
@@ -37,12 +37,12 @@ class Table:
         return value
 
     def error(self, field: str, reason: str) -> MeshwrightError:
-        """An error that names file, table and field."""
+        """Return an error that names file, table and field."""
         place = f"[{self.name}] {field}" if self.name else field
         return MeshwrightError(f"{self.file}: {place} {reason}")
 
     def number(self, field: str, default: Any = ...) -> float:
-        """A positive number, or the default."""
+        """Return a positive number, or the default."""
         value = self.get(field, default)
         if value is default and default is not ...:
             return value
@@ -51,14 +51,17 @@ class Table:
         return float(value)
 
     def amount(self, field: str, default: Any = ...) -> float:
-        """A number of bytes, or of bytes or operations a second, that is not a figure in GB or TB; or the default."""
+        """Return a number of bytes, of bytes a second or of operations a second, or the default.
+
+        Raises if the number is so small that it must be in GB or TB.
+        """
         value = self.number(field, default)
         if value is not None and value < LEAST:
             raise self.error(field, f"= {value:g}; that is a figure in GB or TB: write it out, as 4.5e11 for 450 GB")
         return value
 
     def whole(self, field: str, default: Any = ...) -> int:
-        """A whole number from 1, or the default."""
+        """Return a whole number from 1, or the default."""
         value = self.get(field, default)
         if value is default and default is not ...:
             return value
@@ -67,7 +70,7 @@ class Table:
         return value
 
     def text(self, field: str, choices: tuple[str, ...] = ()) -> str:
-        """A non-empty text, one of `choices` if there are any."""
+        """Return a non-empty text, one of `choices` if there are any."""
         value = self.get(field)
         if not isinstance(value, str) or not value or (choices and value not in choices):
             right = f"one of {', '.join(choices)}" if choices else "a text"
@@ -75,25 +78,25 @@ class Table:
         return value
 
     def flag(self, field: str) -> bool:
-        """True or false; false if absent."""
+        """Return true or false; false if the field is absent."""
         value = self.get(field, False)
         if not isinstance(value, bool):
             raise self.error(field, f"= {value!r}; it takes true or false")
         return value
 
     def sizes(self, field: str, *, rank: int | None = None) -> tuple[int, ...]:
-        """A list of whole numbers from 1, `rank` of them."""
+        """Return a list of whole numbers from 1, `rank` of them if given."""
         return self._sizes(field, self.get(field), rank)
 
     def shapes(self, field: str, *, rank: int) -> tuple[tuple[int, ...], ...]:
-        """A list of lists of `rank` whole numbers."""
+        """Return a list of lists of `rank` whole numbers."""
         value = self.get(field)
         if not isinstance(value, list) or not value:
             raise self.error(field, f"= {value!r}; it takes a list of shapes, such as [[2, 2], [4, 4]]")
         return tuple(self._sizes(field, shape, rank) for shape in value)
 
     def _sizes(self, field: str, value: Any, rank: int | None) -> tuple[int, ...]:
-        """Check a value of a field: a list of whole numbers from 1."""
+        """Return a value of a field, checked to be a list of whole numbers from 1."""
         is_list = isinstance(value, list) and bool(value)
         if not is_list or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in value):
             raise self.error(field, f"= {value!r}; it takes whole numbers from 1, such as [4, 4]")
@@ -102,14 +105,14 @@ class Table:
         return tuple(value)
 
     def table(self, field: str) -> Table:
-        """A table inside this one; empty if absent."""
+        """Return a table inside this one; empty if absent."""
         value = self.get(field, {})
         if not isinstance(value, dict):
             raise self.error(field, f"= {value!r}; it takes a table, [{field}]")
         return Table(value, file=self.file, name=field)
 
     def tables(self, field: str) -> list[Table]:
-        """A list of tables; empty if absent."""
+        """Return a list of tables; empty if absent."""
         value = self.get(field, [])
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise self.error(field, f"= {value!r}; it takes tables, each under [[{field}]]")

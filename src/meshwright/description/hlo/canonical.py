@@ -1,8 +1,8 @@
 """Collectives that a compiler lowered as other collectives: recognized by what the devices compute, never by names.
 
 XLA:CPU has no reduce-scatter: it all-reduces, and every device slices its shard out of the sum. The TPU compiler lowers
-some all-gathers, as those over a whole torus flattened into one axis, by writing each device's shard into zeros and
-all-reducing. And XLA:CPU communicates bf16 data in f32.
+some all-gathers, such as those over a whole torus flattened into one axis, by writing each device's shard into zeros
+and all-reducing. And XLA:CPU communicates bf16 data in f32.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _HALVES = ("bf16", "f16")
 
 
 def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
-    """Undo a compiler's lowering: the collectives that a plan would list, in the plan's dtype.
+    """Return the collectives that a plan would list, in the plan's dtype, by undoing a compiler's lowerings.
 
-    mesh: the degree of every axis. A collective without lowerings is returned as it is.
+    mesh: the degree of every axis. A collective without lowerings is returned unchanged.
     """
     if any(lowering.promoted_from for lowering in collective.lowerings):
         collective = replace(collective, bytes=collective.bytes // 2)
@@ -47,11 +47,11 @@ def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> 
 
 
 def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping[str, int]) -> Lowering | None:
-    """The lowering of an all-reduce over some axes whose result is used only as this device's shard; None for others.
+    """Return the lowering of an all-reduce whose result is used only as this device's shard; None for others.
 
-    Every use of the value, seen through views, conversions and fusions, must be a dynamic-slice into equal tiles, and
-    all uses must take the same tile. The slice's offsets are evaluated for each device from its id and constants in the
-    text. Devices that differ along some of the axes must take different tiles, and together all tiles; devices that
+    Every use of the value, followed through views, conversions and fusions, must be a dynamic-slice into equal tiles,
+    and all uses must take the same tile. The slice's offsets are evaluated for each device from its id and constants in
+    the text. Devices that differ along some of the axes must take different tiles, and together all tiles; devices that
     do not differ along them must take the same tile.
 
     If these are all the axes, the all-reduce is a reduce-scatter; if they are some of them, it is a reduce-scatter over
@@ -87,8 +87,8 @@ def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping
 def is_padded_gather(module: Module, operand: Instruction, axes: Axes, mesh: Mapping[str, int]) -> bool:
     """Whether an all-reduce's operand is one device's shard in an array of zeros: an all-gather in effect.
 
-    Seen through views, conversions and fusions it must be a dynamic-update-slice into a broadcast zero. The slice must
-    be one of as many tiles as there are devices along the axes, and each of these must write another tile.
+    Followed through views, conversions and fusions it must be a dynamic-update-slice into a broadcast zero. There must
+    be as many tiles as devices along the axes, and each device must write another tile.
     """
     update = origin(module, operand, _SHARD_VIEWS)
     if update.opcode != "dynamic-update-slice":
@@ -106,7 +106,7 @@ def is_padded_gather(module: Module, operand: Instruction, axes: Axes, mesh: Map
 
 
 def promoted_from(module: Module, operand: Instruction, result: Instruction, reducer: str) -> str:
-    """The 16-bit dtype that a collective's f32 data has before and after it; '' where the program itself uses f32.
+    """Return the 16-bit dtype that a collective's f32 data has before and after it; '' if the program itself uses f32.
 
     Either XLA named the reduction `..._promoted`; or the operand is converted from that dtype, and every use of the
     result starts by converting back. If the conversion was fused away, it is the program's only 16-bit dtype.
@@ -126,7 +126,7 @@ def promoted_from(module: Module, operand: Instruction, result: Instruction, red
 
 
 def _counts(dims: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """How many tiles of some size an array has along each dim; None where they do not divide it."""
+    """Return how many tiles of some sizes an array has along each dim; None if the sizes do not divide the dims."""
     if len(dims) != len(sizes) or any(size < 1 or dim % size for dim, size in zip(dims, sizes, strict=True)):
         return None
     return tuple(dim // size for dim, size in zip(dims, sizes, strict=True))
@@ -135,7 +135,7 @@ def _counts(dims: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...] | 
 def _tiles(
     module: Module, offsets: tuple[Instruction, ...], sizes: tuple[int, ...], counts: tuple[int, ...], num_devices: int
 ) -> np.ndarray | None:
-    """The index of the tile that each device takes; None where offsets are unknown or not at a tile's edge."""
+    """Return the index of the tile that each device takes; None if offsets are unknown or not at a tile's edge."""
     tile = np.zeros(num_devices, dtype=np.int64)
     for offset, size, count in zip(offsets, sizes, counts, strict=True):
         if count == 1:
@@ -150,7 +150,7 @@ def _tiles(
 
 
 def _tiled_axes(tiles: np.ndarray, num_tiles: int, axes: Axes, mesh: Mapping[str, int]) -> Axes | None:
-    """The axes along which devices take different tiles, all tiles together; None where there are none.
+    """Return the axes along which devices take different tiles, all tiles together; None if there are no such axes.
 
     Along the other axes all devices must take the same tile.
     """
@@ -170,7 +170,7 @@ def _tiled_axes(tiles: np.ndarray, num_tiles: int, axes: Axes, mesh: Mapping[str
 
 
 def _constants(module: Module, instruction: Instruction) -> Iterator[Instruction]:
-    """The constants that a value is computed from."""
+    """Yield the constants that a value is computed from."""
     waiting, seen = [instruction], set()
     while waiting and len(seen) < 200:
         made = origin(module, waiting.pop(), _SHARD_VIEWS)

@@ -22,7 +22,10 @@ _NOT_COUNTED = ("send", "recv", "collective-broadcast")
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramCollectives:
-    """The collectives of a program, and notes on transfers that are not among them or could not be read."""
+    """The collectives of a program.
+
+    uncounted: executions of other transfers, by opcode. notes: parts that could not be read.
+    """
 
     collectives: tuple[Collective, ...]
     uncounted: Mapping[str, int]
@@ -30,13 +33,15 @@ class ProgramCollectives:
 
 
 def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollectives:
-    """The collectives of a program on a mesh, with trip counts. Collectives in groups of one device are left out.
+    """Return the collectives of a program on a mesh, with trip counts, except those in groups of one device.
 
-    mesh: every axis and its degree in device order, outermost first. A collective is one entry for each phase and
-    lowering of its arrays. If its groups are no product of axes, it has axes () and a note. An all-reduce that is a
-    lowered reduce-scatter or all-gather keeps its kind, with `lowerings`; `canonical.canonicalize_collective` undoes
-    them. A collective that the TPU compiler spreads over several fusions, or inner loops, is counted once,
-    where it starts.
+    A collective is one entry for each phase and lowering of its arrays. If its groups are no product of axes, it has
+    axes () and a note. An all-reduce that is a lowered reduce-scatter or all-gather keeps its kind, with `lowerings`;
+    `canonical.canonicalize_collective` undoes them. A collective that the TPU compiler spreads over several fusions, or
+    inner loops, is counted once, where it starts.
+
+    Args:
+        mesh: every axis and its degree in device order, outermost first.
     """
     runs = count_executions(module)
     collectives = [one for _, entries in each_collective(module, mesh, runs) for one in entries]
@@ -51,7 +56,7 @@ def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollecti
 def each_collective(
     module: Module, mesh: Mapping[str, int], runs: ExecutionCounts
 ) -> Iterator[tuple[Instruction, tuple[Collective, ...]]]:
-    """Each communicating instruction with its entries, as in `read_collectives`.
+    """Yield each communicating instruction with its entries, as in `read_collectives`.
 
     A collective spread over fusions is listed at its first instruction. Instructions that never run, or run in groups
     of one device, are left out.
@@ -68,16 +73,16 @@ def each_collective(
 
 
 def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
-    """Instructions already counted, by computation and name: further parts of a collective spread over several fusions.
+    """Return further parts of collectives spread over several fusions, by computation and name; they are not counted.
 
-    Parts share kind and channel. Those that start a collective count: a loop's peeled iteration starts its own, on the
-    channel of the others. Where none is marked as a start, parts are in one computation or in loops inside it, and the
+    Parts share kind and channel. Parts marked as the start of a collective count: a loop's peeled iteration starts its
+    own, on the channel of the others. If none is marked, parts are in one computation or in loops inside it, and the
     first in the outermost counts: a gather that continues through the iterations of an inner loop is still one.
     """
     parts: defaultdict[tuple[str, Kind], list[tuple[str, Instruction]]] = defaultdict(list)
     for instruction in module.instructions():
         kind, channel = collective_kind(instruction), instruction.attributes.get("channel_id")
-        # Of several slices all that are reduce-scatters have one channel, each a fusion of its own.
+        # With several slices, all reduce-scatters share one channel, each in a fusion of its own.
         if kind is not None and channel and not _is_hidden_reduce_scatter(module, instruction):
             *_, home = _single_callers(module, instruction.computation, "fusion")
             if home != instruction.computation:
@@ -103,7 +108,7 @@ def _starts(module: Module, part: Instruction) -> bool:
 
 
 def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
-    """A computation and those around it, as long as each has one caller, of the given opcode."""
+    """Return a computation and those that enclose it, as long as each has a single caller, of the given opcode."""
     found = [computation]
     while len(callers := module.callers[found[-1]]) == 1 and callers[0].opcode == opcode:
         found.append(callers[0].computation)
@@ -111,16 +116,16 @@ def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
 
 
 def collective_kind(instruction: Instruction) -> Kind | None:
-    """The kind of collective that an instruction runs or starts, or None."""
+    """Return the kind of collective that an instruction runs or starts; None if it is no collective."""
     return _KINDS.get(instruction.opcode.removesuffix("-start"))
 
 
 def collective_entries(
     module: Module, instruction: Instruction, mesh: Mapping[str, int], times: int = 1
 ) -> Iterator[Collective]:
-    """One collective, run `times` times, as record entries: one for each phase and lowering of its arrays.
+    """Yield one collective, run `times` times, as record entries: one for each phase and lowering of its arrays.
 
-    No entry where its groups have one device each.
+    There are no entries if its groups have one device each.
     """
     kind, groups = _KINDS[instruction.opcode.removesuffix("-start")], groups_of(instruction, mesh)
     axes = axes_of_pairs(groups, mesh) if kind == "collective-permute" else axes_of_groups(groups, mesh)
@@ -152,14 +157,14 @@ def collective_entries(
 
 
 def groups_of(instruction: Instruction, mesh: Mapping[str, int]) -> Groups:
-    """The groups of a collective, or the pairs of a permute."""
+    """Return the groups of a collective, or the (source, target) pairs of a permute."""
     if instruction.opcode.startswith("collective-permute"):
         return parse_pairs(instruction.attributes.get("source_target_pairs", "{}"))
     return parse_groups(instruction.attributes.get("replica_groups", "{}"), num_devices=math.prod(mesh.values()))
 
 
 def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
-    """The arrays whose bytes count: results of an all-gather, operands of the others."""
+    """Return the arrays whose bytes count: results of an all-gather, operands of the others."""
     if instruction.opcode == "all-gather":
         return list(instruction.shape.arrays())
     if instruction.opcode == "all-gather-start":
@@ -186,7 +191,7 @@ def _permutes_in_place(instruction: Instruction) -> bool:
 def _lowering(
     module: Module, instruction: Instruction, number: int, of: int, axes: Axes, mesh: Mapping[str, int]
 ) -> Lowering | None:
-    """How the compiler lowered one array of a collective otherwise than the program asked; None where it did not."""
+    """Return how the compiler lowered one array of a collective differently from the program; None if it did not."""
     result = _result(module, instruction, number, of)
     if result is None:
         return None
@@ -203,7 +208,7 @@ def _lowering(
 
 
 def _result(module: Module, instruction: Instruction, number: int, of: int) -> Instruction | None:
-    """The instruction that holds one array of a collective's result; None where it is not taken out alone."""
+    """Return the instruction with one array of a collective's result; None if nothing takes the array out alone."""
     while instruction.opcode.endswith("-start"):
         done = [user for user in module.users(instruction) if user.opcode.endswith("-done")]
         if not done:
@@ -230,12 +235,12 @@ def _is_hidden_reduce_scatter(module: Module, instruction: Instruction) -> bool:
 
 
 def _arrays(shapes: list[Shape]) -> str:
-    """The largest array, and how many more there are: `bf16[512,256] and 2 more`."""
+    """Return the largest array, and how many more there are: `bf16[512,256] and 2 more`."""
     largest = max(shapes, key=lambda shape: shape.bytes)
     return f"{largest} and {len(shapes) - 1} more" if len(shapes) > 1 else str(largest)
 
 
 def _shorten(instruction: Instruction) -> str:
-    """The groups as printed, cut to line length."""
+    """Return the groups as printed, cut to line length."""
     text = instruction.attributes.get("replica_groups", "")
     return text if len(text) <= 60 else text[:57] + "..."

@@ -13,11 +13,11 @@ INLINE = ("fusion", "call")
 """Instructions that only call a computation: their operands are its parameters, their result is its root."""
 
 _LONGEST_CHAIN = 400
-"""How many steps a value is followed; real programs stay far below."""
+"""Most steps that a value is followed; real programs need far fewer."""
 
 
 def origin(module: Module, instruction: Instruction, through: frozenset[str] = VIEWS) -> Instruction:
-    """The instruction that computed a value: back through views, fusions, tuples and loops."""
+    """Return the instruction that computed a value: back through views, fusions, tuples and loops."""
     for _ in range(_LONGEST_CHAIN):
         before = forwarded_from(module, instruction, through)
         if before is None:
@@ -29,10 +29,10 @@ def origin(module: Module, instruction: Instruction, through: frozenset[str] = V
 def uses(
     module: Module, value: Instruction, through: frozenset[str] = VIEWS
 ) -> Iterator[tuple[Instruction, Instruction]]:
-    """The first uses of a value that are not views, as (user, the view of the value that it takes).
+    """Yield the first uses of a value that are not views, as (user, the view of the value that it takes).
 
-    Followed into and out of fusions, and through the `-done` of an asynchronous pair. A value that leaves its
-    computation otherwise (next loop iteration, program result) is used by the instruction that carries it out.
+    The value is followed into and out of fusions, and through the `-done` of an asynchronous pair. If it leaves its
+    computation in another way (next loop iteration, program result), its user is the instruction that carries it out.
     """
     waiting, seen = [value], set()
     while waiting:
@@ -53,9 +53,9 @@ def uses(
 
 
 def element(module: Module, instruction: Instruction, index: int) -> Instruction | None:
-    """The instruction that computes one element of a tuple, also of a loop's if the loop leaves it unchanged.
+    """Return the instruction that computes one element of a tuple; None if that cannot be determined.
 
-    None where that cannot be determined.
+    An element of a loop's result is followed if the loop leaves it unchanged.
     """
     for _ in range(_LONGEST_CHAIN):
         if instruction.opcode == "tuple":
@@ -77,7 +77,7 @@ def element(module: Module, instruction: Instruction, index: int) -> Instruction
 
 
 def forwarded_from(module: Module, instruction: Instruction, through: frozenset[str]) -> Instruction | None:
-    """The instruction whose value this one forwards, one step back; None where it computes its own."""
+    """Return the instruction whose value this one forwards, one step back; None if it computes its own."""
     if instruction.opcode in through or instruction.opcode.endswith("-done"):
         return module.operand(instruction) if instruction.operands else None
     if instruction.opcode == "get-tuple-element":
@@ -92,7 +92,7 @@ def forwarded_from(module: Module, instruction: Instruction, through: frozenset[
 
 
 def _joined_slices(module: Module, instruction: Instruction) -> Instruction | None:
-    """The array that the TPU compiler fetches in slices and joins again; None for anything else."""
+    """Return the array that the TPU compiler fetches in slices and joins again; None for anything else."""
     if instruction.custom_call_target != "ConcatBitcast":
         return None
     starts = [module.operand(piece) for piece in module.operands(instruction) if piece.opcode == "slice-done"]
@@ -102,7 +102,7 @@ def _joined_slices(module: Module, instruction: Instruction) -> Instruction | No
 
 
 def _forwarded_to(module: Module, held: Instruction, user: Instruction, through: frozenset[str]) -> list[Instruction]:
-    """The instructions through which a user forwards a value: itself if it is a view, parameters inside a fusion.
+    """Return the instructions through which a user forwards a value: itself for a view, parameters inside a fusion.
 
     Empty if it uses the value.
     """
@@ -122,7 +122,7 @@ def _forwarded_to(module: Module, held: Instruction, user: Instruction, through:
 
 
 def _inside(instruction: Instruction) -> str:
-    """The computation that an inline instruction calls."""
+    """Return the computation that an inline instruction calls."""
     return instruction.called("calls", "to_apply")[0]
 
 
@@ -140,6 +140,6 @@ def _is_loop_invariant(module: Module, loop: Instruction, index: int) -> bool:
 
 
 def _only_caller(module: Module, parameter: Instruction) -> Instruction | None:
-    """The single instruction that calls a parameter's computation, or None."""
+    """Return the single instruction that calls a parameter's computation; None if there are several or none."""
     callers = module.callers[parameter.computation]
     return callers[0] if len(callers) == 1 else None

@@ -2,7 +2,7 @@
 
 Each slice runs its own program. The TPU compiler writes a collective between slices as a send to the runtime
 (Megascale) and a receive of the result, with the pattern in an attribute (libtpu 0.0.42.1). A collective over axes
-inside and between slices is one of each.
+inside and between slices is split into one of each.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _KINDS: Mapping[str, Kind] = {
 
 
 def dcn_kind(send: Instruction) -> Kind | None:
-    """The kind of collective that a send starts between slices; None for another transfer."""
+    """Return the kind of collective that a send starts between slices; None for another transfer."""
     pattern = _PATTERN.search(send.attributes.get("frontend_attributes", ""))
     return _KINDS.get(pattern[1], "collective-permute") if pattern else None
 
 
 def dcn_collectives(module: Module, across: Mapping[str, int]) -> Iterator[Collective]:
-    """Every collective between slices, in bytes per device and step.
+    """Yield every collective between slices, in bytes per device and step.
 
     across: the part of each axis's degree between slices; a collective spans all axes where it exceeds 1.
     """

@@ -13,7 +13,7 @@ from meshwright.description.hlo.module import Instruction, Module
 Memory = dict[tuple[str, str], np.ndarray | None]
 
 _DEEPEST = 150
-"""How far an index is traced back. Python's stack ends at 1000 frames, at three per step."""
+"""How many steps an index is traced back. Python's stack ends at 1000 frames; a step takes three."""
 
 _WHOLE_NUMBERS = "sup"  # s32, u32, pred and the like
 _INTEGER = re.compile(r"-?\d{1,18}")
@@ -44,7 +44,7 @@ _COMPARISONS: Mapping[str, Callable[..., np.ndarray]] = {
 
 
 def evaluate(module: Module, instruction: Instruction, num_devices: int) -> np.ndarray | None:
-    """An integer value on every device, [num_devices, *dims]; None where it depends on more than the device's id.
+    """Return an integer value on every device, [num_devices, *dims]; None if it depends on more than the device's id.
 
     Device r * num_partitions + p is partition p of replica r.
     """
@@ -52,7 +52,7 @@ def evaluate(module: Module, instruction: Instruction, num_devices: int) -> np.n
 
 
 def _known(module: Module, instruction: Instruction, n: int, memory: Memory, depth: int) -> np.ndarray | None:
-    """`_value`, memoized."""
+    """Return `_value`, memoized."""
     key = (instruction.computation, instruction.name)
     if key not in memory:
         memory[key] = None if depth > _DEEPEST else _value(module, instruction, n, memory, depth + 1)
@@ -69,7 +69,7 @@ def _value(module: Module, instruction: Instruction, n: int, memory: Memory, dep
         partitions = int(module.attributes.get("num_partitions", "1"))
         return np.arange(n) % partitions if opcode == "partition-id" else np.arange(n) // partitions
     if instruction.custom_call_target == "SliceId":
-        # Of several slices the devices are those of the first; each of the others has the same program.
+        # With several slices, the devices are those of the first; the others run the same program.
         return np.zeros(n, dtype=np.int64)
     before = forwarded_from(module, instruction, VIEWS - {"transpose"} | {"convert"})
     if before is not None:
@@ -83,7 +83,7 @@ def _value(module: Module, instruction: Instruction, n: int, memory: Memory, dep
 
 
 def _computed(instruction: Instruction, operands: list[np.ndarray], n: int) -> np.ndarray | None:
-    """The value of arithmetic, a comparison, a broadcast scalar or a slice."""
+    """Return the value of arithmetic, a comparison, a broadcast scalar or a slice."""
     if instruction.opcode == "compare":
         return _COMPARISONS[instruction.attributes["direction"]](operands[0], operands[1]).astype(np.int64)
     if instruction.opcode == "dynamic-slice":
@@ -102,18 +102,18 @@ def _computed(instruction: Instruction, operands: list[np.ndarray], n: int) -> n
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Integer division as in HLO: towards zero. Division by zero, which no program means, divides by one."""
+    """Return the quotient as in HLO, rounded towards zero. Division by zero, never intended, divides by one."""
     b = np.where(b == 0, 1, b)
     return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
 
 
 def slice_sizes(instruction: Instruction) -> tuple[int, ...]:
-    """The sizes of a dynamic-slice's result."""
+    """Return the sizes of a dynamic-slice's result."""
     return tuple(int(size) for size in _INTEGER.findall(instruction.attributes["dynamic_slice_sizes"]))
 
 
 def _constant(instruction: Instruction, n: int) -> np.ndarray | None:
-    """An integer literal on every device; None where the compiler printed `{...}`."""
+    """Return an integer literal on every device; None if the compiler printed `{...}`."""
     digits = instruction.text.replace("true", "1").replace("false", "0")
     values = _INTEGER.findall(digits)
     size = instruction.shape.size

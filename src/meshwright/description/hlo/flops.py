@@ -1,4 +1,4 @@
-"""The floating point operations of a step per device, counted from the products of the compiled program."""
+"""Floating point operations of a step per device, counted from the matmuls and convolutions of the compiled program."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class ProgramFlops:
 
     @property
     def total(self) -> int:
-        """The sum, including recomputation."""
+        """The sum over all phases, including recompute."""
         return sum(self.by_phase.values())
 
 
 def count_flops(module: Module) -> ProgramFlops:
-    """The flops of all products of a program: dots, convolutions (the TPU compiler's form of dots), GEMM calls.
+    """Return the flops of a program's dots, convolutions (the TPU compiler's form of dots) and GEMM calls.
 
     A multiply-add counts two. Loop bodies count as often as they run, unlike in XLA's own `cost_analysis`. Elementwise
     work is not counted. A kernel counts its author's estimate (`pl.CostEstimate`); kernels without one are named in the
@@ -61,7 +61,7 @@ def count_flops(module: Module) -> ProgramFlops:
 
 
 def flops_of(module: Module, instruction: Instruction) -> int | None:
-    """The flops of one execution of an instruction: 0 for no product, None for a kernel without an estimate."""
+    """Return the flops of one execution of an instruction: 0 for no matmul, None for a kernel without an estimate."""
     if instruction.opcode == "dot":
         return _dot(module, instruction, instruction.attributes.get("lhs_contracting_dims", ""))
     if instruction.opcode == "convolution":
@@ -77,13 +77,13 @@ def flops_of(module: Module, instruction: Instruction) -> int | None:
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    """Whether an instruction calls a hand-written kernel, about which HLO says no more than its arrays."""
+    """Whether an instruction calls a hand-written kernel, of which HLO shows only the arrays."""
     target = instruction.custom_call_target
     return instruction.opcode == "custom-call" and target not in _GEMMS and target.startswith(_KERNELS)
 
 
 def _dot(module: Module, instruction: Instruction, contracting_dims: str) -> int:
-    """Two flops for each element of the result and each index of the contracting dims, `{1,2}` or `"1","2"`."""
+    """Return two flops for each element of the result and each index of the contracting dims, `{1,2}` or `"1","2"`."""
     left = module.operand(instruction).shape.dims
     contracted = [int(number) for number in re.findall(r"\d{1,9}", contracting_dims)]
     if any(dim >= len(left) for dim in contracted):
@@ -93,9 +93,9 @@ def _dot(module: Module, instruction: Instruction, contracting_dims: str) -> int
 
 
 def _convolution(module: Module, instruction: Instruction) -> int:
-    """Two flops for each pair of input and kernel elements that meet in an element of the result.
+    """Return two flops for each pair of input and kernel elements that contributes to an element of the result.
 
-    As in XLA's HloCostAnalysis: positions in padding and in the holes of a dilation do not count. The TPU compiler
+    As in XLA's HloCostAnalysis, positions in padding and in the holes of a dilation do not count. The TPU compiler
     writes batched dots with windows that mostly cover padding.
     """
     labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", instruction.attributes.get("dim_labels", ""))
@@ -113,7 +113,7 @@ def _convolution(module: Module, instruction: Instruction) -> int:
 
 
 def _num_overlaps(inputs: int, kernel: int, outputs: int, window: Mapping[str, tuple[int, ...]]) -> int:
-    """How many (kernel, output) positions along one dim read an element of the input.
+    """Return how many (kernel, output) positions along one dim read an element of the input.
 
     Output o and kernel k read position o * stride + k * rhs_dilate - pad of the input, whose elements are lhs_dilate
     apart.
@@ -142,7 +142,7 @@ def _num_overlaps(inputs: int, kernel: int, outputs: int, window: Mapping[str, t
 
 
 def _window(text: str) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """The fields of `{size=1x8 pad=0_0x7_7}`, a value (a pair for pad) for every spatial dim."""
+    """Return the fields of `{size=1x8 pad=0_0x7_7}`, a value (a pair for pad) for every spatial dim."""
     return {
         key: tuple(tuple(int(number) for number in part.split("_")) for part in value.split("x"))
         for key, value in _WINDOW_FIELD.findall(text.strip("{}"))

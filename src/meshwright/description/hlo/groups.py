@@ -37,7 +37,7 @@ class SubAxis(NamedTuple):
     size: int
 
     def digit(self, index: int) -> int:
-        """This digit of an index along the axis."""
+        """Return this digit of an index along the axis."""
         return index // self.step % self.size
 
     @property
@@ -64,7 +64,7 @@ def parse_groups(text: str, *, num_devices: int) -> Groups:
 
 
 def parse_pairs(text: str) -> Groups:
-    """The (source, target) devices of a `source_target_pairs` attribute: `{{0,1},{1,0}}`."""
+    """Return the (source, target) devices of a `source_target_pairs` attribute: `{{0,1},{1,0}}`."""
     try:
         pairs = _lists(text)
     except ValueError:
@@ -75,7 +75,7 @@ def parse_pairs(text: str) -> Groups:
 
 
 def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
-    """The mesh axes along which all groups extend, in the mesh's order; None where the groups are no product of axes.
+    """Return the mesh axes along which all groups extend, in the mesh's order; None if groups are no product of axes.
 
     mesh: every axis and its degree, outermost first. Axes of degree 1 never appear; () means groups of one device.
     """
@@ -96,7 +96,7 @@ def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
 
 
 def axes_of_pairs(pairs: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> Axes:
-    """The mesh axes along which any source differs from its target, in the mesh's order; () where nothing moves."""
+    """Return the mesh axes along which any source differs from its target, in the mesh's order; () if nothing moves."""
     degrees = tuple(mesh.values())
     moved: set[str] = set()
     for pair in pairs:
@@ -108,7 +108,7 @@ def axes_of_pairs(pairs: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> 
 
 
 def _parse_groups(text: str, num_devices: int) -> Groups | None:
-    """The groups in one of the three notations; None for any other text."""
+    """Return the groups in one of the three notations; None for any other text."""
     if text.startswith("{"):
         return _lists(text) or (tuple(range(num_devices)),)
     if found := _IOTA.fullmatch(text):
@@ -120,7 +120,7 @@ def _parse_groups(text: str, num_devices: int) -> Groups | None:
 
 
 def mesh_devices(mesh: str, devices: str) -> tuple[Mapping[str, int], np.ndarray]:
-    """The axes of a mesh printed in HLO, `'a'=4,'b'=2`, and the device at each position.
+    """Return the axes of a mesh printed in HLO, `'a'=4,'b'=2`, and the device at each position.
 
     devices: the text of `device_ids`, `[2,4]T(1,0)` or `6,3,0,1`; '' for devices in order.
     """
@@ -130,7 +130,7 @@ def mesh_devices(mesh: str, devices: str) -> tuple[Mapping[str, int], np.ndarray
 
 
 def sub_axes(text: str, degrees: Mapping[str, int]) -> list[tuple[str, SubAxis]]:
-    """The axes named in a text, each whole or partial: `'a','b':(2)2`."""
+    """Return the axes named in a text, each whole or partial: `'a','b':(2)2`."""
     return [
         (axis[1], SubAxis(degrees[axis[1]], int(axis[3] or 1), int(axis[4] or degrees[axis[1]])))
         for axis in _AXIS.finditer(text)
@@ -138,7 +138,10 @@ def sub_axes(text: str, degrees: Mapping[str, int]) -> list[tuple[str, SubAxis]]
 
 
 def _mesh_groups(mesh: str, devices: str, grouped: str) -> Groups:
-    """One group along the axes `grouped` for each index of the others, as in `'a'=4,'b'=2`, `[2,4]T(1,0)`, `'b'`."""
+    """Return one group along the axes `grouped` for each index of the others.
+
+    mesh, devices, grouped: texts such as `'a'=4,'b'=2`, `[2,4]T(1,0)`, `'b'`.
+    """
     degrees, order = mesh_devices(mesh, devices)
     parts = sub_axes(grouped, degrees)
     groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
@@ -152,7 +155,7 @@ def _mesh_groups(mesh: str, devices: str, grouped: str) -> Groups:
 
 
 def _device_order(text: str, num_devices: int) -> list[int]:
-    """The device at each position of a mesh: `[2,4]T(1,0)`, `6,3,0,1`, or devices in order where nothing is given."""
+    """Return the device at each position of a mesh, from `[2,4]T(1,0)` or `6,3,0,1`; in order if the text is empty."""
     if not text:
         return list(range(num_devices))
     if found := _TILES.fullmatch(text):
@@ -161,23 +164,23 @@ def _device_order(text: str, num_devices: int) -> list[int]:
 
 
 def iota(shape: tuple[int, ...], order: str | None) -> np.ndarray:
-    """0, 1, 2, ... in a shape, transposed in an order such as `1,0`. Raises ValueError for impossible ones."""
+    """Return 0, 1, 2, ... in a shape, transposed in an order such as `1,0`. Raises ValueError for impossible ones."""
     _check_size(shape)
     iota = np.arange(math.prod(shape)).reshape(shape)
     return iota.transpose(numbers(order)) if order else iota
 
 
 def _check_size(shape: tuple[int, ...]) -> None:
-    """Raise for a shape with no device, or more than any machine: corrupt text must not exhaust memory."""
+    """Raise if a shape has no device, or more than any machine: corrupt text must not exhaust memory."""
     if not 0 < math.prod(shape) <= MAX_DEVICES:
         raise ValueError(f"{math.prod(shape)} devices")
 
 
 def _lists(text: str) -> Groups:
-    """The rows of `{{0,1},{2,3}}`; none for `{}`."""
+    """Return the rows of `{{0,1},{2,3}}`; none for `{}`."""
     return tuple(numbers(row) for row in _LISTS.findall(text[1:-1]))
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The integers of `1,2,3`."""
+    """Return the integers of `1,2,3`."""
     return tuple(int(number) for number in text.split(",") if number.strip())

@@ -16,9 +16,9 @@ _FLIPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionCounts:
-    """times: how often each computation runs in a step; 0 for those applied per element (a reduction's addition).
+    """How often each computation runs in a step, and what could not be read from the program.
 
-    notes: what could not be read from the program.
+    times: 0 for computations applied per element (a reduction's addition).
     """
 
     times: Mapping[str, int]
@@ -26,7 +26,7 @@ class ExecutionCounts:
 
 
 def count_executions(module: Module) -> ExecutionCounts:
-    """How often each computation runs: loops multiply, every branch of a conditional counts once.
+    """Return how often each computation runs: loops multiply, every branch of a conditional counts once.
 
     A loop with an unknown trip count counts as one iteration, with a note.
     """
@@ -44,7 +44,7 @@ def count_executions(module: Module) -> ExecutionCounts:
 
 
 def sequential_computations(module: Module) -> list[str]:
-    """The computations that run instruction by instruction: the entry, loop bodies, branches, called ones."""
+    """Return the computations that run instruction by instruction: the entry, loop bodies, branches, called ones."""
     found, waiting = [], [module.entry]
     while waiting:
         name = waiting.pop()
@@ -57,7 +57,10 @@ def sequential_computations(module: Module) -> list[str]:
 
 
 def called_in_sequence(instruction: Instruction) -> tuple[str, ...]:
-    """The computations that an instruction runs instruction by instruction. A loop's condition makes no arrays."""
+    """Return the computations that an instruction runs instruction by instruction.
+
+    Loop conditions are left out: they create no arrays.
+    """
     if instruction.opcode == "conditional":
         return instruction.branches
     key = {"while": "body", "call": "to_apply"}.get(instruction.opcode)
@@ -65,10 +68,10 @@ def called_in_sequence(instruction: Instruction) -> tuple[str, ...]:
 
 
 def trip_count(module: Module, loop: Instruction) -> int | None:
-    """The trip count of a while loop, or its maximum where the loop may end sooner; None where it depends on data.
+    """Return the trip count of a while loop, or its maximum if the loop may end sooner; None if it depends on data.
 
-    From `known_trip_count` where the backend writes it (CPU, GPU). Otherwise from a condition that compares an element,
-    which counts up or down by a constant, with another constant; the TPU compiler prints nothing else.
+    It is `known_trip_count` where the backend writes it (CPU, GPU). Otherwise it follows from a condition that compares
+    an element, which counts up or down by a constant, with another constant; the TPU compiler prints nothing else.
     """
     if found := _KNOWN.search(loop.attributes.get("backend_config", "")):
         return int(found[1])
@@ -83,7 +86,7 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
 
 
 def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -> list[tuple[str, int]]:
-    """The computations that an instruction runs, and how often per run of its own."""
+    """Return the computations that an instruction runs, and how often for each run of the instruction."""
     opcode = instruction.opcode.removesuffix("-start")
     if opcode == "while":
         trips = trip_count(module, instruction)
@@ -102,9 +105,9 @@ def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -
 
 
 def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | None:
-    """The tuple element that a loop's condition compares, the direction, and the constant.
+    """Return the tuple element that a loop's condition compares, the direction, and the constant; None if unknown.
 
-    Of several comparisons joined by `and`, the one with a constant: it bounds the trip count.
+    Of several comparisons joined by `and`, the one with a constant counts: it bounds the trip count.
     """
     root, arguments = module.root(loop.called("condition")[0]), None
     if root.opcode == "fusion":
@@ -118,7 +121,7 @@ def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | Non
 def _compared_with_constant(
     module: Module, compare: Instruction, arguments: tuple[Instruction, ...] | None
 ) -> tuple[int, str, int] | None:
-    """`_comparison` of one compare instruction, inside a fusion with these arguments."""
+    """Return `_comparison` of one compare instruction, inside a fusion with these arguments."""
     sides = [_resolve_fusion_parameter(side, arguments) for side in module.operands(compare)]
     direction = compare.attributes.get("direction", "")
     for side, other, way in ((sides[0], sides[1], direction), (sides[1], sides[0], _FLIPPED.get(direction, ""))):
@@ -129,19 +132,19 @@ def _compared_with_constant(
 
 
 def _resolve_fusion_parameter(side: Instruction, arguments: tuple[Instruction, ...] | None) -> Instruction:
-    """An operand inside a fusion as the value outside it."""
+    """Return an operand inside a fusion as the value outside it."""
     inside = arguments is None or side.opcode != "parameter"
     return side if inside or arguments is None else arguments[side.index]
 
 
 def _start(module: Module, loop: Instruction, index: int) -> int | None:
-    """The constant initial value of a loop's tuple element."""
+    """Return the constant initial value of a loop's tuple element; None if it is not constant."""
     first = element(module, module.operand(loop), index)
     return None if first is None else _constant_value(module, first)
 
 
 def _step(module: Module, loop: Instruction, index: int) -> int | None:
-    """The constant by which a tuple element changes per iteration."""
+    """Return the constant by which a tuple element changes per iteration; None if there is none."""
     moved = element(module, module.root(loop.called("body")[0]), index)
     while moved is not None and moved.opcode in ("copy", "bitcast"):
         moved = module.operand(moved)
@@ -169,13 +172,13 @@ def _is_element(module: Module, instruction: Instruction, index: int) -> bool:
 
 
 def _constant_value(module: Module, instruction: Instruction) -> int | None:
-    """A scalar that is the same constant on every device."""
+    """Return a scalar that is the same constant on every device; None for other values."""
     value = evaluate(module, instruction, max(2, module.num_devices))
     return int(value.flat[0]) if value is not None and value.ndim == 1 and (value == value[0]).all() else None
 
 
 def _count_trips(start: int, step: int, limit: int, direction: str) -> int | None:
-    """How often start, start + step, ... satisfies the comparison with the limit."""
+    """Return how often start, start + step, ... satisfies the comparison with the limit; None if that is not known."""
     if direction == "NE":
         return (limit - start) // step if (limit - start) % step == 0 and (limit - start) // step >= 0 else None
     if (step > 0) != (direction in ("LT", "LE")):

@@ -33,9 +33,9 @@ _NAME = re.compile(r"%?([\w.\-]+)")
 class Instruction:
     """One HLO instruction.
 
-    text: what is printed in the parentheses (the literal of a constant, the number of a parameter). attributes: each
+    text: printed in the parentheses (the literal of a constant, the number of a parameter). attributes: each
     `key=value` after them, values as printed. op_name: path of named scopes and transformations. source: file:line.
-    Both are empty where the compiler gives none.
+    Both are empty if the compiler prints none.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Instruction:
         return int(digits)
 
     def called(self, *keys: str) -> tuple[str, ...]:
-        """The computations named by some attributes: `calls`, `to_apply`, `body`, `branch_computations`, ..."""
+        """Return the computations named by some attributes: `calls`, `to_apply`, `body`, `branch_computations`, ..."""
         return tuple(name for key in keys for name in _NAME.findall(self.attributes.get(key, "")))
 
     @property
@@ -83,7 +83,7 @@ class Computation:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[Instruction, ...]]:
-        """The users of each instruction's result, each once."""
+        """The instructions that use each instruction's result, each once."""
         users: dict[str, dict[str, Instruction]] = {name: {} for name in self.instructions}
         for instruction in self.instructions.values():
             for operand in instruction.operands:
@@ -98,7 +98,7 @@ class Computation:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """An HLO module. attributes: those of its header, as printed."""
+    """An HLO module. attributes: its header's attributes, as printed."""
 
     name: str
     attributes: Mapping[str, str]
@@ -116,29 +116,29 @@ class Module:
 
     @property
     def num_devices(self) -> int:
-        """Replicas times partitions; 1 where the header does not say."""
+        """Replicas times partitions; 1 if the header has neither."""
         return math.prod(int(self.attributes.get(key, "1")) for key in ("replica_count", "num_partitions"))
 
     def instructions(self) -> Iterator[Instruction]:
-        """Every instruction of every computation."""
+        """Yield every instruction of every computation."""
         for computation in self.computations.values():
             yield from computation.instructions.values()
 
     def operand(self, instruction: Instruction, index: int = 0) -> Instruction:
-        """The instruction that produces an operand."""
+        """Return the instruction that produces an operand."""
         return self.computations[instruction.computation].instructions[instruction.operands[index]]
 
     def operands(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """The instructions that produce the operands."""
+        """Return the instructions that produce the operands."""
         found = self.computations[instruction.computation].instructions
         return tuple(found[name] for name in instruction.operands)
 
     def users(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """The instructions of the same computation that use the result."""
+        """Return the instructions of the same computation that use the result."""
         return self.computations[instruction.computation].users[instruction.name]
 
     def root(self, computation: str) -> Instruction:
-        """The root instruction of a computation."""
+        """Return the root instruction of a computation."""
         found = self.computations[computation]
         return found.instructions[found.root]
 
@@ -147,7 +147,7 @@ class Module:
 def contradictions_as_errors(module: Module) -> Iterator[None]:
     """Turn lookup and arithmetic errors in reading a module into a `MeshwrightError`.
 
-    Parsing notices missing text. That parts of a module contradict each other shows only when they are used.
+    Parsing notices missing text; contradictions between parts of a module show only when they are used.
     """
     try:
         yield

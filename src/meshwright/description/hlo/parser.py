@@ -41,13 +41,13 @@ _INLINE_LINE = re.compile(r"\bsource_line=(\d+)")
 def parse_hlo(text: str) -> Module:
     """Parse the module that `compiled.as_text()` or an HLO dump prints.
 
-    Raises MeshwrightError where the text is not HLO, or ends before its module does.
+    Raises MeshwrightError if the text is not HLO, or ends before its module does.
     """
     return _Parser(text).module()
 
 
 class _Parser:
-    """A position in a text, and steps that move it; every step advances or raises."""
+    """A position in a text, and methods that advance it; every method advances or raises."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -56,7 +56,7 @@ class _Parser:
         self.sources: Mapping[str, str] = {}
 
     def module(self) -> Module:
-        """Header, source tables, then every computation."""
+        """Read the header, source tables, then every computation."""
         name, attributes = self.header()
         self.sources = self.tables()
         computations: dict[str, Computation] = {}
@@ -75,7 +75,7 @@ class _Parser:
         return module
 
     def header(self) -> tuple[str, Mapping[str, str]]:
-        """The module's name and attributes."""
+        """Read the module's name and attributes."""
         self.skip_blank()
         found = self.match(re.compile(r"HloModule ([^\s,]+)"))
         if found is None:
@@ -85,7 +85,7 @@ class _Parser:
         return found[1], attributes
 
     def tables(self) -> Mapping[str, str]:
-        """file:line of each stack frame, from the tables before the computations."""
+        """Read file:line of each stack frame, from the tables before the computations."""
         tables: dict[str, dict[str, str]] = {}
         title = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ [^\n]*\n)*+)\n*")
         while (found := self.match(title)) is not None:
@@ -100,7 +100,7 @@ class _Parser:
         return {key: _place(key, frames, locations) for key in frames}
 
     def computation(self, name: str) -> Computation:
-        """The instructions up to the closing brace."""
+        """Read the instructions up to the closing brace."""
         instructions: dict[str, Instruction] = {}
         root = ""
         while (found := self.match(_INSTRUCTION)) is not None:
@@ -121,7 +121,7 @@ class _Parser:
         return Computation(name=name, instructions=instructions, root=root or next(reversed(instructions)))
 
     def instruction(self, name: str, computation: str) -> Instruction:
-        """The rest of an instruction after `name = `."""
+        """Read the rest of an instruction after `name = `."""
         shape, self.position = self.read_shape(self.position)
         opcode = self.match(_OPCODE)
         if opcode is None:
@@ -143,7 +143,7 @@ class _Parser:
         )
 
     def parenthesis(self) -> str:
-        """The text in an opcode's parentheses; moves past the closing one."""
+        """Read the text in an opcode's parentheses, and move past the closing one."""
         start = self.position
         plain = _PLAIN_TEXT.match(self.text, start)
         end = plain.end() if plain else self.closing(_PARENS, start)
@@ -151,14 +151,14 @@ class _Parser:
         return self.text[start:end]
 
     def attributes(self) -> Mapping[str, str]:
-        """Each `, key=value` up to the end of the instruction."""
+        """Read each `, key=value` up to the end of the instruction."""
         attributes: dict[str, str] = {}
         while (found := self.match(_KEY)) is not None:
             attributes[found[1]] = self.value()
         return attributes
 
     def value(self) -> str:
-        """One attribute's value, up to a comma or line end outside brackets and strings."""
+        """Read one attribute's value, up to a comma or line end outside brackets and strings."""
         start = self.position
         plain = _PLAIN_VALUE.match(self.text, start)
         if plain:
@@ -173,7 +173,7 @@ class _Parser:
         return self.text[start : self.position]
 
     def value_end(self, start: int) -> int:
-        """The position of the first comma or line end from `start` outside brackets."""
+        """Return the position of the first comma or line end from `start` outside brackets."""
         depth = 0
         for token in _BRACKETS.finditer(self.text, start):
             if token[0] in "[({":
@@ -185,7 +185,7 @@ class _Parser:
         return len(self.text) if depth <= 0 else self.cut_short(start)
 
     def closing(self, tokens: re.Pattern[str], start: int) -> int:
-        """The position of the bracket that closes the one before `start`."""
+        """Return the position of the bracket that closes the one before `start`."""
         depth = 1
         for token in tokens.finditer(self.text, start):
             if token[0] in "({":
@@ -197,7 +197,7 @@ class _Parser:
         return self.cut_short(start)
 
     def source(self, metadata: str) -> str:
-        """file:line of an instruction, from its stack frame or printed in place."""
+        """Return file:line of an instruction, from its stack frame or printed in place."""
         if not metadata:
             return ""
         if found := _FRAME.search(metadata):
@@ -206,7 +206,7 @@ class _Parser:
         return f"{file[1]}:{line[1]}" if file and line else ""
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match a pattern at the position and move past it."""
+        """Match a pattern at the position and move past it; None if it does not match."""
         found = pattern.match(self.text, self.position)
         if found:
             self.position = found.end()
@@ -217,7 +217,7 @@ class _Parser:
         self.match(_BLANK)
 
     def error(self, reason: str) -> MeshwrightError:
-        """An error that names the line at the position."""
+        """Return an error that names the line at the position."""
         number = self.text.count("\n", 0, self.position) + 1
         if "\n" not in self.text[self.position :].strip():  # the last line
             return MeshwrightError(f"HLO text is cut short: it ends in line {number}, where there should be more")
@@ -225,15 +225,15 @@ class _Parser:
         return MeshwrightError(f"HLO text line {number}: {reason}: {line!r}")
 
     def cut_short(self, start: int) -> int:
-        """Raise: a bracket is open to the end of the text."""
+        """Raise for a bracket that is open to the end of the text."""
         number = self.text.count("\n", 0, start) + 1
         raise MeshwrightError(f"HLO text is cut short: a bracket that opens in line {number} never closes")
 
 
 def _element(operand: str, computation: str, instructions: Mapping[str, Instruction]) -> Instruction | None:
-    """The get-tuple-element that an operand `tuple#1` abbreviates (jaxlib 0.11).
+    """Return the get-tuple-element that an operand `tuple#1` abbreviates (jaxlib 0.11).
 
-    None where there is no such element.
+    None if there is no such element.
     """
     whole, _, index = operand.rpartition("#")
     elements = instructions[whole].shape.elements if whole in instructions else ()
@@ -253,7 +253,7 @@ def _element(operand: str, computation: str, instructions: Mapping[str, Instruct
 
 
 def _operands(text: str) -> tuple[str, ...]:
-    """The names in an operand list: `%a, f32[2]{0} %b`, or `a, b` in dumps without percent signs."""
+    """Return the names in an operand list: `%a, f32[2]{0} %b`, or `a, b` in dumps without percent signs."""
     if "%" in text:
         return tuple(_OPERAND.findall(text))
     names = _BRACKETED.sub("", text).split(",") if text else []
@@ -261,14 +261,14 @@ def _operands(text: str) -> tuple[str, ...]:
 
 
 def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) -> str:
-    """file:line of a stack frame. For a frame in a layer library, that of the nearest caller outside it."""
+    """Return file:line of a stack frame; for a frame in a layer library, that of the nearest caller outside it."""
     first = ""
     while frame in frames:
         place = locations.get(_field(frames[frame], "file_location_id"), "")
         first = first or place
         if place and not _LIBRARIES.search(place):
             return place
-        # Printed as one more than the number of the frame, so that 1 is none (jaxlib 0.10.2).
+        # The parent is printed as its number plus one, so that 1 is no parent (jaxlib 0.10.2).
         parent = int(_field(frames[frame], "parent_frame_id") or 1) - 1
         frame = str(parent) if parent < int(frame) else ""
     return first
@@ -280,7 +280,7 @@ def _field(text: str, key: str) -> str:
 
 
 def _not_hlo(text: str) -> str:
-    """The error message for a text that does not begin with `HloModule`."""
+    """Return the error message for a text that does not begin with `HloModule`."""
     begins = text.strip()[:40].split("\n")[0]
     if begins.startswith("module"):
         return "this is StableHLO, what lowered.as_text() prints; an HLO module is what compiled.as_text() prints"
@@ -288,7 +288,7 @@ def _not_hlo(text: str) -> str:
 
 
 def _check_calls(module: Module) -> None:
-    """Raise where an instruction calls a computation that is not printed before its own."""
+    """Raise if an instruction calls a computation that is not printed before its own."""
     place = {name: number for number, name in enumerate(module.computations)}
     for instruction in module.instructions():
         for name in instruction.called(*CALL_KEYS):

@@ -16,10 +16,10 @@ from meshwright.description.hlo.module import Instruction, Module
 from meshwright.record import Phase
 
 UPDATE_SCOPE = "update"
-"""The named scope of the optimizer: ops under it, outside any differentiation, are the update phase."""
+"""The named scope of the optimizer: ops in it, outside any differentiation, are in the update phase."""
 
 GRADIENTS_SCOPE = "gradients"
-"""The named scope of gradients computed without JAX's transposition: the backward phase."""
+"""The named scope of gradients computed without JAX's transposition: its ops are in the backward phase."""
 
 _PLUMBING = frozenset(
     {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "pjit", "shard_map"}
@@ -31,7 +31,7 @@ _FURTHEST = 6
 
 
 def phase_of(op_name: str) -> Phase:
-    """The phase of an op by its op_name; forward if nothing in it says otherwise."""
+    """Return the phase of an op from its op_name; forward if nothing in it shows another."""
     if "transpose(" in op_name:
         return "recompute" if "rematted_computation" in op_name else "backward"
     parts = _components(op_name)
@@ -45,7 +45,7 @@ def phase_of(op_name: str) -> Phase:
 
 
 def scope_of(op_name: str) -> str:
-    """The named scopes and the primitive of an op_name, without transformations and loops: `layers/mlp/dot_general`."""
+    """Return an op_name's named scopes and primitive, without transformations and loops: `layers/mlp/dot_general`."""
     words = []
     for part in _components(op_name):
         if part.startswith("jit("):
@@ -57,14 +57,14 @@ def scope_of(op_name: str) -> str:
 
 
 def source_and_scope(source: str, scope: str) -> str:
-    """`train/step.py:88 (layers/mlp/dot_general)`, or the one of them that is known."""
+    """Return `train/step.py:88 (layers/mlp/dot_general)`, or only the part that is known."""
     return " ".join(filter(None, (source, f"({scope})" if scope else "")))
 
 
 def split_op_name(op_name: str) -> tuple[str, ...]:
-    """The op_names that XLA joined when it combined instructions.
+    """Return the op_names that XLA joined when it combined instructions.
 
-    It writes `a/(b/x:c/y)/d` for `a/b/x/d` and `a/c/y/d`, or `a/b;a/c`.
+    XLA writes `a/(b/x:c/y)/d` for `a/b/x/d` and `a/c/y/d`, or `a/b;a/c`.
     """
     found = []
     for name in op_name.split(";"):
@@ -79,10 +79,10 @@ def split_op_name(op_name: str) -> tuple[str, ...]:
 
 
 def describing_instruction(module: Module, instruction: Instruction, *, moves: bool = False) -> Instruction:
-    """The instruction whose op_name and source describe this one: itself, or a neighbour if it has none.
+    """Return the instruction whose op_name and source describe this one: itself, or a neighbour if it has none.
 
     For an instruction that only moves data (`moves`), users come first, then operands: a gather exists for its user.
-    For one that computes it is the other way round. After those come the callers of its computation.
+    For an instruction that computes, operands come first. Last come the callers of its computation.
     """
     if moves and is_partitioner_generated(instruction) and _components(instruction.op_name)[-1] in _PLUMBING:
         return consumer_of_move(module, instruction) or instruction
@@ -101,7 +101,7 @@ def describing_instruction(module: Module, instruction: Instruction, *, moves: b
 class Description:
     """The op_name and the source of one array of an instruction.
 
-    is_recomputed: XLA's own rematerialization recomputes it.
+    is_recomputed: whether XLA's own rematerialization recomputes it.
     """
 
     op_name: str
@@ -123,18 +123,18 @@ class Description:
 
     @property
     def place(self) -> str:
-        """Source and scopes: `train/step.py:88 (layers/mlp/dot_general)`."""
+        """Source and scope: `train/step.py:88 (layers/mlp/dot_general)`."""
         return source_and_scope(self.source, self.scope)
 
 
 def describe(
     module: Module, instruction: Instruction, *, number: int = 1, moves: bool = False
 ) -> tuple[Description, ...]:
-    """Describe each of `number` arrays of an instruction.
+    """Return a description of each of `number` arrays of an instruction.
 
-    XLA joins the op_names of combined instructions in the order of their arrays. If their number differs (the TPU
-    compiler keeps only the last), each operand of a computing instruction describes its array; for one that moves data
-    the first name describes all.
+    XLA joins the op_names of combined instructions in the order of their arrays. If the number of names differs (the
+    TPU compiler keeps only the last), each operand of a computing instruction describes its array; for an instruction
+    that moves data the first name describes all.
     """
     is_recomputed = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
     joined = len(split_op_name(instruction.op_name)) == number
@@ -151,7 +151,7 @@ def describe(
 
 
 def _maker_in_loop(module: Module, instruction: Instruction) -> Instruction:
-    """The instruction in a loop body that makes a result of a forward loop, where only the loop has a name.
+    """Return the instruction in a loop body that computes a forward loop's result, if only the loop has a name.
 
     The loop of 1F1B is forward and also runs backward: a gradient completed in its last iteration is named after the
     loop.
@@ -173,14 +173,14 @@ def _maker_in_loop(module: Module, instruction: Instruction) -> Instruction:
 def is_partitioner_generated(instruction: Instruction) -> bool:
     """Whether XLA's partitioner inserted an instruction to move or sum data (marked by jaxlib 0.11).
 
-    It copies the op_name of the moved value, whose phase may differ from that of its consumer. For an argument or a
-    result of a call it copies the call's: `.../while/body/jit`, `.../remat2`.
+    Its op_name is a copy of the moved value's, whose phase may differ from that of its consumer. For an argument or a
+    result of a call it is the call's: `.../while/body/jit`, `.../remat2`.
     """
     return 'is_spmd_generated="true"' in instruction.attributes.get("frontend_attributes", "")
 
 
 def consumer_of_move(module: Module, instruction: Instruction) -> Instruction | None:
-    """The nearest named use, not inserted by the partitioner, of what an instruction makes, also inside fusions."""
+    """Return the nearest named user of a result, also in fusions, that the partitioner did not insert; or None."""
     layer, seen = [instruction], {(instruction.computation, instruction.name)}
     for _ in range(_FURTHEST):
         uses = [use for one in layer if one.opcode != "while" for use in _users_through_fusions(module, one)]
@@ -193,7 +193,7 @@ def consumer_of_move(module: Module, instruction: Instruction) -> Instruction | 
 
 
 def _users_through_fusions(module: Module, instruction: Instruction) -> Iterator[Instruction]:
-    """The users of a result: for a fusion those inside it, for a fusion's root the users of the fusion."""
+    """Yield the users of a result: for a fusion those inside it, for a fusion's root the users of the fusion."""
     if instruction.name == module.computations[instruction.computation].root:
         yield from (caller for caller in module.callers[instruction.computation] if caller.opcode == "fusion")
     for user in module.users(instruction):
@@ -207,7 +207,7 @@ def _users_through_fusions(module: Module, instruction: Instruction) -> Iterator
 
 
 def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Instruction | None:
-    """The nearest instruction with an op_name among users (`forward`) or operands."""
+    """Return the nearest instruction with an op_name among users (`forward`) or operands; None if none is near."""
     layer, seen = [instruction], {instruction.name}
     for _ in range(_FURTHEST):
         step = [other for one in layer for other in (module.users(one) if forward else module.operands(one))]
@@ -221,7 +221,7 @@ def _nearest(module: Module, instruction: Instruction, *, forward: bool) -> Inst
 
 
 def _components(op_name: str) -> list[str]:
-    """The parts of a path between slashes outside parentheses."""
+    """Return the parts of a path between slashes outside parentheses."""
     return _split(op_name, "/")
 
 

@@ -1,4 +1,4 @@
-"""The record of an HLO module, in the terms of a plan."""
+"""The `Record` of an HLO module, with the fields of a plan's record."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ from meshwright.record import Record
 
 
 def read_hlo(text: str, mesh: Mapping[str, int], *, hardware: str) -> Record:
-    """The record of a program from HLO text alone: flops by phase and collectives, per device.
+    """Return the record of a program from HLO text alone: flops by phase and collectives, per device.
 
-    mesh: every axis and its degree in device order, outermost first. `breakdown_seconds` and memory stay empty. Raises
-    where the text is not HLO, contradicts itself, or is for another number of devices.
+    `breakdown_seconds` and memory stay empty.
+
+    Args:
+        mesh: every axis and its degree in device order, outermost first.
+
+    Raises:
+        MeshwrightError: the text is not HLO, contradicts itself, or is for another number of devices.
     """
     return read_module(parse_hlo(text), mesh, hardware=hardware)
 
@@ -27,7 +32,7 @@ def read_hlo(text: str, mesh: Mapping[str, int], *, hardware: str) -> Record:
 def read_module(
     module: Module, mesh: Mapping[str, int], *, hardware: str, across: Mapping[str, int] | None = None
 ) -> Record:
-    """`read_hlo` of a parsed module.
+    """Return the record of a parsed module, as `read_hlo` does.
 
     across: the part of each axis's degree between slices. The module is then the program of one slice, and `mesh` has
     the degrees inside it; its sends and receives are collectives between slices.

@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 class Shape:
     """An array, or a tuple of shapes (`dtype` is then 'tuple').
 
-    layout: as printed between braces: minor-to-major order of the dims, tiles, memory space.
+    layout: the text printed between braces: minor-to-major order of the dims, tiles, memory space.
     """
 
     dtype: str
@@ -65,7 +65,7 @@ class Shape:
     def is_in_hbm(self) -> bool:
         """Whether an array is in the device's main memory.
 
-        Only TPU arrays have tiles, so they tell the two meanings of 1 apart.
+        Space 1 is VMEM if the layout has tiles, as only TPU arrays have; otherwise it is a part of main memory.
         """
         return self.memory_space == 0 or (self.memory_space == 1 and not _TILE.search(self.layout))
 
@@ -75,14 +75,14 @@ class Shape:
         return sum(array.padded_bytes for array in self.arrays() if array.is_in_hbm)
 
     def arrays(self) -> Iterator[Shape]:
-        """Its arrays from left to right: itself, or those in the tuple."""
+        """Yield its arrays from left to right: itself, or those in the tuple."""
         if self.dtype != "tuple":
             yield self
         for element in self.elements:
             yield from element.arrays()
 
     def __str__(self) -> str:
-        """As HLO prints it, without the layout."""
+        """Return the shape as HLO prints it, without the layout."""
         if self.dtype == "tuple":
             return f"({', '.join(map(str, self.elements))})"
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
@@ -99,7 +99,7 @@ _NEXT = re.compile(r"(?:\s|,|/\*.*?\*/)*+")
 
 
 def dtype_bits(dtype: str) -> int:
-    """Bits per element: `bf16` 16, `f8e4m3fn` 8, `s4` 4, `pred` 8. Raises for a dtype that HLO does not have."""
+    """Return bits per element: `bf16` 16, `f8e4m3fn` 8, `s4` 4, `pred` 8. Raises for a dtype that HLO does not have."""
     if dtype in _BITS:
         return _BITS[dtype]
     found = _NUMBER.match(dtype)
@@ -109,14 +109,14 @@ def dtype_bits(dtype: str) -> int:
 
 
 class ShapeReader:
-    """Reads shapes from a text by position, with a cache of array shapes."""
+    """A reader of shapes from a text by position, with a cache of array shapes."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.known: dict[str, Shape] = {}
 
     def __call__(self, position: int) -> tuple[Shape, int]:
-        """The shape at `position`, and the position after it."""
+        """Return the shape at `position`, and the position after it."""
         if not self.text.startswith("(", position):
             return self.array(position)
         # Tuples nest: the elements of each open one wait on a stack, so that no depth of nesting can overflow ours.
@@ -138,7 +138,7 @@ class ShapeReader:
             position = found.end() if found else position
 
     def array(self, position: int) -> tuple[Shape, int]:
-        """The array shape at `position`, and the position after it."""
+        """Return the array shape at `position`, and the position after it."""
         found = _ARRAY.match(self.text, position)
         if found is None:
             number = self.text.count("\n", 0, position) + 1

@@ -1,4 +1,4 @@
-"""Shardings on mesh axes, from the two notations of compilers: HLO's by devices, Shardy's by axes."""
+"""Shardings on mesh axes, from two notations of compilers: HLO's by devices, Shardy's by axes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Spec:
     unreduced: Axes = ()
 
     def __str__(self) -> str:
-        """As a PartitionSpec; `?` for an open dim."""
+        """Return it as a PartitionSpec; `?` for an open dim."""
         words = [_dim(axes) for axes in self.dims]
         left = ", ".join(map(repr, self.unreduced))
         return f"P({', '.join([*words, *([f'unreduced={{{left}}}'] if left else [])])})"
 
     @property
     def axes(self) -> Axes:
-        """The axes that shard any dim."""
+        """All axes that shard a dim."""
         return tuple(axis for dim in self.dims for axis in dim or ())
 
     def allows(self, other: Spec) -> bool:
@@ -54,8 +54,8 @@ class Spec:
 def parse_hlo_sharding(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | None:
     """Parse an HLO `sharding` attribute for an array of some rank on a mesh.
 
-    `{replicated}`, `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`, `{devices=[2,2]0,2,1,3}`, or on a mesh of the
-    program's own (jaxlib 0.11): `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`. None where it is no product of
+    Forms: `{replicated}`, `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`, `{devices=[2,2]0,2,1,3}`, or on a mesh of
+    the program's own (jaxlib 0.11): `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`. None if it is no product of
     mesh axes, for manual code, for a single device, or for other devices than the mesh's.
     """
     if text.startswith("{replicated"):
@@ -82,7 +82,7 @@ def parse_hlo_sharding(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | 
 def parse_shardy_sharding(text: str, mesh: Mapping[str, int]) -> Spec | None:
     """Parse a Shardy attribute: `#sdy.sharding<@mesh, [{"x"}, {?}], unreduced={"y"}>`.
 
-    None where a dim is sharded over a part of an axis, or where there is no sharding.
+    None if a dim is sharded over a part of an axis, or if there is no sharding.
     """
     found = _BY_AXES.search(text)
     if found is None or ":(" in found[0]:
@@ -99,9 +99,9 @@ def parse_shardy_sharding(text: str, mesh: Mapping[str, int]) -> Spec | None:
 
 
 def _parse_named_sharding(found: re.Match[str], rank: int, mesh: Mapping[str, int]) -> Spec | None:
-    """The spec of a sharding written with the axes of a mesh, which may differ from ours over the same devices.
+    """Return the spec of a sharding written with the axes of a mesh, which may differ from ours over the same devices.
 
-    Axes of one device are left out.
+    Axes of one device are left out. None as in `parse_hlo_sharding`.
     """
     if found[3] is None:
         return Spec(dims=((),) * rank)
@@ -127,7 +127,7 @@ def _parse_named_sharding(found: re.Match[str], rank: int, mesh: Mapping[str, in
 
 
 def _positions(text: str, degrees: Mapping[str, int], index: Mapping[str, np.ndarray]) -> tuple[np.ndarray, int]:
-    """The position of every device along a dim sharded over some axes, and the number of positions: `'x','y':(2)2`."""
+    """Return every device's position along a dim sharded over axes (`'x','y':(2)2`), and the number of positions."""
     places = np.zeros_like(next(iter(index.values())))
     parts = sub_axes(text.replace("?", ""), degrees)
     for axis, part in parts:
@@ -136,7 +136,7 @@ def _positions(text: str, degrees: Mapping[str, int], index: Mapping[str, np.nda
 
 
 def _tiles(found: re.Match[str], num_devices: int) -> np.ndarray | None:
-    """The device of each tile; None where these are not the devices of the mesh."""
+    """Return the device of each tile; None if these are not the devices of the mesh."""
     try:
         listed = found[4] is not None
         devices = np.array(numbers(found[4])) if listed else iota(numbers(found[2]), found[3]).ravel()
@@ -149,7 +149,7 @@ def _tiles(found: re.Match[str], num_devices: int) -> np.ndarray | None:
 
 
 def _axes(places: np.ndarray, size: int, mesh: Mapping[str, int]) -> Axes | None:
-    """The axes, outermost first, that number the positions of devices along one dim; None where none do."""
+    """Return the axes, outermost first, that number the positions of devices along one dim; None if no axes do."""
     index = dict(zip(mesh, np.unravel_index(np.arange(places.size), tuple(mesh.values())), strict=True))
     # How far the next device along an axis is; an axis of one device has no next.
     firsts = {axis: np.flatnonzero(index[axis] == 1) for axis, degree in mesh.items() if degree > 1}

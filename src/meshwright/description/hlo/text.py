@@ -17,7 +17,7 @@ _MOST_CONSTANT_BYTES = 1 << 20
 
 
 def hlo_text(compiled: jax.stages.Compiled) -> str:
-    """The program as HLO text, with small constants printed in full.
+    """Return the program as HLO text, with small constants printed in full.
 
     `as_text` elides every constant of more than ten elements, and the tables that map devices to shards are such
     constants. JAX has no public name for the printer's options (0.10.2).

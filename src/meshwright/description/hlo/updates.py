@@ -1,7 +1,7 @@
-"""Which arguments of a program its results are updates of: new = old + something, as optimizers write it.
+"""Find which arguments of a program its results update: new = old + something, as optimizers write it.
 
-Read from a module before optimization, whose names of ops still tell what JAX differentiated. A gradient is never an
-update of its parameter, whatever is added to it.
+Reads a module before optimization, whose op names still show what JAX differentiated. A gradient is never an update of
+its parameter, whatever is added to it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _LEAST_SHARE = 0.5
 """Least fraction of a parameter in its update. In a gradient, weight decay contributes far less."""
 
 _Place = tuple[int, int | None]
-"""A parameter's number, and the index in it if it is a tuple."""
+"""A parameter's number, and the index in it if it is a tuple (else None)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The share of an argument in a value."""
+    """How much of an argument is in a value: value = factor * argument + other terms."""
 
     factor: float | None = 1.0  # Factor in a sum; None if unknown.
     is_changed: bool = False  # Whether anything was computed with it.
 
     def scaled(self, factor: float | None) -> Share:
-        """The share of a multiple of this value."""
+        """Return the share in a multiple of this value."""
         known = self.factor is not None and factor is not None
         return Share(factor=self.factor * factor if known else None, is_changed=True)  # type: ignore[operator]
 
     def through(self, outer: Share) -> Share:
-        """The share where the value is kept by another."""
+        """Return the share in another value, which has the share `outer` of this value."""
         known = self.factor is not None and outer.factor is not None
         factor = self.factor * outer.factor if known else None  # type: ignore[operator]
         return Share(factor=factor, is_changed=self.is_changed or outer.is_changed)
@@ -59,24 +59,24 @@ class Updates:
         self._found: dict[tuple[str, str, int | None], _Shares] = {}
 
     def of(self, result: Instruction) -> Mapping[int, Share]:
-        """The numbers of the arguments that a result is an update of, or returns as they are."""
+        """Return the numbers of the arguments that a result updates or returns unchanged, each with its share."""
         found = self._shares(result, None)
         return {number: share for (number, _), share in found.items() if self._is_update(number, share)}
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
-        """The numbers of the arguments that JAX differentiates by, or that stand in what it differentiates."""
+        """Numbers of the arguments that JAX differentiates with respect to, or that the differentiated ops read."""
         parameters = self.module.computations[self.module.entry].parameters
         return frozenset(number for number, one in parameters.items() if self._is_in_forward(one))
 
     def _is_update(self, number: int, share: Share) -> bool:
-        """Whether a share is an update's. Moments may decay by any factor, even a computed one."""
+        """Whether a share shows an update. Moments may decay by any factor, even a computed one."""
         if number in self.differentiated:
             return share.factor is not None and share.factor >= _LEAST_SHARE
         return share.factor is None or share.factor > 0
 
     def _is_in_forward(self, parameter: Instruction) -> bool:
-        """Whether an argument, or another form of it, is used by what JAX differentiates."""
+        """Whether an argument, directly or in another form, is used by a function that JAX differentiates."""
         waiting, seen = [parameter], set()
         while waiting:
             held = waiting.pop()
@@ -154,13 +154,13 @@ class Updates:
         return _best(self._times(left, self._factor(right), right), self._times(right, self._factor(left), left))
 
     def _times(self, value: Instruction, factor: float | None, by: Instruction) -> _Shares:
-        """Return the shares in a multiple; none if each element has its own factor, as in Adam's division."""
+        """Return the shares in a value times `factor`; none if `by` differs by element, as in Adam's division."""
         while by.opcode in VIEWS or by.opcode in ("convert", "broadcast"):
             by = self.module.operand(by)
         return _scaled(self._shares(value, None), factor) if by.shape.size == 1 else {}
 
     def _factor(self, value: Instruction) -> float | None:
-        """A factor that the program states: a constant, or 1 less something small, as weight decay is written."""
+        """Return a factor that the program states: a constant, or 1 for 1 plus or minus an unknown (weight decay)."""
         module, opcode = self.module, value.opcode
         if opcode == "constant":
             return _number(value.text)
@@ -174,7 +174,7 @@ class Updates:
         return 1.0 if left == 1.0 and opcode != "multiply" else None
 
     def _outside(self, inside: _Shares, operands: list[str], caller: Instruction) -> _Shares:
-        """Shares of a computation's parameters as shares of what its caller gave it."""
+        """Return shares of a computation's parameters as shares of its caller's operands."""
         given = self.module.computations[caller.computation].instructions
         return _best(
             *(
@@ -211,7 +211,7 @@ class Updates:
 
 
 def _is_differentiated(instruction: Instruction) -> bool:
-    """Whether an op stands in what JAX differentiates, forward or backward, by the name that it gives such ops."""
+    """Whether an op is part of what JAX differentiates, forward or backward, by JAX's name for such ops."""
     return "jvp(" in instruction.op_name or "transpose(" in instruction.op_name
 
 
@@ -235,7 +235,7 @@ def _best(*several: _Shares) -> _Shares:
 
 
 def _number(text: str) -> float | None:
-    """The value of a scalar constant."""
+    """Return the value of a scalar constant; None if the text is no number."""
     try:
         return float(text)
     except ValueError:

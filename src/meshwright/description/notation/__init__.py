@@ -1,1 +1,1 @@
-"""The sharding algebra: parse sharded products, check them, infer the collectives they need. Imports no JAX."""
+"""The sharding algebra: parse sharded einsums, check them, derive the collectives they need. Imports no JAX."""

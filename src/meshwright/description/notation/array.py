@@ -10,7 +10,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.record import Kind
 
 SHORT_NAMES: dict[str, Kind] = {"AG": "all-gather", "RS": "reduce-scatter", "AR": "all-reduce", "A2A": "all-to-all"}
-"""A collective in MaxText's chains: `-> RS over x ->`."""
+"""Collectives by their short names in MaxText's chains: `-> RS over x ->`."""
 
 FUNCTION_NAMES: dict[str, Kind] = {
     "AllGather": "all-gather",
@@ -18,7 +18,7 @@ FUNCTION_NAMES: dict[str, Kind] = {
     "AllReduce": "all-reduce",
     "AllToAll": "all-to-all",
 }
-"""A collective as a function, as the scaling book writes it: `AllGather_X(A[I_X, J])`."""
+"""Collectives by their function names in the scaling book: `AllGather_X(A[I_X, J])`."""
 
 RESERVED = {*SHORT_NAMES, *FUNCTION_NAMES, "over"}
 """Words that cannot name a dim: `-> RS E` would be ambiguous."""
@@ -53,7 +53,7 @@ class ShardedArray:
 
     @property
     def label(self) -> str:
-        """Its name, or its dims in a row where it has none: `BM` for `B M_x`."""
+        """Its name or, without one, its dims joined: `BM` for `B M_x`."""
         return self.name or "".join(self.dims)
 
     @property
@@ -62,15 +62,15 @@ class ShardedArray:
         return tuple(axis for axes in self.axes for axis in axes)
 
     def axes_of(self, dim: str) -> tuple[str, ...]:
-        """The mesh axes that shard a dim; () if the array has no such dim."""
+        """Return the mesh axes that shard a dim; () if the array has no such dim."""
         return self.axes[self.dims.index(dim)] if dim in self.dims else ()
 
     def dim_of(self, axis: str) -> str | None:
-        """The dim that a mesh axis shards, or None."""
+        """Return the dim that a mesh axis shards; None if it shards no dim."""
         return next((dim for dim, axes in zip(self.dims, self.axes, strict=True) if axis in axes), None)
 
     def with_axes(self, axes: Mapping[str, tuple[str, ...]]) -> ShardedArray:
-        """This array with other mesh axes on some dims."""
+        """Return this array with other mesh axes on some dims."""
         return replace(self, axes=tuple(axes.get(d, old) for d, old in zip(self.dims, self.axes, strict=True)))
 
     def has_sharding_of(self, other: ShardedArray) -> bool:
@@ -84,7 +84,7 @@ class ShardedArray:
 
 
 def subscript(axes: tuple[str, ...]) -> str:
-    """Mesh axes as the subscript of a dim: `_XY`, `_tp`, `_{dp,fsdp}`; '' for none."""
+    """Return mesh axes as the subscript of a dim: `_XY`, `_tp`, `_{dp,fsdp}`; '' without axes."""
     if not axes:
         return ""
     if len(axes) == 1 or all(len(axis) == 1 and axis.isupper() for axis in axes):

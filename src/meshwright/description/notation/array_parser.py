@@ -15,7 +15,7 @@ from meshwright.description.notation.tokens import Reader, Token
 
 
 def parse_array(text: str, *, axes: Collection[str] | None = None) -> ShardedArray:
-    """Parse a text that is one array. axes: those of the mesh; None without a mesh."""
+    """Parse a text that is one array. axes: the axes of the mesh; None without a mesh."""
     reader = Reader(text, axes)
     array = read_array(reader)
     reader.expect("end", "the end")
@@ -35,7 +35,7 @@ def read_array(reader: Reader) -> ShardedArray:
 
 
 def with_unreduced(array: ShardedArray, axes: tuple[str, ...]) -> ShardedArray:
-    """The array unreduced over more axes."""
+    """Return the array unreduced over more axes."""
     return replace(array, unreduced=array.unreduced + axes)
 
 
@@ -56,7 +56,7 @@ def _read_word_of_axes(reader: Reader) -> tuple[str, ...]:
 
 
 def resolve(reader: Reader, word: str, position: int) -> tuple[str, ...]:
-    """The axes that a word of a subscript means (see the top of this file)."""
+    """Return the axes that a word of a subscript means (see the top of this file)."""
     if reader.axes is None:
         return tuple(word) if word.isalpha() and word.isupper() else (word,)
     found = (word,) if word in reader.axes else _split_into_axes(word, sorted(reader.axes, key=len, reverse=True))
@@ -67,7 +67,7 @@ def resolve(reader: Reader, word: str, position: int) -> tuple[str, ...]:
 
 
 def _spaced(word: str, axes: Collection[str]) -> str:
-    """The advice for dims that stand together: in `B_xE` the subscript's word is `xE`."""
+    """Return advice for dims written without spaces, or '': in `B_xE` the subscript's word is `xE`."""
     for axis in sorted(axes, key=len, reverse=True):
         dims = word.removeprefix(axis)
         if axis and dims != word and dims[0].isupper():
@@ -76,7 +76,7 @@ def _spaced(word: str, axes: Collection[str]) -> str:
 
 
 def _split_into_axes(word: str, axes: list[str]) -> tuple[str, ...] | None:
-    """The axes that a word is a concatenation of, preferring earlier ones; None if it is not."""
+    """Split a word into axis names, preferring names that come earlier in `axes`; None if that is impossible."""
     suffixes: dict[int, tuple[str, ...]] = {len(word): ()}  # the axes of word[start:]
     for start in reversed(range(len(word))):
         for axis in axes:
@@ -108,7 +108,7 @@ def _read_row(reader: Reader) -> ShardedArray:
 
 
 def _with_dim(reader: Reader, array: ShardedArray | None) -> ShardedArray:
-    """Read a dim and add it to an array, if any; an error points at the dim."""
+    """Read a dim and append it to `array`, or start a new array with it; an error points at the dim."""
     word = reader.expect("word", "a dim" if array else "an array, as in A[I_X, J] or B_x E,")
     dim, _, rest = word.text.partition("_")
     axes = _read_subscript(reader, word, rest) if "_" in word.text else ()
@@ -117,7 +117,7 @@ def _with_dim(reader: Reader, array: ShardedArray | None) -> ShardedArray:
 
 
 def _read_subscript(reader: Reader, word: Token, rest: str) -> tuple[str, ...]:
-    """The axes after the underscore of a word: its rest, or braces if the word ends in the underscore."""
+    """Return the axes after the underscore of a word: its rest, or braces if the word ends in the underscore."""
     if rest:
         return resolve(reader, rest, word.position + len(word.text) - len(rest))
     if reader.token.kind != "{":

@@ -1,4 +1,4 @@
-"""The four cases of a sharded product, axis by axis, as the scaling book counts them.
+"""The four cases of a sharded matmul, axis by axis, numbered as in the scaling book.
 
 Source: jax-ml.github.io/scaling-book/sharding, "Computation with sharded arrays".
 """
@@ -17,7 +17,7 @@ Case = Literal[1, 2, 3, 4]
 class AxisCase:
     """The case of one mesh axis of a product.
 
-    dims: those that it shards. operands: the arrays in which it shards a summed dim.
+    dims: the dims that it shards. operands: labels of the arrays in which it shards a summed dim.
     """
 
     axis: str
@@ -27,7 +27,7 @@ class AxisCase:
 
     @property
     def reason(self) -> str:
-        """The case as a phrase."""
+        """The case in words: which dims the axis splits."""
         dims, held = " and ".join(self.dims), " and ".join(self.operands)
         if self.case == 4:
             return f"{self.axis} splits {dims}, which the result would both have"
@@ -37,7 +37,7 @@ class AxisCase:
 
 
 def axis_cases(operands: tuple[ShardedArray, ...], result_dims: tuple[str, ...]) -> tuple[AxisCase, ...]:
-    """The case of every axis that splits an operand, in the order in which they appear."""
+    """Return the case of every axis that splits an operand, in the order in which they appear."""
     axes = dict.fromkeys(axis for operand in operands for axis in operand.split_axes)
     return tuple(_axis_case(axis, operands, result_dims) for axis in axes)
 

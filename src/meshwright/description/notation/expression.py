@@ -1,4 +1,4 @@
-"""Expressions of the notation: products and chains of collectives. `str` of each is its text."""
+"""Expressions of the notation: products (einsums) and chains of collectives. `str` returns the text of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHORT = {kind: name for name, kind in SHORT_NAMES.items()}
 
 @dataclass(frozen=True)
 class Product:
-    """An einsum of two or more arrays; dims missing in the result are summed. result: None to infer it."""
+    """An einsum of two or more arrays; dims missing in the result are summed. result: None to derive it."""
 
     operands: tuple[ShardedArray, ...]
     result: ShardedArray | None = None
@@ -70,7 +70,7 @@ class Chain:
 
     @property
     def result(self) -> ShardedArray:
-        """The array at the end."""
+        """The array after the last stage."""
         return self.stages[-1].result
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ def check_stage(before: ShardedArray, stage: Stage) -> None:
 
 
 def _call(operand: ShardedArray, stage: Stage) -> str:
-    """A collective as a function of its operand: `ReduceScatter_{X,K}(C[I, K]{U_X})`."""
+    """Return a collective as a function of its operand: `ReduceScatter_{X,K}(C[I, K]{U_X})`."""
     assert stage.kind is not None
     name, axes = _FUNCTION[stage.kind], ",".join(stage.axes)
     target = stage.result.dim_of(stage.axes[-1])

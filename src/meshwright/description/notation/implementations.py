@@ -1,4 +1,4 @@
-"""Every implementation of a product, or of a change of an array's sharding.
+"""Every implementation of a product (einsum), or of a resharding of one array.
 
 An implementation of a product assigns each mesh axis to the dim that it shards while the product is computed. An axis
 on a dim of the result divides the work; one on a summed dim leaves a partial sum; one on no dim repeats the work. The
@@ -27,13 +27,13 @@ from meshwright.errors import MeshwrightError
 from meshwright.record import wire_bytes
 
 Assignment = dict[str, tuple[str, ...]]
-"""The axes that shard each dim of a pair while it is multiplied."""
+"""For each dim of a pair of arrays, the axes that shard it while the pair is multiplied."""
 
 
 def implementations_of(operands: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes) -> list[Implementation]:
-    """Every implementation of a product, or of a resharding for one operand, in the order of `sorted_implementations`.
+    """Return every implementation of a product, or of a resharding of one operand, by `sorted_implementations`.
 
-    operands: legal, with distinct labels. wanted: the result.
+    operands: legal arrays with distinct labels. wanted: the result.
     """
     if len(operands) == 1:
         return sorted_implementations(
@@ -74,7 +74,7 @@ def sorted_implementations(candidates: list[Implementation], sizes: Sizes) -> li
 def _pair(
     left: ShardedArray, right: ShardedArray, later: tuple[ShardedArray, ...], wanted: ShardedArray, sizes: Sizes
 ) -> Iterator[Implementation]:
-    """The implementations of the product of two arrays: the result or, with operands left, an intermediate."""
+    """Yield the implementations of the product of two arrays: the result or, with operands left, an intermediate."""
     dims = tuple(dict.fromkeys(left.dims + right.dims))
     needed = {dim for array in (*later, wanted) for dim in array.dims}
     kept = tuple(dim for dim in dims if dim in needed) if later else wanted.dims
@@ -96,7 +96,7 @@ def _pair(
 def _assignments(
     arrays: tuple[ShardedArray, ShardedArray, ShardedArray], dims: tuple[str, ...], summed: tuple[str, ...]
 ) -> Iterator[Assignment]:
-    """Every choice of a dim, or of none, for each axis, among the dims it shards in the operands or the result.
+    """Yield every choice of a dim, or none, for each axis, among the dims it shards in the operands or the result.
 
     An axis over which the result is to stay unreduced may also shard any summed dim.
     """
@@ -113,14 +113,14 @@ def _assignments(
 
 
 def _assigned(array: ShardedArray, assignment: Assignment) -> ShardedArray:
-    """An operand with the sharding of an assignment."""
+    """Return an operand with the sharding of an assignment."""
     return replace(array, axes=tuple(assignment[dim] for dim in array.dims), unreduced=())
 
 
 def _multiply(
     operands: tuple[ShardedArray, ShardedArray], result: ShardedArray, assignment: Assignment, sizes: Sizes
 ) -> Multiply:
-    """The local product. Flops: 2 for each element of the product of all dims, 1 if none of them is summed.
+    """Return the einsum of each device's shards, with its flops: 2 for each index of all dims, 1 if no dim is summed.
 
     Source: jax-ml.github.io/scaling-book/transformers, "Counting dots".
     """
@@ -135,7 +135,7 @@ def _multiply(
 
 
 def _sent_bytes(candidate: Implementation, sizes: Sizes) -> Counter[str]:
-    """The bytes that one device sends over each axis; a collective over several axes counts for each."""
+    """Return the bytes that one device sends over each axis; a collective over several axes counts for each."""
     sent: Counter[str] = Counter()
     for step in candidate.communications:
         sent.update(dict.fromkeys(step.axes, _sent(step, sizes)))
@@ -143,12 +143,12 @@ def _sent_bytes(candidate: Implementation, sizes: Sizes) -> Counter[str]:
 
 
 def _sent(step: Communicate, sizes: Sizes) -> int:
-    """The bytes that one device sends in a collective."""
+    """Return the bytes that one device sends in a collective."""
     return round(wire_bytes(step.kind, step.bytes, sizes.degree(step.axes)))
 
 
 def _pareto_optimal(candidates: list[Implementation], sizes: Sizes) -> list[Implementation]:
-    """The implementations that are Pareto-optimal in flops and bytes over each axis; the first of equal ones."""
+    """Return the implementations that are Pareto-optimal in flops and bytes over each axis; the first of equal ones."""
     kept: list[tuple[Counter[str], Implementation]] = []
     efforts = [(_sent_bytes(candidate, sizes), candidate) for candidate in candidates]
     for sent, candidate in sorted(efforts, key=lambda effort: (effort[0].total(), effort[1].flops)):

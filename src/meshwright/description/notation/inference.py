@@ -1,6 +1,6 @@
-"""Infer the case of an expression and every implementation of it.
+"""Derive the case of an expression and every implementation of it.
 
-Axes of degree 1 are left out of everything inferred.
+Results leave out axes of degree 1.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Inference:
 
     @property
     def implementation(self) -> Implementation:
-        """The written one, or the one that sends the fewest bytes."""
+        """The implementation that the expression prescribes, or else the one that sends the fewest bytes."""
         return self.written or self.implementations[0]
 
 
 def infer(expression: Expression, sizes: Sizes) -> Inference:
-    """Infer the case of an expression and its implementations. Raises for a sharding that the mesh cannot have.
+    """Derive the case of an expression and its implementations. Raises for a sharding that the mesh cannot have.
 
     >>> from meshwright.description.notation.parser import parse
     >>> sizes = Sizes(degrees={"X": 4}, dims={"I": 64, "J": 64, "K": 64})
@@ -95,12 +95,12 @@ def _checked(array: ShardedArray, sizes: Sizes) -> ShardedArray:
 
 
 def _nontrivial(axes: tuple[str, ...], sizes: Sizes) -> tuple[str, ...]:
-    """The axes of a degree above 1."""
+    """Return the axes of a degree above 1."""
     return tuple(axis for axis in axes if sizes.degrees[axis] > 1)
 
 
 def _follow(start: Implementation, stages: tuple[Stage, ...], sizes: Sizes) -> Implementation:
-    """An implementation followed by the stages of a chain."""
+    """Return an implementation extended by the stages of a chain."""
     current = start.result
     steps: list[Step] = list(start.steps)
     for stage in stages:

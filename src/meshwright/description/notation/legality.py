@@ -1,4 +1,4 @@
-"""Check that a mesh can shard an array as written, and size each device's shard."""
+"""Check that a mesh can shard an array as written, and compute the size of each device's shard."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Sizes:
     element_bytes: float = 2
 
     def degree(self, axes: Iterable[str]) -> int:
-        """The number of shards over some axes: the product of their degrees."""
+        """Return the number of shards over some axes: the product of their degrees."""
         return math.prod(self.degrees[axis] for axis in axes)
 
     def local_size(self, array: ShardedArray, dim: str) -> int:
-        """The size of a dim of a legal array on one device."""
+        """Return the size of a dim of a legal array on one device."""
         return self.dims[dim] // self.degree(array.axes_of(dim))
 
     def local_shape(self, array: ShardedArray) -> tuple[int, ...]:
-        """The shape of one device's shard of a legal array."""
+        """Return the shape of one device's shard of a legal array."""
         return tuple(self.local_size(array, dim) for dim in array.dims)
 
     def local_bytes(self, array: ShardedArray) -> int:
-        """The bytes of one device's shard of a legal array."""
+        """Return the bytes of one device's shard of a legal array."""
         return math.ceil(math.prod(self.local_shape(array)) * self.element_bytes)
 
 
 def check(array: ShardedArray, sizes: Sizes) -> None:
-    """Raise for an axis that is not in the mesh, a dim without a size, or degrees that do not divide a dim."""
+    """Raise if an axis is not in the mesh, a dim has no size, or degrees do not divide a dim."""
     for axis in (*array.split_axes, *array.unreduced):
         if axis not in sizes.degrees:
             known = ", ".join(sizes.degrees) or "none"
@@ -51,12 +51,12 @@ def check(array: ShardedArray, sizes: Sizes) -> None:
 
 
 def is_legal(array: ShardedArray, sizes: Sizes) -> bool:
-    """Whether the degrees divide the dims of an array, all of known size."""
+    """Whether the degrees divide the dims of an array. Every dim must have a size."""
     return all(sizes.dims[dim] % sizes.degree(axes) == 0 for dim, axes in zip(array.dims, array.axes, strict=True))
 
 
 def _indivisible(array: ShardedArray, dim: str, axes: tuple[str, ...], sizes: Sizes) -> str:
-    """The error message for a dim that is not divisible, with degrees and sizes that would be."""
+    """Return the error message for a dim that is not divisible, with degrees and sizes that would be."""
     size, degree = sizes.dims[dim], sizes.degree(axes)
     degrees = "*".join(f"{axis}={sizes.degrees[axis]}" for axis in axes) + (f" = {degree}" if len(axes) > 1 else "")
     below = size // degree * degree

@@ -14,26 +14,26 @@ from meshwright.record import Kind
 
 
 def gathered(array: ShardedArray, axes: tuple[str, ...]) -> ShardedArray:
-    """The array after an all-gather over `axes`, the last axes of one or several dims."""
+    """Return the array after an all-gather over `axes`, the last axes of one or several dims."""
     _check_on_dims(array, axes, "all-gather")
     return array.with_axes({dim: _without(array, dim, axes) for dim in array.dims})
 
 
 def reduced(array: ShardedArray, axes: tuple[str, ...]) -> ShardedArray:
-    """The array after an all-reduce over `axes`."""
+    """Return the array after an all-reduce over `axes`."""
     _check_unreduced(array, axes, "all-reduce")
     return replace(array, unreduced=tuple(axis for axis in array.unreduced if axis not in axes))
 
 
 def scattered(array: ShardedArray, axes: tuple[str, ...], dim: str) -> ShardedArray:
-    """The array after a reduce-scatter over `axes` that shards `dim` over them."""
+    """Return the array after a reduce-scatter over `axes`, which shards `dim` over them."""
     _check_unreduced(array, axes, "reduce-scatter")
     _check_dim(array, dim)
     return reduced(array, axes).with_axes({dim: array.axes_of(dim) + axes})
 
 
 def exchanged(array: ShardedArray, axes: tuple[str, ...], source: str, target: str) -> ShardedArray:
-    """The array after an all-to-all that moves `axes` from the dim `source` to the dim `target`."""
+    """Return the array after an all-to-all that moves `axes` from the dim `source` to the dim `target`."""
     _check_on_dims(array, axes, "all-to-all")
     _check_dim(array, target)
     kept = _without(array, source, axes)
@@ -44,12 +44,12 @@ def exchanged(array: ShardedArray, axes: tuple[str, ...], source: str, target: s
 
 
 def sliced(array: ShardedArray, axes: tuple[str, ...], dim: str) -> ShardedArray:
-    """The array after each device keeps its shard of `dim`: no communication."""
+    """Return the array after each device keeps its shard of `dim`, without communication."""
     return array.with_axes({dim: array.axes_of(dim) + axes})
 
 
 def after(array: ShardedArray, kind: Kind, axes: tuple[str, ...], like: ShardedArray) -> ShardedArray:
-    """The array after a collective, which shards the same dim as in the result `like`."""
+    """Return the array after a collective. `like` is the result: it shows the dim that the collective shards."""
     if kind == "all-gather":
         return gathered(array, axes)
     if kind == "all-reduce":
@@ -66,7 +66,7 @@ def after(array: ShardedArray, kind: Kind, axes: tuple[str, ...], like: ShardedA
 
 
 def _without(array: ShardedArray, dim: str, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """The axes of a dim after `axes` are removed from its end. Raises if they are not there."""
+    """Return the axes of a dim after `axes` are removed from its end. Raises if they are not there."""
     old = array.axes_of(dim)
     kept = tuple(axis for axis in old if axis not in axes)
     if kept != old[: len(kept)]:

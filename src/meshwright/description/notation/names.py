@@ -11,7 +11,7 @@ from meshwright.description.notation.array import ShardedArray
 
 
 def with_distinct_labels(operands: tuple[ShardedArray, ...]) -> tuple[ShardedArray, ...]:
-    """The operands with repeated labels numbered: `A` twice becomes A and A2."""
+    """Return the operands with repeated labels numbered: `A` twice becomes A and A2."""
     distinct: list[ShardedArray] = []
     for operand in operands:
         taken = [array.label for array in (*distinct, *operands[len(distinct) + 1 :])]
@@ -40,7 +40,10 @@ def natural_result(operands: tuple[ShardedArray, ...]) -> ShardedArray:
 def intermediate(
     left: ShardedArray, right: ShardedArray, dims: tuple[str, ...], later: Collection[ShardedArray]
 ) -> str:
-    """The name of an intermediate product: `AB`; '' if neither operand has one and its dims label it."""
+    """Return the name of an intermediate product, such as `AB`.
+
+    '' if its operands have no names and its dims, joined, are a label that no later operand has.
+    """
     taken = [array.label for array in later]
     if not left.name and not right.name and dims and "".join(dims) not in taken:
         return ""
@@ -48,5 +51,5 @@ def intermediate(
 
 
 def _numbered(label: str, taken: Collection[str]) -> str:
-    """A label that is not taken: itself, or with the first number from 2 that makes it new."""
+    """Return a label that is not taken: itself, or with the first number from 2 that makes it new."""
     return next(name for name in chain([label], (f"{label}{n}" for n in count(2))) if name not in taken)

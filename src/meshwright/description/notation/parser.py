@@ -31,7 +31,7 @@ _KINDS: dict[str, Kind] = {**SHORT_NAMES, **FUNCTION_NAMES}
 
 
 def parse(text: str, *, axes: Collection[str] | None = None) -> Expression:
-    """Parse an array, a product or a chain. axes: those of the mesh; None without a mesh.
+    """Parse an array, a product or a chain. axes: the axes of the mesh; None without a mesh.
 
     >>> str(parse("B M_x @ M_x E = B E (partial result) -> RS over x -> B E_x"))
     'B M_x @ M_x E = B E{U_x} -> RS over x -> B E_x'
@@ -76,7 +76,10 @@ def parse_numbers(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Call:
-    """A collective in function notation. words: of its subscript. dims: of an all-to-all, if written."""
+    """A collective in function notation.
+
+    words: the words of its subscript. dims: both dims of an all-to-all, if written.
+    """
 
     kind: Kind
     position: int
@@ -108,7 +111,7 @@ def _product(reader: Reader, operands: list[ShardedArray]) -> list[Stage]:
 
 
 def _read_partial(reader: Reader, operands: list[ShardedArray], result: ShardedArray) -> tuple[str, ...]:
-    """Read MaxText's `(partial result)` after its parenthesis; returns the axes of the summed dims."""
+    """Read MaxText's `(partial result)` after its opening parenthesis; return the axes of the summed dims."""
     position = reader.token.position
     reader.accept("local")
     for word in ("partial", "result", ")"):
@@ -122,7 +125,7 @@ def _read_partial(reader: Reader, operands: list[ShardedArray], result: ShardedA
 
 
 def _calls(reader: Reader) -> list[Stage]:
-    """The stages of `AllGather_X(ReduceScatter_{Y,K}(C[I_X, K]{U_Y})) -> C[I, K_Y]`, from the inside out."""
+    """Read calls such as `AllGather_X(ReduceScatter_{Y,K}(C[I_X, K]{U_Y})) -> C[I, K_Y]`, innermost first."""
     calls: list[_Call] = []
     while _at_function(reader):
         calls.append(_call(reader))
@@ -142,7 +145,7 @@ def _calls(reader: Reader) -> list[Stage]:
 
 
 def _call(reader: Reader) -> _Call:
-    """`ReduceScatter_{X,K}` or `AllToAll_{X,I->J}`, before its parenthesis."""
+    """Read `ReduceScatter_{X,K}` or `AllToAll_{X,I->J}`, up to the opening parenthesis."""
     token = reader.take()
     name, _, rest = token.text.partition("_")
     if rest:
@@ -201,7 +204,7 @@ def _add_collective(
 def _outcome(
     before: ShardedArray, kind: Kind, axes: tuple[str, ...], dims: tuple[str, ...], wanted: ShardedArray | None
 ) -> ShardedArray:
-    """The array after a collective: the written one, if any, checked against the dims of the call."""
+    """Return the array after a collective: the written one, if any, checked against the dims of the call."""
     if kind == "all-gather":
         return wanted or gathered(before, axes)
     if kind == "all-reduce":

@@ -17,7 +17,7 @@ Move = Communicate | Slice
 def reshard(
     source: ShardedArray, target: ShardedArray, sizes: Sizes, *, avoid: tuple[Kind, ...] = ()
 ) -> tuple[Move, ...]:
-    """The steps from one legal sharding to another of the same dims; `target` may be unreduced only where `source` is.
+    """Return the steps from one legal sharding to another of the same dims; `target` adds no unreduced axes.
 
     Slices come first, because they make later arrays smaller, and gathers last, because they make them larger: free
     slices, reduce-scatters onto dims that need the axis, all-to-alls between dims, all-reduces over axes that no dim
@@ -39,10 +39,10 @@ def reshard(
 
 
 def reshardings(source: ShardedArray, target: ShardedArray, sizes: Sizes) -> list[tuple[Move, ...]]:
-    """Every resharding worth pricing, the direct one first.
+    """Return every resharding worth pricing, the direct one first.
 
-    The others have an all-reduce and a slice for a reduce-scatter, a gather and a slice for an all-to-all, or a
-    reduce-scatter and an all-gather, which can be later, for an all-reduce.
+    The others replace a reduce-scatter by an all-reduce and a slice, an all-to-all by a gather and a slice, or an
+    all-reduce by a reduce-scatter and an all-gather, which can run later.
     """
     direct = reshard(source, target, sizes)
     kinds = {move.kind for move in direct if isinstance(move, Communicate)}
@@ -55,13 +55,13 @@ def reshardings(source: ShardedArray, target: ShardedArray, sizes: Sizes) -> lis
 def communicate(
     kind: Kind, axes: tuple[str, ...], operand: ShardedArray, result: ShardedArray, sizes: Sizes
 ) -> Communicate:
-    """A collective, with its bytes."""
+    """Return a collective with its bytes."""
     step = Communicate(kind=kind, axes=axes, operand=operand, result=result, bytes=0)
     return replace(step, bytes=sizes.local_bytes(step.counted))
 
 
 def _slice(current: ShardedArray, target: ShardedArray) -> Slice | None:
-    """Slice a dim over the next axes it needs that are unused so far."""
+    """Return a slice of a dim over the next axes it needs that are unused so far; None if there are none."""
     used = {*current.split_axes, *current.unreduced}
     for dim in target.dims:
         axes = tuple(itertools.takewhile(lambda axis: axis not in used, _missing_axes(current, target, dim)))
@@ -71,7 +71,7 @@ def _slice(current: ShardedArray, target: ShardedArray) -> Slice | None:
 
 
 def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """Reduce-scatter over the next axes that a dim needs, if the array is unreduced over them."""
+    """Return a reduce-scatter over the next axes that a dim needs, if the array is unreduced over them; else None."""
     for dim in target.dims:
         axes = tuple(itertools.takewhile(lambda axis: axis in current.unreduced, _missing_axes(current, target, dim)))
         if axes:
@@ -80,7 +80,7 @@ def _scatter(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Commu
 
 
 def _exchange(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate | None:
-    """All-to-all over the next axes that a dim needs, if they are the last of another dim."""
+    """Return an all-to-all over the next axes that a dim needs, if they are the last of another dim; else None."""
     for dim in target.dims:
         missing = _missing_axes(current, target, dim)
         source = current.dim_of(missing[0]) if missing else None
@@ -93,16 +93,17 @@ def _exchange(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Comm
 
 
 def _reduce(current: ShardedArray, target: ShardedArray, sizes: Sizes, avoid: tuple[Kind, ...]) -> Communicate | None:
-    """All-reduce over the axes that neither stay unreduced nor will be scattered onto a dim."""
+    """Return an all-reduce over axes that neither stay unreduced nor will be scattered onto a dim; None without any."""
     kept = {*target.unreduced} if "reduce-scatter" in avoid else {*target.unreduced, *target.split_axes}
     axes = tuple(axis for axis in current.unreduced if axis not in kept)
     return communicate("all-reduce", axes, current, reduced(current, axes), sizes) if axes else None
 
 
 def _gather(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate:
-    """All-gather the excess axes at the end of a dim: of the dim where the array grows least.
+    """Return an all-gather of the excess axes at the end of a dim: of the dim where the array grows least.
 
-    Axes that no dim needs are gathered together; one that another dim needs alone, since an all-to-all may follow.
+    Axes that no dim needs are gathered together; one that another dim needs is gathered alone, since an all-to-all may
+    follow.
     """
     leaving = [axes for dim in target.dims if (axes := _excess_axes(current, target, dim))]
     axes = min(leaving, key=sizes.degree)
@@ -110,10 +111,9 @@ def _gather(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Commun
 
 
 def _excess_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
-    """Return the trailing axes of a dim that its target does not have, in two groups.
+    """Return the axes to gather at the end of a dim, which the target does not have there; () if there are none.
 
-    The first is gathered, since no other dim has these axes in the target; the second moves to another dim by an
-    all-to-all.
+    They are all trailing axes that no dim of the target has; without these, the last axis, which another dim needs.
     """
     held = current.axes_of(dim)
     pairs = zip(held, target.axes_of(dim), strict=False)
@@ -124,13 +124,13 @@ def _excess_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple
 
 
 def _missing_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
-    """The axes that a dim still needs; () while it has excess axes."""
+    """Return the axes that a dim still needs; () while it has excess axes."""
     held, final = current.axes_of(dim), target.axes_of(dim)
     return final[len(held) :] if final[: len(held)] == held else ()
 
 
 def _halves(move: Move, sizes: Sizes) -> tuple[Move, ...]:
-    """An all-reduce as a reduce-scatter onto the first dim that divides and an all-gather; any other move as it is."""
+    """Return an all-reduce as a reduce-scatter onto the first dim that divides and an all-gather; others unchanged."""
     if isinstance(move, Slice) or move.kind != "all-reduce":
         return (move,)
     for dim in move.operand.dims:
@@ -144,7 +144,7 @@ def _halves(move: Move, sizes: Sizes) -> tuple[Move, ...]:
 
 
 def _joined(moves: list[Move]) -> tuple[Move, ...]:
-    """The moves with consecutive all-gathers of one dim (inner axes, then outer ones) as one."""
+    """Return the steps with consecutive all-gathers of one dim (inner axes, then outer ones) joined."""
     joined: list[Move] = []
     for move in moves:
         last = joined[-1] if joined else None

@@ -36,7 +36,7 @@ class Communicate:
 
     @property
     def target(self) -> int | None:
-        """The position of the dim that a reduce-scatter or an all-to-all shards; None for others."""
+        """The position of the dim that a reduce-scatter or an all-to-all shards; None for other collectives."""
         return _position(self.result, self.axes)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Slice:
 
     @property
     def target(self) -> int:
-        """The position of the dim that is cut."""
+        """The position of the dim that is sliced."""
         position = _position(self.result, self.axes)
         assert position is not None
         return position
@@ -66,8 +66,8 @@ class Slice:
 class Multiply:
     """The einsum of each device's shards; the result is unreduced over axes that shard a summed dim.
 
-    flops: of one device, 2 for each element of the product of all dims (1 if no dim is summed). repeated_axes: the axes
-    larger than 1 along which every device does the same work.
+    flops: flops of one device, 2 for each index of all dims (1 if no dim is summed). repeated_axes: the axes larger
+    than 1 along which every device does the same work.
     """
 
     operands: tuple[ShardedArray, ShardedArray]
@@ -114,7 +114,7 @@ class Implementation:
 
     @property
     def flops(self) -> int:
-        """The flops of one device."""
+        """Flops of one device."""
         return sum(step.flops for step in self.products)
 
     @property
@@ -127,13 +127,13 @@ class Implementation:
 
 
 def einsum_formula(operands: Collection[ShardedArray], result: ShardedArray) -> str:
-    """The formula of a product for `einsum`: `ab,bc->ac`."""
+    """Return the formula of a product for `einsum`: `ab,bc->ac`."""
     letters = dict(zip(dict.fromkeys(dim for operand in operands for dim in operand.dims), ascii_letters, strict=False))
     *inputs, output = ("".join(letters[dim] for dim in array.dims) for array in (*operands, result))
     return f"{','.join(inputs)}->{output}"
 
 
 def _position(array: ShardedArray, axes: tuple[str, ...]) -> int | None:
-    """The position of the dim of an array that `axes` split."""
+    """Return the position of the dim of an array that `axes` split; None if they split none."""
     dim = array.dim_of(axes[-1])
     return None if dim is None else array.dims.index(dim)

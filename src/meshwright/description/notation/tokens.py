@@ -18,10 +18,10 @@ _PATTERN = re.compile(
 )
 
 _COLLECTIVES = {"all-gather": "AG", "reduce-scatter": "RS", "all-reduce": "AR", "all-to-all": "A2A"}
-"""The collectives as the sharding guide of MaxText spells them, `Reduce-Scatter (RS) over x`."""
+"""Short names of the collectives that MaxText's sharding guide spells out, as in `Reduce-Scatter (RS) over x`."""
 
 _DIM = re.compile(r"([A-Z])(?:_([a-z][a-z0-9]*)|<sub>([A-Za-z0-9]+)</sub>)?")
-"""A dim of one letter, which may stand beside the next without a space."""
+"""A dim of one letter, which the next dim may follow without a space."""
 
 _DIMS_TOGETHER = re.compile(rf"(?:{_DIM.pattern})+")
 
@@ -36,10 +36,10 @@ class Token:
 
 
 def tokenize(text: str, axes: Collection[str] | None = None) -> list[Token]:
-    """The tokens of a text, followed by one of kind `end`. White space separates.
+    """Return the tokens of a text, followed by one of kind `end`. White space separates tokens.
 
-    Where a subscript is no axis of the mesh but one with dims after it (`B_xE`), or is written `<sub>x</sub>`, dims are
-    single capital letters that stand together: `BM_x` is `B M_x`.
+    Dims may be single capital letters without spaces between: `BM_x` is `B M_x`. That is so if a subscript is written
+    `<sub>x</sub>`, or is an axis of the mesh with dims after it (`B_xE`).
     """
     tokens: list[Token] = []
     position = 0
@@ -62,7 +62,7 @@ def tokenize(text: str, axes: Collection[str] | None = None) -> list[Token]:
 
 
 def _is_together(word: str, axes: Collection[str] | None) -> bool:
-    """Whether a word has dims that can only be read one letter each."""
+    """Whether a word contains dims that can only be read as one letter each."""
     if "<sub>" in word:
         return True
     if axes is None or word.partition("_")[2] in axes or not _DIMS_TOGETHER.fullmatch(word):
@@ -71,7 +71,7 @@ def _is_together(word: str, axes: Collection[str] | None) -> bool:
 
 
 def _dims_of(token: Token) -> list[Token]:
-    """The dims of a word, each as one token; another token as it is."""
+    """Return the dims of a word, each as one token; other tokens unchanged."""
     is_short = token.text in _COLLECTIVES.values()
     if token.kind != "word" or is_short or not _DIMS_TOGETHER.fullmatch(token.text):
         return [token]
@@ -85,7 +85,7 @@ def _dims_of(token: Token) -> list[Token]:
 class Reader:
     """A position in the tokens of a text; its errors show the text and a position.
 
-    axes: those of the mesh; None without a mesh.
+    axes: the axes of the mesh; None without a mesh.
     """
 
     def __init__(self, text: str, axes: Collection[str] | None) -> None:
@@ -112,22 +112,22 @@ class Reader:
         return token
 
     def accept(self, *kinds: str) -> Token | None:
-        """Take the next token if it is of one of these kinds, or one of these words; else None."""
+        """Take the next token if it has one of these kinds or is one of these words; else return None."""
         return self.take() if self.token.kind in kinds or self.token.text in kinds else None
 
     def expect(self, kind: str, what: str) -> Token:
-        """Take the next token; raises if it is of another kind. what: for the error."""
+        """Take the next token. Raises if it is of another kind; `what` names the expected one in the error."""
         token = self.accept(kind)
         if token is None:
             raise self.mistake(f"{what} expected, not {self.token.text or 'the end'}", self.token.position)
         return token
 
     def mistake(self, reason: str, position: int) -> NotationError:
-        """An error at a position."""
+        """Return an error at a position."""
         return NotationError(reason, text=self.text, position=position)
 
     def build(self, position: int, make: Callable[..., Built], *arguments: object) -> Built:
-        """Call `make`; its errors get the position."""
+        """Call `make` with the arguments; its errors get the position."""
         try:
             return make(*arguments)
         except MeshwrightError as error:

@@ -1,6 +1,6 @@
-"""The layers of a decoder, written in the vocabulary of `step.layer` from the features of a `ModelConfig`.
+"""Build the ops (`step.layer`) of a decoder from the features of a `ModelConfig`.
 
-Products that add to the residual stream start smaller by sqrt(2 layers), as GPT-2's do.
+Weights of matmuls that add to the residual stream are initialised smaller by sqrt(2 layers), as in GPT-2.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from meshwright.description.step.model import Experts, LatentAttention, Model, M
 
 @cache
 def program(model: Model) -> Program:
-    """The forward pass of a model as ops."""
+    """Return a model's forward pass as ops."""
     if isinstance(model, ProgramModel):
         return model.program
     stacks = model.family.layers(model) or decoder_layers(model)
@@ -49,12 +49,12 @@ def program(model: Model) -> Program:
 
 
 def layers(model: Model) -> tuple[Stack, ...]:
-    """The layers of a model as ops, one stack for each kind."""
+    """Return a model's stacks of layers, one for each kind of layer."""
     return program(model).stacks
 
 
 def decoder_layers(model: ModelConfig) -> tuple[Stack, ...]:
-    """The layers of a decoder: those with a plain MLP, and after them those with experts."""
+    """Return a decoder's stacks: layers with a dense MLP, then layers with experts."""
     experts = model.experts
     if experts is None:
         return (Stack(name="layers", num_layers=model.num_layers, blocks=_blocks(model, None, 0)),)
@@ -70,7 +70,7 @@ def embedding_ops(model: ModelConfig) -> tuple[EndOp, ...]:
         name="embedding",
         rows=("vocab", model.vocab),
         columns=("embed", model.embed),
-        # Tied, the table is the unembedding too, and has to start as one; the first norm undoes the scale.
+        # A tied table is initialised as an unembedding; the first norm undoes the scale.
         init_scale=1 / math.sqrt(model.embed) if model.tied_embeddings else 1.0,
         multiplier=model.embedding_scale,
         is_tied=model.tied_embeddings,
@@ -85,7 +85,7 @@ def embedding_ops(model: ModelConfig) -> tuple[EndOp, ...]:
 
 
 def logits_ops(model: ModelConfig) -> tuple[EndOp, ...]:
-    """The ops after the last layer: the final norm, the logits and the loss."""
+    """Return the ops after the last layer: the final norm, the logits and the loss."""
     unembedding = Linear(
         name="embedding" if model.tied_embeddings else "unembedding",
         source="final",
@@ -103,12 +103,12 @@ def logits_ops(model: ModelConfig) -> tuple[EndOp, ...]:
 
 
 def attention_block(model: ModelConfig, first_layer: int = 0) -> Block:
-    """Attention with the norm before it, in a stack that starts with layer `first_layer` of the model."""
+    """Return an attention block with its norm, for a stack that starts with layer `first_layer` of the model."""
     return Block(name="attention", ops=(*_attention_ops(model, first_layer), Add(sources=("attention_added",))))
 
 
 def mlp_block(model: ModelConfig) -> Block:
-    """A dense MLP with the norm before it."""
+    """Return a dense MLP block with its norm."""
     return Block(name="mlp", ops=(*_mlp_ops(model), Add(sources=("mlp_added",))))
 
 
@@ -157,7 +157,7 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
 
 
 def _blocks(model: ModelConfig, experts: Experts | None, first_layer: int) -> tuple[Block, ...]:
-    """The blocks of one layer."""
+    """Return the blocks of one layer: attention and MLP (or experts), or one block with both in parallel."""
     if not model.parallel_blocks:
         return attention_block(model, first_layer), moe_block(model, experts) if experts else mlp_block(model)
     ops = (*_attention_ops(model, first_layer), *_mlp_ops(model), Add(sources=("attention_added", "mlp_added")))
@@ -202,7 +202,7 @@ def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:
 
 
 def _heads(model: ModelConfig, first_layer: int, stream: str) -> tuple[LayerOp, ...]:
-    """Queries, keys and values from the value `stream`."""
+    """Return the ops that compute queries, keys and values from the value named `stream`."""
     single: Dims = (("kv_heads", model.num_kv_heads), ("head_dim", model.head_dim))
     dims = {"query": _head_dims(model, model.head_dim), "key": single, "value": single}
     ops: list[LayerOp] = [
@@ -236,7 +236,7 @@ def _heads(model: ModelConfig, first_layer: int, stream: str) -> tuple[LayerOp, 
 
 
 def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> tuple[LayerOp, ...]:
-    """Queries, keys and values from latents; each latent is computed whole wherever its heads are split."""
+    """Return the ops that compute queries, keys and values from latents. Every device with heads has whole latents."""
     rank, rope = latent.kv_rank, latent.rope_head_dim
     embed: Dims = (("embed", model.embed),)
 
@@ -295,7 +295,7 @@ def _mlp_ops(model: ModelConfig) -> tuple[LayerOp, ...]:
 def _mlp(
     model: ModelConfig, prefix: str, source: str, width: int, *, target: str = "", num_experts: int = 0
 ) -> tuple[LayerOp, ...]:
-    """Return the matmuls of an MLP, two or three if it is gated, and the activation between them."""
+    """Return the ops of an MLP: two matmuls, or three if it is gated, and the activation between them."""
     names, experts = ("gate", "up") if model.gated else ("up",), model.experts
     has_bias = model.mlp_bias if not num_experts or experts is None else experts.has_bias
     opened = [
@@ -331,7 +331,7 @@ def _mlp(
 
 
 def _norm(model: ModelConfig, name: str, source: str, target: str, dims: Dims = ()) -> Norm:
-    """A norm as all of a model are, over some dims; over the stream where none are given."""
+    """Return a norm with the model's settings over `dims`; over the residual stream if `dims` is empty."""
     return Norm(
         name=name,
         source=source,
@@ -346,17 +346,17 @@ def _norm(model: ModelConfig, name: str, source: str, target: str, dims: Dims = 
 
 
 def _head_dims(model: ModelConfig, size: int) -> Dims:
-    """The dims of query heads."""
+    """Return the dims of query heads, each head of `size` elements."""
     return tuple(zip(HEADS, (model.num_kv_heads, model.num_groups, size), strict=True))
 
 
 def _adding_scale(model: ModelConfig, fan_in: int) -> float:
-    """The standard deviation of a weight whose product is added to the stream, once in each block of each layer."""
+    """Return the initial standard deviation of a weight whose matmul adds to the stream, as two in each layer do."""
     return 1 / math.sqrt(fan_in * (2 * model.num_layers))
 
 
 def _full_layers(model: ModelConfig, first_layer: int) -> tuple[bool, ...]:
-    """Whether a layer attends to all keys, of each layer of the stack from `first_layer` on in a cycle."""
+    """Return whether each layer attends to all keys, as a repeating cycle that starts at layer `first_layer`."""
     every = model.full_attention_every
     if model.full_attention_layers:
         num_dense = model.experts.num_dense_layers if model.experts else 0
@@ -369,7 +369,7 @@ def _full_layers(model: ModelConfig, first_layer: int) -> tuple[bool, ...]:
 
 
 def _frequencies(model: ModelConfig, first_layer: int) -> tuple[Frequencies, ...]:
-    """The rotary frequencies of each layer from `first_layer` on in a cycle."""
+    """Return the rotary frequencies of each layer, as a repeating cycle that starts at layer `first_layer`."""
     everywhere = Frequencies(theta=model.rope_theta, scaling=model.rope_scaling)
     if model.rope_theta_local is None:
         return (everywhere,)

@@ -1,4 +1,4 @@
-"""Rotary frequencies as data: theta, and how they are scaled beyond the length a model was first trained on."""
+"""Rotary frequencies as data: theta, and the scaling to sequences longer than those of a model's first training."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class LinearRopeScaling:
-    """Positions divided by a factor (arXiv:2306.15595), as Gemma 3 does in its global layers."""
+    """Linear interpolation: positions are divided by a factor (arXiv:2306.15595), as in Gemma 3's global layers."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3RopeScaling:
-    """Llama 3.1's scaling by wavelength: long ones by the factor, short ones not (arXiv:2407.21783)."""
+    """Llama 3.1's scaling (arXiv:2407.21783): only frequencies of long wavelengths are divided by the factor."""
 
     factor: float
     low_freq_factor: float
@@ -25,7 +25,7 @@ class Llama3RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicRopeScaling:
-    """Theta grows with a sequence beyond the original length (dynamic NTK scaling, arXiv:2309.00071, B.2)."""
+    """Dynamic NTK scaling (arXiv:2309.00071, B.2): theta grows with sequences longer than the original length."""
 
     factor: float
     original_max_seq_len: int
@@ -33,13 +33,16 @@ class DynamicRopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnRopeScaling:
-    """YaRN (arXiv:2309.00071): dims that turn often keep their frequency, slow ones are divided by the factor.
+    """YaRN (arXiv:2309.00071): fast-rotating dims keep their frequency, slow ones are divided by the factor.
 
-    beta_fast, beta_slow: the turns within the original length above which a dim is kept and below which it is scaled.
-    truncate: whether the pairs of dims where the ramp between them starts and ends are whole numbers. attention_factor:
-    what cosines and sines are multiplied by; by default the paper's, from `mscale` and `mscale_all_dim` if it has both.
-    query_beta: the query at position p is multiplied by 1 + query_beta * ln(1 + floor(p / original length)), as in
-    Ministral 3 and Llama 4; 0 for no scaling.
+    Attributes:
+        beta_fast: a dim with more turns than this within the original length is kept.
+        beta_slow: a dim with fewer turns than this is divided by the whole factor; between the two is a ramp.
+        truncate: whether the ramp starts and ends at whole pairs of dims.
+        attention_factor: factor of cosines and sines; None: the paper's, or from `mscale` and `mscale_all_dim` if both
+            are set.
+        query_beta: the query at position p is multiplied by 1 + query_beta * ln(1 + floor(p / original length)), as in
+            Ministral 3 and Llama 4; 0: no scaling.
     """
 
     factor: float
@@ -53,11 +56,14 @@ class YarnRopeScaling:
     query_beta: float = 0.0
 
     def magnitude(self, scale: float = 1.0) -> float:
-        """0.1 scale ln(factor) + 1, equation 22 of the paper; DeepSeek multiplies its scores by such squares too."""
+        """Return 0.1 * scale * ln(factor) + 1 (equation 22 of the paper).
+
+        DeepSeek also multiplies attention scores by the square of such a factor.
+        """
         return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
     def ramp(self, theta: float, size: int) -> tuple[float, float]:
-        """The pairs of dims, of `size` / 2, at which scaling starts and from which it is whole (equation 17)."""
+        """Return where the ramp starts and ends (equation 17), as indices into the `size` / 2 pairs of dims."""
         low, high = (
             size * math.log(self.original_max_seq_len / (2 * math.pi * turns)) / (2 * math.log(theta))
             for turns in (self.beta_fast, self.beta_slow)
@@ -69,11 +75,13 @@ class YarnRopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRopeScaling:
-    """LongRoPE (arXiv:2402.13753): each frequency divided by a factor of its own, another in longer sequences.
+    """LongRoPE (arXiv:2402.13753): each frequency is divided by its own factor, which differs for long sequences.
 
-    short_factor, long_factor: of each pair of rotated dims, in sequences up to the original length and in longer ones.
-    factor: how many times longer than the original length they may be. attention_factor: what cosines and sines are
-    multiplied by in both; by default sqrt(1 + ln(factor) / ln(original length)).
+    Attributes:
+        short_factor: divisor for each pair of rotated dims, in sequences up to the original length.
+        long_factor: the same in longer sequences.
+        factor: the longest sequence divided by the original length.
+        attention_factor: factor of cosines and sines at any length; None: sqrt(1 + ln(factor) / ln(original length)).
     """
 
     short_factor: tuple[float, ...]
@@ -101,13 +109,13 @@ class Frequencies:
 
     @property
     def of_keys(self) -> Frequencies:
-        """The frequencies of keys, which are not multiplied."""
+        """The frequencies of keys: the same without the scaling of queries."""
         scaling = self.scaling
         return replace(self, scaling=replace(scaling, query_beta=0.0)) if isinstance(scaling, YarnRopeScaling) else self
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether the same position has other angles in a longer sequence."""
+        """Whether the angles of a position depend on the length of the sequence."""
         return isinstance(self.scaling, DynamicRopeScaling | LongRopeScaling)
 
     @property

@@ -1,7 +1,7 @@
-"""Image models: the ResNet family (arXiv:1512.03385, table 1), its parameters declared once, and a step of its ops.
+"""Image models: the ResNet family (arXiv:1512.03385, table 1), its parameters, and the ops of a train step.
 
-A convolution is a product whose rows are what its filter sees of the image at each pixel (implicit GEMM,
-arXiv:1410.0759). Differentiation and collectives follow by the passes that a decoder's step goes through.
+A convolution is a matmul with a row for each output pixel: the inputs that its filter covers (implicit GEMM,
+arXiv:1410.0759). Differentiation and collectives come from the same passes as in a decoder's step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshwright.mesh import MeshShape, check_batch
 Place = Literal["stem", "first", "inner", "last", "shortcut", "classes"]
 
 IMAGE_RULES: Rules = {
-    # A filter's results are what fsdp stores in shards: all but the stem's three colours divide alike.
+    # fsdp shards output channels: they divide alike in all layers, while the stem has three input channels.
     "kernel": (),
     "channels_in": (),
     "channels_out": ("fsdp",),
@@ -36,10 +36,10 @@ IMAGE_RULES: Rules = {
 """Sharding rules of image models: kernels are stored over fsdp, images are split over dp and fsdp."""
 
 NORMS: Mapping[Place, Pass] = {"last": "batch_norm_add", "shortcut": "batch_norm_shortcut"}
-"""The pass of the norms that no relu follows at once, but a sum."""
+"""The elementwise pass of a batch norm that is followed by the residual sum and not directly by a relu."""
 
 STATISTICS = "statistics of batch norms"
-"""Sums of batch norms over all devices, which the second of two ops waits for."""
+"""Name of the sums of batch norm statistics over all devices, which the second of a norm's two ops waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class ConvNet:
     # Blocks of each stage. Each stage doubles the width and halves the image of the one before.
     blocks: tuple[int, ...]
     is_bottleneck: bool
-    width: int = 64  # Of the first stage.
+    width: int = 64  # Channels of the first stage.
     image_size: int = 224
     num_classes: int = 1000
     # A bottleneck has its stride in the 3x3 convolution, as torchvision's and NVIDIA's (v1.5), not in its first 1x1 as
@@ -59,13 +59,13 @@ class ConvNet:
 
     @property
     def num_blocks(self) -> int:
-        """The residual blocks of all stages."""
+        """Number of residual blocks in all stages."""
         return sum(self.blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """One convolution on a square image of `in_size`, padded so that only its stride makes the image smaller.
+    """One convolution on a square image of `in_size` pixels a side, padded so that only its stride shrinks the image.
 
     The matmul to the classes is a convolution on a single pixel; all others are followed by a batch norm.
     """
@@ -81,12 +81,12 @@ class Convolution:
 
     @property
     def out_size(self) -> int:
-        """The side of the image that comes out."""
+        """Side of the output image, in pixels."""
         return math.ceil(self.in_size / self.stride)
 
     @property
     def block(self) -> str:
-        """The residual block it is in; the stem and the classes are blocks of their own."""
+        """Name of the residual block that contains it; the stem and the classes are blocks of their own."""
         return self.path.rpartition(".")[0] or self.path
 
     @property
@@ -99,9 +99,13 @@ class Convolution:
 class ImageWorkload:
     """A training step of an image model: `batch` images over all devices, every activation kept for backward.
 
-    Parameters and SGD's momentum are kept in `param_dtype`; convolutions, activations and the gradients that are summed
-    are in `compute_dtype`. syncs_norms: batch norms take their statistics from the images of all devices. fuses: norms,
-    relus and sums are compiled into few passes over memory, as XLA does, or run one by one, as eager frameworks do.
+    Parameters and SGD's momentum are stored in `param_dtype`; convolutions, activations and gradients that are summed
+    over devices are in `compute_dtype`.
+
+    Attributes:
+        syncs_norms: whether batch norms use statistics of the images of all devices.
+        fuses: whether norms, relus and sums are compiled into few passes over memory, as by XLA, or run one by one, as
+            in eager frameworks.
     """
 
     model: ConvNet
@@ -126,12 +130,12 @@ RESNETS: Mapping[str, ConvNet] = {
         (152, (3, 8, 36, 3)),
     )
 }
-"""The image models by name: arXiv:1512.03385, table 1."""
+"""The ResNets by name (arXiv:1512.03385, table 1)."""
 
 
 @cache
 def convolutions(model: ConvNet) -> tuple[Convolution, ...]:
-    """Every convolution of a model in the order of the forward pass, a block's shortcut before its own."""
+    """Return every convolution of a model in forward order, a block's shortcut before its other convolutions."""
     stem = Convolution(
         path="stem",
         place="stem",
@@ -161,7 +165,7 @@ def pooled_size(model: ConvNet) -> int:
 
 
 def _block(model: ConvNet, path: str, channels: int, width: int, size: int, stride: int) -> Iterator[Convolution]:
-    """Return the convolutions of one residual block, the shortcut first if channels or size change."""
+    """Yield the convolutions of one residual block, the shortcut first if channels or size change."""
     if model.is_bottleneck:
         first, middle = (1, stride) if model.strides_late else (stride, 1)
         shape = ((1, width, first), (3, width, middle), (1, 4 * width, 1))
@@ -193,7 +197,7 @@ def _block(model: ConvNet, path: str, channels: int, width: int, size: int, stri
 
 @cache
 def image_parameters(model: ConvNet) -> Mapping[str, Mapping[str, Parameter]]:
-    """The declaration of every parameter of an image model: kernels, the two vectors of each norm, a bias."""
+    """Return an image model's declared parameters: kernels, each norm's scale and bias, the classes' bias."""
     tree: dict[str, dict[str, Parameter]] = {}
     for made in convolutions(model):
         fan_in = made.kernel**2 * made.in_channels
@@ -207,18 +211,18 @@ def image_parameters(model: ConvNet) -> Mapping[str, Mapping[str, Parameter]]:
         else:
             axes, shape = ("features", "classes"), (made.in_channels, made.out_channels)
             vectors = {"bias": Parameter(shape=(made.out_channels,), axes=("norm",), scale=0.0, role="vector")}
-        # Twice the variance, as half of what comes in is cut off by the relu (arXiv:1502.01852).
+        # Twice the variance, as the relu cuts off half of the input (arXiv:1502.01852).
         tree[made.path] = {"kernel": Parameter(shape=shape, axes=axes, scale=math.sqrt(2 / fan_in))} | vectors
     return tree
 
 
 def num_image_parameters(model: ConvNet) -> int:
-    """The number of parameters of an image model; the running statistics of batch norms are none."""
+    """Return the number of parameters of an image model, without the running statistics of batch norms."""
     return sum(parameter.size for _, parameter in leaves(image_parameters(model)))
 
 
 def check_image_mesh(workload: ImageWorkload, mesh: MeshShape) -> None:
-    """Raise where the mesh cannot split the images or the kernels, or has an axis that would split nothing."""
+    """Raise if the mesh cannot split the images or the kernels, or has an axis that would split nothing."""
     for axis, degree in mesh.degrees.items():
         if degree > 1 and axis not in IMAGE_RULES["batch"]:
             raise MeshwrightError(
@@ -231,7 +235,7 @@ def check_image_mesh(workload: ImageWorkload, mesh: MeshShape) -> None:
 
 
 def image_step(workload: ImageWorkload, mesh: MeshShape) -> Step:
-    """A train step of an image model. Its symbol `B` is the images of all devices; a residual block is a region."""
+    """Return a train step of an image model. Symbol `B`: images of all devices. Each residual block is a region."""
     live = tuple(axis for axis in IMAGE_RULES["batch"] if mesh.degree(axis) > 1)
     ops = _image_ops(workload.model, live, workload.syncs_norms)
     once = Repeat(useful=1, executed=1, static=1, mean=1.0)
@@ -241,11 +245,11 @@ def image_step(workload: ImageWorkload, mesh: MeshShape) -> Step:
 
 @lru_cache(maxsize=256)
 def _image_ops(model: ConvNet, live: tuple[str, ...], syncs_norms: bool) -> Ops:
-    """The ops of a step, which depend on the axes that are larger than 1; kernels are gathered for both passes."""
+    """Return the ops of a step, which depend on the axes larger than 1. Both passes gather the kernels."""
     ops: list[Op] = []
     for node in _Sharder(model, live, syncs_norms).nodes():
         ops += forward_ops(node)
-        # Nothing wants the gradient of the images.
+        # The gradient of the images is not needed.
         ops += (op for op in backward_ops(node) if not _is_gradient_of_images(op))
         for work in node.work:
             if isinstance(work, Weight):
@@ -264,14 +268,14 @@ def _is_gradient_of_images(op: Op) -> bool:
 
 @dataclass(frozen=True)
 class _Sharder:
-    """The nodes of an image model whose images are split over some axes."""
+    """Builder of the nodes of an image model whose images are split over the axes `live`."""
 
     model: ConvNet
     live: tuple[str, ...]
     syncs_norms: bool
 
     def nodes(self) -> Iterator[Node]:
-        """A node for each convolution with the norm, relu and sum that follow, and for each pool."""
+        """Yield a node for each convolution with its norm, relu and sum, and for each pool."""
         stream = self._pixels("images", self.model.image_size, 3)
         parameters = image_parameters(self.model)
         source = stream
@@ -284,7 +288,7 @@ class _Sharder:
             output = self._pixels(made.path, made.out_size, made.out_channels, "PQK")
             yield _node(made.block, *self._convolution(made, source, output, parameters[made.path]))
             if made.place == "first":
-                # The gradient of the block's input: its own, and the shortcut's.
+                # The gradient of the block's input has two terms: from this convolution and from the shortcut.
                 yield _node(made.block, PassOver(kind="gradients", arrays=(source,)))
             source = self._pixels(f"{made.path}.relu", made.out_size, made.out_channels)
             if made.place == "last":
@@ -296,7 +300,7 @@ class _Sharder:
     def _convolution(
         self, made: Convolution, source: Array, output: Array, declared: Mapping[str, Parameter]
     ) -> Iterator[Work]:
-        """A convolution, its batch norm, and its parameters on their way to their use."""
+        """Yield the work of a convolution and its batch norm, with the layouts of their parameters."""
         kernel = declared["kernel"]
         stored = Array("kernel", self._stored(kernel))
         used = Array("kernel", tuple(dim._replace(axes=()) for dim in stored.dims))
@@ -319,7 +323,7 @@ class _Sharder:
         if made.has_norm:
             yield PassOver(kind=NORMS.get(made.place, "batch_norm"), arrays=(output,))
             if self.syncs_norms:
-                # A sum and a sum of squares of each channel; backward as many of gradients.
+                # A sum and a sum of squares for each channel; in backward, two sums of gradients.
                 whole = Array(STATISTICS, (Dim("T", 2), columns), width="float32")
                 yield Move(name=STATISTICS, before=replace(whole, unreduced=self.live), after=whole, pending=self.live)
 
@@ -328,12 +332,12 @@ class _Sharder:
         return Array(name, (Dim("B", None, self.live), *map(Dim, letters, (size, size, channels))))
 
     def _stored(self, parameter: Parameter) -> tuple[Dim, ...]:
-        """Return the stored dims of a parameter: rows and columns of a kernel, channels in, channels out."""
+        """Return the stored dims of a parameter. A kernel's letters RSCK: rows, columns, channels in, channels out."""
         axes = [tuple(axis for axis in IMAGE_RULES[name] if axis in self.live) for name in parameter.axes]
         letters = "RSCK"[-len(axes) :]
         return tuple(map(Dim, letters, parameter.shape, axes))
 
 
 def _node(region: str, *work: Work) -> Node:
-    """A node of an image model."""
+    """Return a node of an image model."""
     return Node(region=Region(region), block=Block.MLP, work=work)

@@ -1,8 +1,8 @@
 """A step as data: frozen ops over sharded arrays, grouped into regions that repeat. No JAX, no model.
 
-An array's dims have a size, or are symbolic: `B` sequences, `S` tokens, `C` rows sent to experts have theirs from
-`Extents`, so that the same ops serve every batch and every degree of the same mesh axes. Folds over these ops
-(`cost`) are all there is of flops, collectives, memory traffic, time and memory.
+A dim of an array has a fixed or a symbolic size. Symbolic ones, such as `B` sequences, `S` tokens and `C` rows sent to
+experts, get their size from `Extents`, so that the same ops serve every batch and every degree of the same mesh axes.
+Flops, collectives, memory traffic, time and memory are all folds over these ops (`cost`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Width = Literal["compute", "gradient", "float32"]
 
 
 class Dim(NamedTuple):
-    """A dim of an array: its letter in the notation, its size (None: see `Extents`) and the mesh axes that split it."""
+    """A dim of an array: its letter in the notation, its size (None if `Extents` has it), its mesh axes."""
 
     letter: str
     size: int | None
@@ -42,22 +42,22 @@ class Array:
 
     @cached_property
     def static_size(self) -> int:
-        """The product of the dims whose size is known."""
+        """Product of the sizes of all dims that are not symbolic."""
         return math.prod(dim.size for dim in self.dims if dim.size is not None)
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:
-        """The letters of the dims whose size `Extents` has."""
+        """Letters of the symbolic dims, whose sizes `Extents` has."""
         return tuple(dim.letter for dim in self.dims if dim.size is None)
 
     @cached_property
     def split_axes(self) -> tuple[str, ...]:
-        """Every mesh axis that splits one of its dims."""
+        """Every mesh axis that splits a dim of the array."""
         return tuple(axis for dim in self.dims for axis in dim.axes)
 
     @cached_property
     def notation(self) -> ShardedArray:
-        """This array in the notation."""
+        """This array as a `ShardedArray` of the notation."""
         letters, axes = tuple(dim.letter for dim in self.dims), tuple(dim.axes for dim in self.dims)
         return ShardedArray(self.name.replace(" ", "_"), letters, axes, self.unreduced)
 
@@ -80,7 +80,7 @@ class Extents:
         return size
 
     def local_dims(self, dims: tuple[Dim, ...]) -> float:
-        """Return the product of the local sizes of some dims: elements a device holds of an array with these dims."""
+        """Return how many elements one device holds of an array with these dims."""
         degrees, size = vars(self.mesh), 1.0
         for dim in dims:
             size *= self.sizes[dim.letter] if dim.size is None else dim.size
@@ -101,7 +101,7 @@ class Block(StrEnum):
 
 
 class Region(NamedTuple):
-    """Where an op repeats: the embedding, the layers of a stack, the logits, between stages, or the update."""
+    """Part of a step whose ops repeat equally often: embedding, a stack's layers, logits, stage transfers, update."""
 
     name: str
     is_once: bool = False  # Once a step (for each layer of a device) and not for each microbatch.
@@ -123,9 +123,9 @@ _UNUSED_NUMBERS = count()
 
 @lru_cache(maxsize=1 << 14)
 def _number(_work: tuple[object, ...]) -> int:
-    """The number of a kind of work: the ops of a step are hashed once, not each time they are priced.
+    """Return an integer id of a kind of work, so that an op is hashed once and not each time it is priced.
 
-    No number is given twice, so that work which was forgotten is priced again, never for another's time.
+    Ids are never reused: work that was evicted from this cache gets a new id and is priced again.
     """
     return next(_UNUSED_NUMBERS)
 
@@ -156,7 +156,7 @@ class Matmul:
 
     @cached_property
     def work(self) -> int:
-        """A number shared by matmuls that take the same time, in whatever pass (`_number`)."""
+        """An id shared by all matmuls that take the same time, in any phase (`_number`)."""
         sizes = (self.rows, self.inner, self.columns, self.experts, self.image)
         return _number((self.role, sizes, self.is_summed, self.is_rounded, self.is_ring))
 
@@ -169,7 +169,7 @@ OPERANDS: frozenset[Operand] = frozenset(("query", "key", "value"))
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOp:
-    """Attention of queries over keys: scores, softmax, and the product with the values."""
+    """Attention of queries over keys: scores, softmax, and the matmul with the values."""
 
     name: str
     phase: Phase
@@ -190,15 +190,16 @@ class AttentionOp:
 
     @cached_property
     def work(self) -> int:
-        """A number shared by attention ops that take the same time."""
+        """An id shared by all attention ops that take the same time."""
         sizes = (self.query, self.qk_dim, self.value_dim, self.windows, len(self.gradient_products))
         return _number((self.phase == "backward", sizes, self.is_scores_alone, self.is_of_chunks))
 
     @property
     def gradient_products(self) -> tuple[tuple[Literal["scores", "values"], Literal["left", "right"]], ...]:
-        """Return the gradient matmuls of attention through memory: of both operands of its two products.
+        """The backward matmuls of attention through memory: pairs of a forward matmul and the operand to differentiate.
 
-        Those that no operand's gradient needs are left out. Queries and keys share the gradient of the weights.
+        Matmuls that no operand in `gradients` needs are left out. Queries and keys both need the gradient of the
+        softmax.
         """
         has_scores = not self.gradients.isdisjoint(("query", "key"))
         made = {
@@ -228,7 +229,7 @@ class Elementwise:
 
     @cached_property
     def work(self) -> int:
-        """A number shared by elementwise ops that take the same time."""
+        """An id shared by all elementwise ops that take the same time."""
         return _number((self.kind, self.phase == "backward", self.arrays))
 
 
@@ -268,22 +269,22 @@ class Ops:
 
     @cached_property
     def matmuls(self) -> tuple[Matmul, ...]:
-        """The products with weights, and their gradients."""
+        """All matmuls, in all phases."""
         return tuple(op for op in self.ops if isinstance(op, Matmul))
 
     @cached_property
     def attention(self) -> tuple[AttentionOp, ...]:
-        """Attention."""
+        """All attention ops."""
         return tuple(op for op in self.ops if isinstance(op, AttentionOp))
 
     @cached_property
     def elementwise(self) -> tuple[Elementwise, ...]:
-        """The passes over memory."""
+        """All elementwise ops."""
         return tuple(op for op in self.ops if isinstance(op, Elementwise))
 
     @cached_property
     def computing(self) -> Mapping[str, ComputingOps]:
-        """The computing ops of each region, in all passes."""
+        """The computing ops of each region, in all phases."""
         regions: dict[str, list[ComputingOp]] = {}
         for op in (*self.matmuls, *self.attention, *self.elementwise):
             regions.setdefault(op.region.name, []).append(op)
@@ -291,7 +292,7 @@ class Ops:
 
     @cached_property
     def communication(self) -> tuple[Communicate, ...]:
-        """The collectives."""
+        """All collectives except sends between pipeline stages (`Step.stages`)."""
         return tuple(op for op in self.ops if isinstance(op, Communicate))
 
     @cached_property
@@ -309,17 +310,16 @@ class Ops:
 
 
 class ComputingOps(NamedTuple):
-    """Computing ops of a region in all passes."""
+    """The computing ops of one region in all phases, by kind."""
 
     attention: tuple[AttentionOp, ...]
     rest: tuple[Matmul | Elementwise, ...]  # All but attention.
-    # Of `rest`: matmuls with the gradient of attention's queries or of their weight, and accumulation of that weight's
-    # gradient.
+    # Those of `rest` in the query projection's backward: its gradient matmuls, and accumulation of its weight gradient.
     of_queries: tuple[Matmul | Elementwise, ...]
 
 
 def _computing(ops: list[ComputingOp]) -> ComputingOps:
-    """The ops of one region by kind."""
+    """Group the computing ops of one region by kind."""
     attention = tuple(op for op in ops if isinstance(op, AttentionOp))
     rest = tuple(op for op in ops if not isinstance(op, AttentionOp))
     queries = {op.query.name for op in attention}
@@ -351,5 +351,5 @@ class Step:
 
     @property
     def communication(self) -> tuple[Communicate, ...]:
-        """Every collective of the step."""
+        """Every collective of the step, including sends between stages."""
         return self.ops.communication + self.stages

@@ -23,7 +23,8 @@ Dims = tuple[tuple[str, int], ...]
 """Dims as (logical axis, size)."""
 
 HEADS = ("kv_heads", "group", "head_dim")
-"""The dims of queries: heads grouped by the kv head they share, so that splitting kv_heads splits both alike."""
+"""Logical axes of queries: heads are grouped by the kv head they share, so that splitting kv_heads splits both alike.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +80,13 @@ class Linear:
 
     @property
     def bias_dims(self) -> Dims:
-        """The logical axis and the size of each dim of its bias, kept whole along the stream as scales of norms are."""
+        """Logical axis and size of each bias dim. A bias over embed is stored whole, like a norm's scale."""
         experts = (("expert", self.num_experts),) if self.num_experts else ()
         return *experts, *(("norm" if name == "embed" else name, size) for name, size in self.outputs)
 
     @property
     def fan_in(self) -> int:
-        """The elements summed for each element of the result."""
+        """Number of elements summed for each element of the result."""
         return math.prod(size for _, size in self.inputs)
 
 
@@ -105,7 +106,7 @@ class Rotary:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentKeys:
-    """What a server caches of a token instead of keys and values (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+    """Values of a token that a server caches instead of keys and values (DeepSeek-V2, arXiv:2405.04434, 2.1)."""
 
     latent: str  # Value from which keys and values are computed.
     rotary: str  # Part of the key that all heads share.
@@ -138,7 +139,7 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class ClampedSwiglu:
-    """gate sigmoid(alpha gate) (up + 1), gate at most `limit`, up within +-limit (gpt-oss, arXiv:2508.10925)."""
+    """gate * sigmoid(alpha * gate) * (up + 1), with gate <= limit and |up| <= limit (gpt-oss, arXiv:2508.10925)."""
 
     alpha: float = 1.702
     limit: float = 7.0
@@ -172,14 +173,14 @@ class Routing:
 
 
 SOFTMAX_ROUTING = Routing()
-"""A softmax over the chosen logits (Mixtral, arXiv:2401.04088, section 2.1)."""
+"""Routing by a softmax over the chosen logits (Mixtral, arXiv:2401.04088, section 2.1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
-    """Top-k routing: the rows of `source` that each of `num_experts` works on, by the router's logits `router`.
+    """Top-k routing: send rows of `source` to `num_experts` experts, chosen by the router's logits `router`.
 
-    capacity_factor: as in `Experts`; None where no token is dropped.
+    capacity_factor: as in `Experts`; None: no token is dropped.
     """
 
     source: str
@@ -201,7 +202,7 @@ class Combine:
 
 @dataclass(frozen=True, kw_only=True)
 class SigmoidGate:
-    """`source` [batch, sequence, embed] times the sigmoid of its token's one logit `by` [batch, sequence, 1]."""
+    """Multiply `source` [batch, sequence, embed] by the sigmoid of each token's logit `by` [batch, sequence, 1]."""
 
     source: str
     by: str
@@ -290,7 +291,7 @@ class Block:
 
     @property
     def num_additions(self) -> int:
-        """How many outputs are added to the stream: two where attention and MLP run in parallel, in one block."""
+        """Number of outputs added to the stream: 2 if attention and MLP run in parallel in one block, else 1."""
         return 2 if self.name == "block" else 1
 
 
@@ -311,13 +312,13 @@ class Stack:
 
     @property
     def period(self) -> int:
-        """The number of layers after which windows and rotary frequencies repeat; 1 where all layers are alike."""
+        """Number of layers after which windows and rotary frequencies repeat; 1 if all layers are alike."""
         cycles = [len(op.windows) for op in self.ops if isinstance(op, Attention)]
         cycles += [len(op.by_layer) for op in self.ops if isinstance(op, Rotary)]
         return math.lcm(*cycles)
 
     def layer(self, number: int) -> Stack:
-        """One layer of the stack by itself, with its own window and frequencies."""
+        """Return layer `number` as a stack of one layer, with its own window and frequencies."""
 
         def own(op: LayerOp) -> LayerOp:
             match op:

@@ -46,9 +46,10 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
 
 
 def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tuple[str, ...]]]:
-    """Return every size that a mesh must divide, with the axes that split it: all of `check_mesh` but pp's stages.
+    """Return the divisibility conditions of `check_mesh`, except pp's stages: pairs of a size and axes that split it.
 
-    A mesh is legal if the product of each pair's axes divides its size. An axis that would split nothing has size 1.
+    A mesh is legal if the product of each pair's degrees divides its size. An axis that would split nothing gets size
+    1.
     """
     found = {(workload.batch, rules["batch"]), (workload.seq_len, rules["residual_sequence"])}
     for _, parameter in leaves(parameters(workload.model)):
@@ -60,9 +61,9 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
 
 
 def _used_axes(model: Model, rules: Rules) -> set[str]:
-    """The mesh axes that split something of a model or its batch.
+    """Return the mesh axes that split something of a model or its batch.
 
-    Experts give ep its dim; the batch alone would make it another name for dp.
+    ep counts only if the model has experts: splitting the batch alone, it would be another name for dp.
     """
     declared = {name for _, parameter in leaves(parameters(model)) for name in parameter.axes}
     named = declared | {"residual_sequence", "batch"}
@@ -73,7 +74,8 @@ def _used_axes(model: Model, rules: Rules) -> set[str]:
 def check_positions(model: Model, seq_len: int, use: str = "--seq-len {} or less") -> None:
     """Raise an error if a model has fewer learned positions than a sequence has tokens.
 
-    use: the advice at the end of the error, a format string with the number of positions.
+    Args:
+        use: the advice at the end of the error, a format string that takes the number of positions.
     """
     most = learned_positions(model)
     if most is not None and seq_len > most:
@@ -90,10 +92,7 @@ def learned_positions(model: Model) -> int | None:
 
 
 def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) -> None:
-    """Raise an error if no step runs the model, the mesh or the strategy as they are.
-
-    They can be planned, but not lowered, compiled or trained.
-    """
+    """Raise an error if the model, the mesh or the strategy can be planned but not lowered, compiled or trained."""
     _check_lowered(model)
     _check_attention(model, mesh, strategy)
     _check_experts(model, mesh, strategy)
@@ -114,7 +113,7 @@ def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) 
 
 
 def _check_lowered(model: Model) -> None:
-    """Raise where a model has something that no code here runs."""
+    """Raise if a model has a feature that no code here runs."""
     if reasons := _only_planned(model):
         raise MeshwrightError(
             f"model {model.name} has {' and '.join(reasons)}; it can be planned, and does not run yet"
@@ -129,7 +128,7 @@ def _only_planned(model: Model) -> tuple[str, ...]:
 
 
 def _check_attention(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise an error if a fused attention lacks a feature of the model's."""
+    """Raise an error if the strategy's fused attention lacks a feature of the model."""
     if strategy.attention == "scores":
         return
     for op in attention_ops(model):
@@ -170,7 +169,7 @@ def _check_rings(model: Model, strategy: Strategy) -> None:
 
 
 def _check_experts(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise an error if experts cannot run on the mesh with the strategy, or there are none to split."""
+    """Raise an error if experts cannot run on the mesh with the strategy, or if ep has no experts to split."""
     if mesh.ep > 1 and model.experts is None:
         raise MeshwrightError(f"mesh {mesh} splits experts, of which {model.name} has none; use ep=1")
     if mesh.ep > 1 and mesh.tp > 1 and strategy.tp_stream == "whole":

@@ -1,7 +1,7 @@
 """LoRA (arXiv:2106.09685): low-rank branches beside a model's matmuls, the only parameters that train.
 
-One pass over a program adds a branch to each targeted matmul. Parameters, forward pass, flops, communication and memory
-of branches follow as for any op.
+`with_lora` adds a branch to each targeted matmul. Parameters, forward pass, flops, communication and memory of branches
+then follow as for any op.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ MAX_RANK = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Low-rank adapters: which matmuls have one, and of which rank. They compute W x + alpha / rank * B A x.
+    """Low-rank adapters of some matmuls, which then compute W x + alpha / rank * B A x.
 
-    Everything without an adapter is frozen (`step.trained`).
+    All other parameters are frozen (`step.trained`).
     """
 
     rank: int
     alpha: float
     # Names of matmuls in layers, as `query` or `down`. For PEFT's names see `families.adapters.lora_targets`.
     targets: tuple[str, ...]
-    dropout: float = 0.0  # Probability of dropping an element of a branch's input, drawn for each branch.
+    dropout: float = 0.0  # Probability of dropping an element of a branch's input, sampled for each branch.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -44,14 +44,14 @@ class LoRA:
 
     @property
     def low_rank(self) -> LowRank:
-        """The branch of each target."""
+        """The branch that each target gets."""
         return LowRank(rank=self.rank, scale=self.alpha / self.rank, dropout=self.dropout)
 
 
 def can_adapt(op: LayerOp) -> bool:
-    """Whether a product of a layer can have a low-rank branch: one of tokens, with a weight as other products' are.
+    """Whether a matmul of a layer can have a low-rank branch.
 
-    Products of experts, routers, gates of one number for each token and products of latents have none.
+    Matmuls of experts, routers, gates of one number for each token and matmuls from or to latents cannot.
     """
     return (
         isinstance(op, Linear)
@@ -64,7 +64,7 @@ def can_adapt(op: LayerOp) -> bool:
 
 
 def adaptable(program: Program) -> tuple[str, ...]:
-    """The names of the products that can have a low-rank branch, in the order of the layers."""
+    """Return the names of the matmuls that can have a low-rank branch, in the order of the layers."""
     return tuple(dict.fromkeys(op.name for op in _linears(program) if can_adapt(op)))
 
 
@@ -72,7 +72,7 @@ def with_lora(program: Program, lora: LoRA) -> Program:
     """Return the program with a low-rank branch beside each targeted matmul.
 
     Raises:
-        MeshwrightError: a target that is in no layer, or that can have no branch.
+        MeshwrightError: a target is in no layer, or cannot have a branch.
     """
     known = adaptable(program)
     for target in lora.targets:
@@ -93,7 +93,7 @@ def with_lora(program: Program, lora: LoRA) -> Program:
 
 
 def _no_target(target: str, program: Program, known: tuple[str, ...]) -> str:
-    """Why a product has no adapter."""
+    """Return the error text that explains why a target has no adapter."""
     choices = f"targets are {', '.join(known) or 'none in this model'}"
     for op in _linears(program):
         if op.name == target:
@@ -109,6 +109,6 @@ def _no_target(target: str, program: Program, known: tuple[str, ...]) -> str:
 
 
 def _linears(program: Program) -> Iterator[Linear]:
-    """Every product of the layers."""
+    """Yield every matmul of the layers."""
     for stack in program.stacks:
         yield from (op for op in stack.ops if isinstance(op, Linear))

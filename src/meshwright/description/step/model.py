@@ -1,4 +1,4 @@
-"""The shape of a model as people state it: sizes and features. `step.blocks` turns it into ops."""
+"""A model's configuration: sizes and features. `step.blocks` turns it into ops."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
 
 SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
-"""The fields of a model that are whole numbers from 1."""
+"""Model fields that must be whole numbers from 1."""
 
 ABOVE_ZERO = (
     *("rope_theta", "rope_theta_local", "attention_softcap", "logits_softcap", "attention_scale"),
     *("embedding_scale", "norm_epsilon"),
 )
-"""The fields of a model that are numbers above 0, or None."""
+"""Model fields that must be above 0, or None."""
 
 
 def largest(field: str) -> int:
-    """Return the largest value a size may have; a search over more would not end."""
+    """Return the largest value allowed for a size; a search over larger sizes would not end."""
     return {"num_layers": 10**4, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}.get(field, 10**9)
 
 
@@ -44,12 +44,12 @@ class Experts:
     count: int
     num_active: int
     mlp: int
-    # Width of the MLP that works on every token beside them (several shared experts count as one wide one); 0: none.
+    # Width of the shared MLP, which works on every token (several shared experts count as one wide one); 0: none.
     shared_mlp: int = 0
     has_shared_gate: bool = False  # Whether a sigmoid of each token scales the shared MLP's output (Qwen2-MoE).
     has_bias: bool = False  # Whether router and experts have biases (gpt-oss).
-    num_dense_layers: int = 0  # Layers that have a plain MLP; which ones does not change a step.
-    # Slots of an expert, as a multiple of its tokens at even load; tokens beyond are dropped. None: none are.
+    num_dense_layers: int = 0  # Layers that have a dense MLP; which ones does not change a step.
+    # Slots of an expert, as a multiple of its tokens at even load; tokens beyond are dropped. None: no drops.
     capacity_factor: float | None = None
     balance_weight: float = 0.01  # Weight of the load balancing loss (Switch, arXiv:2101.03961, section 2.2).
     routing: Routing = SOFTMAX_ROUTING  # How a token's experts are chosen.
@@ -74,7 +74,7 @@ class Experts:
         self._check_groups()
 
     def _check_groups(self) -> None:
-        """Raise where groups do not divide the experts, or leave a token fewer than it chooses."""
+        """Raise if groups do not divide the experts, or if the active groups have too few experts for a token."""
         groups, active, best = self.routing.num_groups, self.routing.num_active_groups, self.routing.group_score
         if groups < 1 or self.count % groups:
             raise MeshwrightError(f"{self.count} experts in num_groups={groups} groups; a number that divides them")
@@ -88,14 +88,17 @@ class Experts:
             raise MeshwrightError(f"group_score={best} counts the best of a group of {size} experts; 1 to {size}")
 
     def slots(self, tokens: int) -> int:
-        """Return an expert's slots for one device's tokens: by the capacity factor, or at even load without one.
+        """Return the slots of each expert for `tokens` tokens of one device, rounded up.
 
-        Rounded up for each device.
+        They are an expert's tokens at even load, times the capacity factor (1 if it is None).
         """
         return math.ceil((self.capacity_factor or 1.0) * tokens * self.num_active / self.count)
 
     def room(self, tokens: int, ep: int) -> int:
-        """Return the most copies of tokens that a device can send to one of `ep`: one for each expert there."""
+        """Return the most copies of `tokens` tokens that a device can send to one of the `ep` devices.
+
+        A token has `num_active` copies, at most one for each expert of that device.
+        """
         return tokens * min(self.num_active, self.count // ep)
 
 
@@ -106,7 +109,7 @@ class LatentAttention:
     query_rank: int | None  # Width of the queries' latent; None: queries come from the residual stream.
     kv_rank: int
     nope_head_dim: int  # Dims of a query and a key without rotary positions.
-    rope_head_dim: int  # Dims with them.
+    rope_head_dim: int  # Dims with rotary positions.
     value_head_dim: int
     is_interleaved: bool = True  # See `step.layer.Rotary`.
     norm_epsilon: float = 1e-6  # Epsilon of the norms of latents.
@@ -123,7 +126,7 @@ class Family:
     name: str = "decoder"
 
     def layers(self, model: ModelConfig) -> tuple[Stack, ...] | None:
-        """Return a model's stacks of layers in order, or None for those of a generic decoder."""
+        """Return a model's stacks of layers in order, or None if they are a generic decoder's (`step.blocks`)."""
         return None
 
 
@@ -160,7 +163,7 @@ class ModelConfig:
     max_positions: int = 0  # Rows of the table of learned positions.
     sliding_window: int | None = None  # Keys a query attends to, its own included; None: all before it.
     full_attention_every: int = 0  # Every n-th layer attends to all keys; 0: the window is in all layers.
-    full_attention_layers: tuple[int, ...] = ()  # Layers that attend to all keys, from 0, where no n describes them.
+    full_attention_layers: tuple[int, ...] = ()  # Indices from 0 of layers that attend to all keys, if no n fits.
     rope_theta: float = 10_000.0
     # Theta in layers with a window, whose frequencies are not scaled; None: all layers are alike.
     rope_theta_local: float | None = None
@@ -176,7 +179,7 @@ class ModelConfig:
     experts: Experts | None = None
     latent: LatentAttention | None = None
     lora: LoRA | None = None  # Low-rank adapters, the only parameters that train.
-    # Features of the published model that change no plan and that nothing here runs.
+    # Features of the model from Hugging Face that change no plan and that nothing here runs.
     planned_only: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
@@ -206,41 +209,42 @@ class ModelConfig:
 
     @property
     def needs_scores(self) -> bool:
-        """Whether no fused kernel computes its attention: it has a softcap or sinks."""
+        """Whether attention scores must go through memory: no fused kernel supports a softcap or sinks."""
         return self.attention_softcap is not None or self.attention_sinks
 
     @property
     def num_groups(self) -> int:
-        """The query heads that share one kv head."""
+        """Number of query heads that share one kv head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def num_dense_layers(self) -> int:
-        """Layers with a plain MLP."""
+        """Number of layers with a dense MLP."""
         return self.experts.num_dense_layers if self.experts else self.num_layers
 
     @property
     def query_key_dim(self) -> int:
-        """Dims of a head of queries and keys."""
+        """Size of a head's queries and keys."""
         return self.latent.nope_head_dim + self.latent.rope_head_dim if self.latent else self.head_dim
 
     @property
     def rotated_dims(self) -> int:
-        """Dims of a head that rotary embedding rotates."""
+        """Number of dims of a head that rotary embedding rotates."""
         return self.latent.rope_head_dim if self.latent else self.rotary_dims or self.head_dim
 
     @property
     def value_dim(self) -> int:
-        """The dims of a head's value."""
+        """Size of a head's values."""
         return self.latent.value_head_dim if self.latent else self.head_dim
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramModel:
-    """A model written as ops (`step.layer`), whatever it computes: it is planned as a decoder is, and does not run.
+    """Any model written as ops (`step.layer`). It is planned like a decoder, but cannot run.
 
-    experts: what its `Dispatch` ops route to. has_stages: whether its stacks follow one another, so that pp can split
-    them into stages.
+    Attributes:
+        experts: the experts that its `Dispatch` ops route to.
+        has_stages: whether its stacks run one after the other, so that pp can split them into stages.
     """
 
     name: str
@@ -249,46 +253,46 @@ class ProgramModel:
     has_stages: bool = False
 
     def __hash__(self) -> int:
-        """Of what tells most models apart: a search looks them up too often to hash every field."""
+        """Hash only the name: a search looks models up too often to hash every field."""
         return hash(self.name)
 
     @property
     def num_layers(self) -> int:
-        """The layers of all stacks."""
+        """Number of layers in all stacks."""
         return sum(stack.num_layers for stack in self.program.stacks)
 
     @property
     def num_dense_layers(self) -> int:
-        """The layers before those of experts."""
+        """Number of dense layers before the MoE layers; 0 without experts."""
         return self.experts.num_dense_layers if self.experts else 0
 
     @property
     def mlp(self) -> int:
-        """The width of the widest MLP."""
+        """Width of the widest MLP; 0 without any."""
         return max((op.width for stack in self.program.stacks for op in stack.ops if isinstance(op, Gated)), default=0)
 
     @property
     def tied_embeddings(self) -> bool:
-        """Whether a table that rows are looked up in makes the logits too."""
+        """Whether an embedding table is also the unembedding."""
         return any(isinstance(op, Lookup) and op.is_tied for op in self.program.embedding)
 
     @property
     def planned_only(self) -> tuple[str, ...]:
-        """Nothing here runs a model that is written as ops."""
+        """Features that can only be planned: never empty, because nothing here runs a model that is written as ops."""
         return ("ops of its own",)
 
 
 Model = ModelConfig | ProgramModel
-"""What a step is of."""
+"""The model of a step: a decoder's configuration, or ops."""
 
 
 def without_lora(model: Model) -> Model:
-    """The model without its adapters."""
+    """Return the model without its LoRA adapters."""
     return replace(model, lora=None) if isinstance(model, ModelConfig) else model
 
 
 def _check_whole(model: ModelConfig, field: str) -> None:
-    """Raise where a size of a model is not from 1 to the largest."""
+    """Raise if a size of a model is not from 1 to the largest allowed."""
     if not 1 <= (value := getattr(model, field)) <= largest(field):
         raise MeshwrightError(
             f"model {model.name} has {field}={value!r}; it takes a whole number from 1 to {largest(field):,}"
@@ -296,7 +300,7 @@ def _check_whole(model: ModelConfig, field: str) -> None:
 
 
 def _check_positions(model: ModelConfig) -> None:
-    """Raise where a model's positions or windows contradict themselves."""
+    """Raise if a model's options of positions or windows contradict each other."""
     if model.positions == "rotary":
         _check_rotated_dims(model)
     if not 0 <= model.rotary_dims <= model.head_dim:
@@ -322,11 +326,11 @@ def _check_positions(model: ModelConfig) -> None:
 
 
 def _check_rotated_dims(model: ModelConfig) -> None:
-    """Raise where a head has not the dims that rotary embedding turns in pairs."""
+    """Raise if rotary embedding would rotate an odd number of dims and cannot add one more to pair them."""
     if model.latent:
         name, dims, most = "qk_rope_head_dim", model.latent.rope_head_dim, 0
     else:
-        # Of an odd number one dim more is turned, with the frequencies of the odd one, as transformers has it.
+        # If rotary_dims is odd, one more dim is rotated, with the frequencies of the odd number, as in transformers.
         name, dims, most = (
             ("rotary_dims", model.rotary_dims, model.head_dim) if model.rotary_dims else ("head_dim", model.head_dim, 0)
         )
@@ -335,7 +339,7 @@ def _check_rotated_dims(model: ModelConfig) -> None:
 
 
 def _check_rope_scaling(model: ModelConfig) -> None:
-    """Raise where rotary frequencies cannot be scaled as a model says."""
+    """Raise if a model's rope scaling does not fit its rotated dims or its theta."""
     scaling, pairs = model.rope_scaling, model.rotated_dims // 2
     if isinstance(scaling, LongRopeScaling):
         for name in ("short_factor", "long_factor"):

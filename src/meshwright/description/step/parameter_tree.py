@@ -1,4 +1,4 @@
-"""The parameters of a model as its ops declare them: count, bytes, shardings and initialisation follow from here."""
+"""A model's parameters as its ops declare them: counts, bytes, shardings and initialisation all follow from these."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 Role = Literal["product", "table", "vector"]
 
 STACKED = ("layers", "dense_layers")
-"""Logical axes of the dim that layers are stacked along: those of the model's kind, and plain ones before MoE."""
+"""Logical axes of the dim that layers are stacked along: the model's main layers, and dense layers before MoE layers.
+"""
 
 CHOICE_BIAS = "choice_bias"
-"""The parameter that a router adds to its scores to choose experts by (`Routing`). It has no gradient."""
+"""Name of the parameter added to a router's scores only to choose experts (`Routing`). It has no gradient."""
 
 SINKS = "sinks"
-"""The parameter of the logits that take a share of each head's softmax (`Attention`)."""
+"""Name of the parameter with attention sinks: logits that take a share of each head's softmax (`Attention`)."""
 
 LORA_A, LORA_B = "_lora_a", "_lora_b"
-"""Endings of the names of a low-rank branch's two weights (`LowRank`)."""
+"""Suffixes of the names of a low-rank branch's two weights (`LowRank`)."""
 
 RANK = "rank"
 """The logical axis of the inner dim of a low-rank branch; it is never split."""
@@ -35,12 +36,12 @@ RANK = "rank"
 Leaf = TypeVar("Leaf")
 Out = TypeVar("Out")
 Tree = Mapping[str, Union[Leaf, "Tree[Leaf]"]]
-"""Leaves under names, at any depth; as a JAX pytree, a dict."""
+"""Nested mappings from names to leaves, at any depth; as a JAX pytree, a dict."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One array of a model."""
+    """The declaration of one parameter array of a model."""
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]  # Logical axis of each dim.
@@ -57,17 +58,17 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def num_layers(self) -> int:
-        """The layers it is stacked over; 1 for what stands outside the layers."""
+        """Number of layers it is stacked over; 1 for a parameter outside the layers."""
         return self.shape[0] if self.is_stacked else 1
 
     @property
     def is_stacked(self) -> bool:
-        """Whether it is one of a layer's, stacked over layers."""
+        """Whether it belongs to layers, stacked over them."""
         return self.axes[0] in STACKED
 
 
@@ -75,7 +76,7 @@ class Parameter:
 def parameters(model: Model) -> Tree[Parameter]:
     """Return the declaration of every parameter of `model`, stacked over the layers of a stack.
 
-    In a MoE model, plain layers are under `dense_layers` and MoE layers under `layers`; else all are under `layers`.
+    In a MoE model, dense layers are under `dense_layers` and MoE layers under `layers`; else all are under `layers`.
     """
     tree: dict[str, Parameter | dict[str, Parameter]] = {}
     ops = program(model)
@@ -93,7 +94,7 @@ def parameters(model: Model) -> Tree[Parameter]:
 
 
 def declared(op: LayerOp | EndOp) -> dict[str, Parameter]:
-    """The parameters of one op, of one layer, by name; most ops have none."""
+    """Return the parameters that one op declares, for one layer, by name; most ops declare none."""
     match op:
         case Norm():
             axes, shape = zip(*(op.dims or (("norm", op.size),)), strict=True)
@@ -130,7 +131,7 @@ def _weight(op: Linear) -> dict[str, Parameter]:
         found[f"{op.name}_bias"] = Parameter(shape=sizes, axes=names, scale=0.0, role="vector")
     if op.low_rank:
         rank = (RANK, op.low_rank.rank)
-        # As PEFT begins: kaiming_uniform_ with a = sqrt(5) is within 1 / sqrt(fan in), and B A is zero.
+        # As PEFT initialises: kaiming_uniform_ with a = sqrt(5) is within 1 / sqrt(fan in), and B A is zero.
         for name, dims, scale in (
             (f"{op.name}{LORA_A}", (*op.inputs, rank), 1 / math.sqrt(op.fan_in)),
             (f"{op.name}{LORA_B}", (rank, *op.outputs), 0.0),
@@ -141,7 +142,7 @@ def _weight(op: Linear) -> dict[str, Parameter]:
 
 
 def is_adapter(path: str) -> bool:
-    """Whether a parameter is of a low-rank branch."""
+    """Whether a path is of a low-rank branch's parameter."""
     return path.endswith((LORA_A, LORA_B))
 
 
@@ -151,7 +152,7 @@ def _is_tree(value: Leaf | Tree[Leaf]) -> TypeIs[Tree[Leaf]]:
 
 
 def leaves(tree: Tree[Leaf], prefix: str = "") -> Iterator[tuple[str, Leaf]]:
-    """Each leaf of a tree with its path: `layers.query`."""
+    """Yield each leaf of a tree with its path, such as `layers.query`."""
     for name, value in tree.items():
         if _is_tree(value):
             yield from leaves(value, f"{prefix}{name}.")
@@ -160,7 +161,7 @@ def leaves(tree: Tree[Leaf], prefix: str = "") -> Iterator[tuple[str, Leaf]]:
 
 
 def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: str = "") -> Tree[Out]:
-    """The tree with `function(path, leaf)` for every leaf."""
+    """Return the tree with every leaf replaced by `function(path, leaf)`."""
     return {
         name: map_leaves(function, value, f"{prefix}{name}.") if _is_tree(value) else function(f"{prefix}{name}", value)
         for name, value in tree.items()
@@ -168,12 +169,12 @@ def map_leaves(function: Callable[[str, Leaf], Out], tree: Tree[Leaf], prefix: s
 
 
 def num_parameters(model: Model) -> int:
-    """The number of parameters of `model`."""
+    """Return the number of parameters of `model`."""
     return sum(parameter.size for _, parameter in leaves(parameters(model)))
 
 
 def num_active_parameters(model: Model) -> int:
-    """The parameters of `model` that work on a token: of its experts, those that a token is sent to."""
+    """Return how many parameters of `model` work on one token: of the experts, only those that a token is sent to."""
     return sum(int(parameter.size * active_share(parameter, model)) for _, parameter in leaves(parameters(model)))
 
 

@@ -1,4 +1,4 @@
-"""Parameters by patterns of their paths: `layers.query`, `query`, `layers`, `*norm*`."""
+"""Select parameters by patterns of their paths: `layers.query`, `query`, `layers`, `*norm*`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def check_patterns(what: str, patterns: Iterable[str], paths: Iterable[str]) -> None:
-    """Raise where a pattern names no parameter, with the nearest name; what: the option that has the patterns."""
+    """Raise if a pattern matches no parameter, suggesting the nearest name.
+
+    Args:
+        what: name of the option that has the patterns, for the error.
+    """
     known = tuple(paths)
     for pattern in patterns:
         if not any(matches(pattern, path) for path in known):

@@ -1,4 +1,4 @@
-"""Which precisions of a strategy run, and where."""
+"""Checks that a strategy's precision can run, not only be planned."""
 
 from __future__ import annotations
 

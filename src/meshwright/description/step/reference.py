@@ -1,4 +1,4 @@
-"""The frozen reference of preference tuning: the forward pass that a live one adds to each step, and how it is run."""
+"""The frozen reference model of preference tuning: the forward pass that a live reference adds to each step."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ KEPT = (
 
 
 class ReferencePass(NamedTuple):
-    """A frozen reference's forward pass: its workload, mesh and strategy, as of a train step without mean loss.
+    """A frozen reference's forward pass: a train step's workload, mesh and strategy, of which only forward runs.
 
-    Weights are stored in the compute dtype, sharded over the mesh (as ZeRO-3), vectors in the policy's dtype. None
-    change. The reference of a policy with adapters is the model without them (`shares_base`).
+    Weights are stored in the compute dtype, sharded over the mesh (as ZeRO-3), vectors in the policy's dtype. None is
+    updated. The reference of a policy with adapters is the model without them (`shares_base`).
     """
 
     workload: Workload
@@ -45,7 +45,8 @@ class ReferencePass(NamedTuple):
 def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> ReferencePass | None:
     """Return the reference's forward pass in a step; None if there is no reference or it is precomputed.
 
-    It reads the policy's pairs, in as many microbatches as the policy if its mesh leaves each device enough of them.
+    It reads the policy's pairs, in the largest number of microbatches that divides the policy's number and a device's
+    pairs.
     """
     if not has_reference(workload):
         return None
@@ -53,25 +54,30 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
     kept = replace(DEFAULT, **{name: getattr(strategy, name) for name in KEPT})
     each = max(1, workload.batch // own.degree(RULES["batch"]))
     kept = replace(kept, num_microbatches=math.gcd(each, strategy.num_microbatches))
-    # Nothing is kept for a backward pass. Adapters are the policy's.
+    # The reference saves nothing for backward. Adapters are only the policy's.
     read = replace(workload, model=without_lora(workload.model), frozen=(), remat="none")
     if shares_base(workload, mesh, strategy) and not strategy.zero_stage:
-        kept = replace(kept, zero_stage=0)  # The policy's arrays are whole; of any other stage they are in shards.
+        kept = replace(kept, zero_stage=0)  # The policy's arrays are whole; with any other stage they are sharded.
     idle = unused_options(read, own, kept)
     return ReferencePass(read, own, replace(kept, **{name: getattr(DEFAULT, name) for name in idle}))
 
 
 def shares_base(workload: Workload, mesh: MeshShape, strategy: Strategy) -> bool:
-    """Whether the reference is the policy's frozen parameters, without the adapters.
+    """Whether the reference reads the policy's own frozen parameters, without the adapters.
 
-    These are the initial weights, in the reference's dtypes (`Workload.stored_dtype`). On another mesh it is a copy.
+    They are the initial weights, in a reference's dtypes (`Workload.stored_dtype`). A reference on another mesh is a
+    copy.
     """
     has_adapters = without_lora(workload.model) != workload.model
     return has_reference(workload) and has_adapters and strategy.reference_mesh in (None, mesh)
 
 
 def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, runs: bool = False) -> None:
-    """Raise where the mesh of a step's reference cannot split it; runs: or where nothing here runs it so."""
+    """Raise if the mesh of a step's reference cannot split it.
+
+    Args:
+        runs: raise also if nothing here runs such a reference.
+    """
     own = strategy.reference_mesh
     if own is not None and own.num_devices != mesh.num_devices:
         raise MeshwrightError(

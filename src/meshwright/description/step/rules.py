@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
 
 Spec = tuple[tuple[str, ...], ...]
-"""The mesh axes that split each dim of an array, the axes of degree 1 left out."""
+"""Mesh axes that split each dim of an array, without axes of degree 1."""
 
 Rules = Mapping[str, tuple[str, ...]]
 
@@ -32,7 +32,7 @@ RULES: Rules = {
     "router": (),
     "positions": (),
     "rank": (),
-    # Activations. Between products the residual stream is split over tp along the sequence (sequence parallelism).
+    # Activations. Between blocks the residual stream is split over tp along the sequence (sequence parallelism).
     "batch": ("dp", "fsdp", "ep"),
     "sequence": ("sp",),
     "residual_sequence": ("sp", "tp"),
@@ -44,28 +44,28 @@ Tokens: split over dp, fsdp, ep and sp.
 """
 
 WHOLE_STREAM: Rules = {**RULES, "residual_sequence": RULES["sequence"]}
-"""The rules where each device of tp has the whole stream between products (Megatron-LM, arXiv:1909.08053)."""
+"""`RULES` with the residual stream replicated over tp between blocks (Megatron-LM, arXiv:1909.08053)."""
 
 IN_USE = {"embed": "activation", "latent_input": "activation"}
-"""Logical axes used for storage only, and the axis whose layout they take once gathered for use."""
+"""Logical axes that shard a parameter only in storage, each with the axis whose rule its dim follows in use."""
 
 
 def stream_rules(tp_stream: TpStream) -> Rules:
-    """The rules by which a mesh is legal: `RULES`, or `WHOLE_STREAM` where tp does not split the stream."""
+    """Return the rules that a mesh is checked against: `RULES`, or `WHOLE_STREAM` if tp does not split the stream."""
     return RULES if tp_stream == "split" else WHOLE_STREAM
 
 
 def rules_of(strategy: Strategy) -> Rules:
-    """The rules that a strategy is run by; of a pipeline each stage stores its layers, and all share the vocab.
+    """Return the rules that a strategy runs by. Each pipeline stage stores its own layers, and all share the vocab.
 
-    Without ZeRO nothing is stored in shards alone.
+    With ZeRO stage 0, no dim is sharded only in storage.
     """
     stored = {} if strategy.zero_stage else dict.fromkeys(IN_USE, ())
     return {**stream_rules(strategy.tp_stream), **stored, "layers": ("pp",), "vocab": (*RULES["vocab"], "pp")}
 
 
 def logical_rules(strategy: Strategy) -> Rules:
-    """The rules that a strategy is run by, with the names that other models' dims have: `heads` for grouped ones."""
+    """Return the rules that a strategy runs by, with a rule for `heads`, the ungrouped heads of other models."""
     found = rules_of(strategy)
     return {**found, "heads": found["kv_heads"]}
 
@@ -84,20 +84,25 @@ def check_rules(rules: Rules) -> None:
 
 
 def _check_axis(name: str, axis: str) -> None:
-    """Raise where the rule for a dim names an axis that does not exist."""
+    """Raise if the rule for a dim names a mesh axis that does not exist."""
     if axis not in AXES:
         raise MeshwrightError(f"the rule for {name!r} names axis {axis!r}; the axes are {', '.join(AXES)}")
 
 
 def token_axes(rules: Rules = RULES) -> tuple[str, ...]:
-    """The mesh axes that split tokens: over these every weight's gradient has to be summed."""
+    """Return the mesh axes that split tokens; every weight's gradient is summed over them."""
     return (*rules["batch"], *rules["sequence"])
 
 
 def spec(axes: tuple[str, ...], *, mesh: MeshShape, rules: Rules = RULES, what: str = "an array") -> Spec:
-    """The mesh axes on each dim of an array whose dims have these logical axes.
+    """Return the mesh axes on each dim of an array whose dims have these logical axes.
 
-    A logical axis without a rule, a rule for an axis that does not exist and a mesh axis wanted by two dims are errors.
+    Args:
+        what: the array's name in error messages.
+
+    Raises:
+        MeshwrightError: a logical axis has no rule, a rule names an unknown mesh axis, or two dims need the same mesh
+            axis.
     """
     result: list[tuple[str, ...]] = []
     for name in axes:
@@ -122,7 +127,7 @@ def spec(axes: tuple[str, ...], *, mesh: MeshShape, rules: Rules = RULES, what: 
 def local_parameter_shape(
     parameter: Parameter, *, mesh: MeshShape, rules: Rules = RULES, what: str = "a parameter"
 ) -> tuple[int, ...]:
-    """The shape that one device holds of `parameter`; a degree that does not divide its dim is an error."""
+    """Return the shape of one device's shard of `parameter`. Raises if a degree does not divide its dim."""
     found = spec(parameter.axes, mesh=mesh, rules=rules, what=what)
     for name, size, axes in zip(parameter.axes, parameter.shape, found, strict=True):
         check_divides(name, size, mesh, axes, of=what)

@@ -18,7 +18,7 @@ HEAD_AXES = (*RULES["kv_heads"], *RULES["sequence"])
 
 
 BLOCK = 512
-"""The queries, and the keys, of a block at most, of an attention that goes block by block."""
+"""Largest number of queries, and of keys, in a block of blockwise attention."""
 
 
 def sequence_method(model: Model, mesh: MeshShape) -> SequenceMethod:
@@ -40,35 +40,35 @@ def sequence_method(model: Model, mesh: MeshShape) -> SequenceMethod:
 
 
 def attention_ops(model: Model) -> Iterator[Attention]:
-    """The attention of each of a model's stacks."""
+    """Yield the attention op of each of a model's stacks."""
     return (op for stack in layers(model) for op in stack.ops if isinstance(op, Attention))
 
 
 def has_attention(model: Model) -> bool:
-    """Whether a model has attention, so that tokens of a split sequence need their positions."""
+    """Whether a model has attention, so that tokens of a split sequence need positions."""
     return any(True for _ in attention_ops(model))
 
 
 def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
-    """Whether attention through scores computes three quarters of them: whole sequences are computed in halves."""
+    """Whether attention skips a quarter of the scores, because devices have whole sequences that can be halved."""
     return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
 
 
 def scores_made(workload: Workload, mesh: MeshShape) -> float:
-    """The share of all queries with all keys that attention through scores makes scores of."""
+    """Return the fraction of all query-key pairs whose scores are computed by attention through scores."""
     return 0.75 if halves_queries(workload, mesh) else 1.0
 
 
 def is_zigzag(mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether tokens are in zigzag order, which balances causal attention; batches then include positions.
 
-    So with fused attention to keys that are gathered or go round a ring; whole sequences keep their own order.
+    Fused attention uses this order if keys are gathered or sent round a ring. Otherwise tokens keep their order.
     """
     return mesh.sp > 1 and strategy.attention != "scores" and strategy.sp_method != "ulysses"
 
 
 def check_sequence(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where the strategy's method is none that can split the sequence of a model over the sp of a mesh."""
+    """Raise if the strategy's sequence method cannot split a model's sequence over the mesh's sp."""
     if mesh.sp == 1:
         return
     if strategy.attention == "scores" and strategy.sp_method != "gather":

@@ -1,8 +1,11 @@
 """The step of a server on a mesh, as a `Step`: whole prompts (prefill), or one token of every sequence (decode).
 
-Its symbols: `B` sequences, `S` tokens of each in a step; `A` experts of a device that receive tokens, `R` rows of each,
-`C` devices of ep that receive a token; `P` parts of the vocab; `Q` sequences whose cache a device holds, wholly or in
-part, `T` tokens that it reads of each; `keys` that a query attends to, which is a dim of no array.
+Its symbols (sizes in `Extents`):
+
+- `B`: sequences. `S`: tokens of each in a step. `P`: parts of the vocab.
+- `A`: experts of a device that receive tokens. `R`: rows of each. `C`: devices of ep that receive a token.
+- `Q`: sequences whose cache a device has, wholly or in part. `T`: tokens that it reads of each.
+- `keys`: keys that a query attends to; no array has this dim.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from meshwright.mesh import MeshShape
 
 @dataclass(frozen=True, kw_only=True)
 class ServeStep(Step):
-    """The step of a server. live: by region, the activations that a device has at once.
+    """The step of a server.
 
-    paged_tokens: the tokens that the pages of one sequence on a device have room for, the mean over layers.
+    Attributes:
+        live: by region, the activations that a device has at once.
+        paged_tokens: tokens that fit into one sequence's pages on a device, as a mean over layers.
     """
 
     live: Mapping[str, tuple[Array, ...]]
@@ -66,7 +71,7 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
         "S": serving.step_length,
         "P": mesh.degree(SERVING_RULES["vocab"]),
         "T": kept,
-        # Pages are read whole, and what of them is before or behind a query is masked.
+        # Pages are read whole; keys outside a query's window are masked.
         "keys": paged if serving.is_paged else keys_of_query(serving),
     }
     step = ServeStep(
@@ -97,7 +102,7 @@ def mean_over_layers(model: ModelConfig, of_window: Callable[[int | None], float
 
 @cache
 def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
-    """How many layers have each window, None those that attend to all keys."""
+    """Return the number of layers with each window; the key None is for layers that attend to all keys."""
     counts: dict[int | None, int] = {}
     for stack in program(model).stacks:
         for op in stack.ops:
@@ -109,17 +114,17 @@ def layers_by_window(model: ModelConfig) -> Mapping[int | None, int]:
 
 
 def cache_slots(window: int | None, length: int, unit: int) -> int:
-    """The slots of a cache for the keys that a layer still reads of `length` tokens, in whole units."""
+    """Return the cache slots that a layer with this window needs for `length` tokens, a multiple of `unit`."""
     return math.ceil(min(window or length, length) / unit) * unit
 
 
 def pages_read(windows: Iterable[int | None], page_size: int, most: int, length: int) -> tuple[int, ...]:
-    """Return, for each window, the pages that `length` consecutive tokens read and write, in texts of `most` pages."""
+    """Return, for each window, the pages that `length` consecutive tokens use, of a sequence of `most` pages."""
     return tuple(most if window is None else min(most, (window + length - 2) // page_size + 2) for window in windows)
 
 
 def kept_tokens(serving: Serving) -> int:
-    """The tokens of a sequence at its end whose keys and values are still read, the mean over layers."""
+    """Return how many tokens of a finished sequence have keys and values that are still read, as a mean over layers."""
     context = serving.context
     return math.ceil(mean_over_layers(serving.model, lambda window: min(context, window or context)))
 
@@ -141,9 +146,10 @@ def keys_of_query(serving: Serving) -> float:
 
 
 def paged_tokens(serving: Serving, parts: int = 1) -> float:
-    """Return the tokens for which a finished sequence's pages have room on one device, as a mean over layers.
+    """Return how many tokens fit into a finished sequence's pages on one device, as a mean over layers.
 
-    parts: devices that its pages are evenly split over.
+    Args:
+        parts: devices that its pages are evenly split over.
     """
     unit = serving.page_size * parts
     if not serving.is_paged:
@@ -155,7 +161,8 @@ def paged_tokens(serving: Serving, parts: int = 1) -> float:
 def table_entries(serving: Serving, parts: int = 1) -> tuple[int, ...]:
     """Return, for each window, the pages of a finished sequence that a step reads.
 
-    parts: devices that share a page.
+    Args:
+        parts: devices that share a page.
     """
     unit = serving.page_size * parts
     return pages_read(layers_by_window(serving.model), unit, math.ceil(serving.context / unit), serving.step_length)
@@ -175,7 +182,7 @@ def activated_experts(num_experts: int, num_active: int, num_local: float, token
 
 
 def _expert_sizes(dispatch: Dispatch, mesh: MeshShape, tokens: int) -> dict[str, float]:
-    """Return the sizes of the experts' work on `tokens` tokens of each group, which sends as many as it receives.
+    """Return the sizes of `A`, `R` and `C` for `tokens` tokens of each group, which receives as many as it sends.
 
     A token's k experts are on ep (1 - (1 - 1 / ep)^k) devices, if all are equally likely.
     """
@@ -190,12 +197,12 @@ def _expert_sizes(dispatch: Dispatch, mesh: MeshShape, tokens: int) -> dict[str,
 
 @cache
 def _dispatch(found: Program) -> Dispatch | None:
-    """How a model sends tokens to experts; None of one without."""
+    """Return the op that sends tokens to experts; None for a model without experts."""
     return next((op for stack in found.stacks for op in stack.ops if isinstance(op, Dispatch)), None)
 
 
 @cache
 def _repeats(found: Program) -> Mapping[str, Repeat]:
-    """How often a server runs each region in a step."""
+    """Return how often a server runs each region in a step."""
     counts = {EMBEDDING.name: 1, LOGITS.name: 1} | {stack.name: stack.num_layers for stack in found.stacks}
     return {name: Repeat(useful=n, executed=n, static=n, mean=n) for name, n in counts.items()}

@@ -1,10 +1,10 @@
 """Ops of a server's step on weight-stationary layouts in one and two dims (arXiv:2211.05102).
 
-The residual stream is split over fsdp. First matmuls of a block are summed over fsdp, its last one over sp and tp; with
-fsdp=1 this is Megatron's one-dim layout. In prefill the stream is also split over sp and tp, along tokens. If the cache
-is split by batch or sequence, queries are sent to it and attention's output is sent back (arXiv:2211.05102, section
-3.3; scaling book, jax-ml.github.io/scaling-book/inference). Ops declare layouts before and after; the notation gives
-the collectives between them (`notation.reshard`).
+The residual stream is split over fsdp. The first matmuls of a block leave partial sums over fsdp, the last one over sp
+and tp; with fsdp=1 this is Megatron's one-dim layout. In prefill the stream is also split over sp and tp, along tokens.
+If the cache is split by batch or sequence, queries are sent to it and attention's output is sent back
+(arXiv:2211.05102, section 3.3; scaling book, jax-ml.github.io/scaling-book/inference). Ops declare layouts before and
+after; the notation gives the collectives between them (`notation.reshard`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def serving_ops(
 
 
 class _BlockWalk:
-    """The ops of one block; it keeps the layout of each value, op by op."""
+    """Builder of the ops of one block, which tracks the layout of each value op by op."""
 
     def __init__(self, block: LayerBlock, region: Region, layout: Layout, split: CacheSplit) -> None:
         self.block, self.region, self.layout, self.split = block, region, layout, split
@@ -106,10 +106,10 @@ class _BlockWalk:
         self.live: list[Array] = []
 
     def ops(self) -> Iterator[Op]:
-        """Return the ops in order. Norms of heads and of a block's output are part of the adjacent elementwise ops."""
+        """Yield the ops in order. Norms of heads and of a block's output are part of the adjacent elementwise ops."""
         residual = Array(STREAM, (*self.layout.residual_tokens, self.width))
         stream = Array(STREAM, (*self.layout.tokens, self.width))
-        # The norm, once for all that read it; of the block's output where there is none before.
+        # One norm for all its readers; of the block's output if there is no norm before the block.
         yield self._pass("norm", residual)
         for op in self.block.ops:
             if isinstance(op, Norm) and op.source == STREAM:
@@ -137,7 +137,7 @@ class _BlockWalk:
                 case Dispatch():
                     yield from self._choices(op)
                 case Add():
-                    # Of a token the sum is one all-reduce, of a prompt it is scattered along the tokens.
+                    # In decode the sum is one all-reduce, in prefill it is scattered along the tokens.
                     for _ in range(2 if self._adds_shared_expert(op) else 1):
                         yield from self._move(
                             f"{self.block.name} output", (replace(stream, unreduced=self.tensor), residual)
@@ -151,9 +151,9 @@ class _BlockWalk:
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
 
     def _num_gathers(self) -> int:
-        """Return how often the stream's tokens, or their norms, are gathered: once for all matmuls that read the same.
+        """Return how often the stream's tokens, or their norms, are gathered: once for each value that matmuls read.
 
-        Experts gather their own unless tokens are sent to other devices.
+        Experts gather their own input unless tokens are sent to other devices.
         """
         products = {
             op.source
@@ -169,11 +169,11 @@ class _BlockWalk:
         return bool(routed & {*op.sources}) and len(op.sources) > 1 and not self.layout.axes("expert")
 
     def _norm_sums(self, op: Norm) -> Iterator[Op]:
-        """Return the all-reduces of a norm whose dim is split."""
+        """Yield the all-reduces of a norm whose dim is split."""
         yield from _norm_sums(op, f"{self.block.name} norm", self.region, self.layout.residual_tokens, self.fsdp)
 
     def _linear(self, op: Linear) -> Iterator[Op]:
-        """Return the ops of a matmul whose weight is not moved."""
+        """Yield the ops of a matmul whose weight stays where it is stored."""
         inner, columns = self.layout.stored(op.inputs), self.layout.stored(op.outputs)
         tokens = self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
         experts = (Dim("A", None),) if op.num_experts else ()
@@ -189,7 +189,7 @@ class _BlockWalk:
             )
 
     def _gated(self, op: Gated) -> Iterator[Op]:
-        """Hidden activations: the first products' sums scattered over fsdp, and gathered again once multiplied."""
+        """Yield the collectives of hidden activations over fsdp: scatter the first matmuls' sums, gather the output."""
         copies = next((each.num_active for each in self.block.ops if isinstance(each, Dispatch)), 1)
         is_of_experts = self.linears[op.sources[0]].num_experts > 0
         sources = [self.arrays[name] for name in op.sources]
@@ -203,7 +203,7 @@ class _BlockWalk:
         yield from self._move("mlp hidden", (scattered[0], hidden))
 
     def _exchange(self, op: Dispatch | Combine) -> Iterator[Op]:
-        """Return the sends of tokens to their experts' devices or back, once to each device that has any of them.
+        """Yield the sends of tokens to their experts' devices or back, one to each device with any of its experts.
 
         Each device of sp and tp sends its part of a token. Parts are all-gathered on arrival, and reduce-scattered
         before they return.
@@ -217,7 +217,7 @@ class _BlockWalk:
             yield from self._move("experts combine", (replace(there, unreduced=self.tensor), here))
 
     def _choices(self, op: Dispatch) -> Iterator[Op]:
-        """The experts of tokens, and with them their weights, as devices that share the experts' widths gather them."""
+        """Yield the gathers of tokens' experts and their weights, on devices that share the experts' widths."""
         here, there = (
             Array("choices", (*tokens, Dim("K", op.num_active)), width="float32")
             for tokens in (self.layout.residual_tokens, self.layout.tokens)
@@ -225,14 +225,14 @@ class _BlockWalk:
         yield from self._move("choices", (here, there), (here, there))
 
     def _attention(self, op: Attention) -> Iterator[Op]:
-        """Attention, and queries, keys and values on their way to the cache, and what comes back."""
+        """Yield attention, and the collectives that bring queries, keys and values to the cache and the output back."""
         query = self.arrays[op.query]
         output = Array(op.target, (*query.dims[:-1], Dim("H", op.value_dim)))
         self.live += [query, output]
         latents = self._latents(op)
         cached = latents or (self.arrays[op.key], self.arrays[op.value])
         if any(isinstance(each, Rotary) for each in self.block.ops):
-            # Taken as if sp shared out the rotation of keys too, of which each of its devices has all.
+            # Approximate: counted as if sp split the rotation of keys; each of its devices rotates all keys.
             keys = Array(op.key, (*self.layout.tokens, Dim("N", op.num_kv_heads, self.tensor), Dim("H", op.qk_dim)))
             yield self._pass("rotary", query, keys)
         if latents:
@@ -258,8 +258,8 @@ class _BlockWalk:
             queries = replace(query, dims=(batch, tokens, heads, Dim("H", score)))
         else:
             if latents:
-                # Queries are multiplied into the latent, and results out of it, by weights that are products of their
-                # own (DeepSeek-V2, arXiv:2405.04434, section 2.1.2), so that the latent alone is read.
+                # Weights of separate matmuls map queries to the latent and results from it (DeepSeek-V2,
+                # arXiv:2405.04434, section 2.1.2), so that only the latent is read.
                 score, value = sum(array.dims[-1].size or 0 for array in latents), latents[0].dims[-1].size or 0
                 query, output = (
                     replace(array, dims=(*self.layout.tokens, heads, Dim("H", size)))
@@ -276,12 +276,13 @@ class _BlockWalk:
         )  # fmt: skip
 
     def _to_cache(self, query: Array, output: Array, across: tuple[str, ...]) -> Iterator[Op]:
-        """Return the sends of queries to the cache, and of results back.
+        """Yield the sends of queries to the devices with the cache, and of results back.
 
-        With parts of a sequence on several devices, results are merged: each head's maximum, then its weighted results
+        If several devices have parts of a sequence, results are merged: each head's maximum, then its weighted results
         and their sum (flash decoding, pytorch.org/blog/flash-decoding).
 
-        across: the axes of heads that do not split the cache's.
+        Args:
+            across: axes that split queries' heads but not the cache's.
         """
         if self.split == "batch":
             sent = self._shared(query)
@@ -298,7 +299,10 @@ class _BlockWalk:
             yield from self._move("heads and sums", (whole, output), (scalars, parts))
 
     def _shared(self, array: Array) -> Array:
-        """Queries, keys, values or heads where fsdp shares them out: tokens of a prompt, sequences of a split cache."""
+        """Return queries, keys, values or heads summed over fsdp, or scattered (prefill, or a cache split by batch).
+
+        Prefill scatters a prompt's tokens, a cache split by batch its sequences.
+        """
         if self.is_prefill or self.split == "batch":
             return _split(array, 1 if self.is_prefill else 0, self.fsdp)
         return _reduced(array)
@@ -313,7 +317,7 @@ class _BlockWalk:
         return Array("latent", (*tokens, Dim("L", rank))), Array("key part", (*tokens, Dim("H", rest)))
 
     def _reads_of_stream(self) -> Iterator[str]:
-        """The values before attention that are products with the stream."""
+        """Yield the names of the values before attention that are matmuls of the stream."""
         for op in self.block.ops:
             if isinstance(op, Attention):
                 return
@@ -321,16 +325,16 @@ class _BlockWalk:
                 yield op.target
 
     def _pass(self, kind: Pass, *arrays: Array) -> Elementwise:
-        """A chain of elementwise ops."""
+        """Return an elementwise op of this block."""
         return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
 
     def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-        """Yield the collectives that reshard arrays of this block alike, several arrays in one."""
+        """Yield the collectives that reshard arrays of this block alike, each for several arrays at once."""
         yield from _moved(name, self.region, *pairs)
 
 
 def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
-    """The lookup in a table whose rows are split."""
+    """Yield the collectives of a lookup in a table whose rows are split."""
     for op in ops:
         if isinstance(op, Lookup) and not op.is_positional:
             columns = layout.stored((op.columns,))
@@ -339,7 +343,7 @@ def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
 
 
 def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
-    """Return the ops of the last token's logits in each sequence, and of the maximum of each part of them."""
+    """Yield the ops of the last token's logits in each sequence, and of the maximum of each part of them."""
     batch, vocab = layout.tokens[0], layout.axes("vocab")
     for op in ops:
         if isinstance(op, Norm):
@@ -347,7 +351,7 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
         if isinstance(op, Linear):
             inner, columns = layout.stored(op.inputs), layout.stored(op.outputs)
             if layout.tp_stream == "split":
-                # The last tokens of sequences, each of which lies on one device of those that split its tokens.
+                # The last token of a sequence is on one of the devices that split its tokens.
                 last = Array("stream", (batch, *inner), vocab)
                 yield from _moved("last tokens", LOGITS, (last, _reduced(last)))
             yield Matmul(
@@ -360,27 +364,27 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
             best = Array("best tokens", (batch, Dim("best", 2), Dim("P", None, vocab)), width="float32")
             yield from _moved("best tokens", LOGITS, (best, _gathered(best, vocab)))
             if layout.tp_stream == "whole":
-                # Every device of a server has the newest token of every row, where a row's next step looks for it.
+                # Every device of a server gets the newest token of every row, which the row's next step reads.
                 newest = Array("newest tokens", (batch,), width="float32")
                 yield from _moved("newest tokens", LOGITS, (newest, _gathered(newest, layout.axes("batch"))))
 
 
 def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:
-    """The logits of the last tokens."""
+    """Yield the arrays of the last tokens' logits."""
     for op in ops:
         if isinstance(op, Linear):
             yield Array("logits", (layout.tokens[0], *layout.stored(op.outputs)), width="float32")
 
 
 def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:
-    """The sums of a norm over a width that some axes split: of squares, and of a LayerNorm the mean before it."""
+    """Yield the sums of a norm over a split width: of squares and, for a LayerNorm, of the mean before them."""
     for what in ("mean", "squares") if op.kind == "layer" else ("squares",):
         sums = Array(what, tokens, axes, width="float32")
         yield from _moved(name, region, (sums, _reduced(sums)))
 
 
 def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-    """Return the collectives that reshard several arrays alike, all in the same collectives."""
+    """Yield the collectives that reshard several arrays alike, each for all arrays at once."""
     for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
         yield Communicate(
             name=name, kind=first.kind, axes=first.axes, phase="forward", region=region, array=first.array,
@@ -389,17 +393,17 @@ def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[C
 
 
 def _axes(dims: tuple[Dim, ...]) -> tuple[str, ...]:
-    """The axes that split some dims: a product that sums over these leaves a sum over the axes."""
+    """Return the axes that split some dims; a matmul that sums over these dims leaves partial sums over the axes."""
     return tuple(axis for dim in dims for axis in dim.axes)
 
 
 def _reduced(array: Array) -> Array:
-    """Return the array after its sum over all axes."""
+    """Return the array after its partial sums over all axes are added."""
     return replace(array, unreduced=())
 
 
 def _split(array: Array, at: int, axes: tuple[str, ...]) -> Array:
-    """An array with one dim split over more axes, and no sum any more."""
+    """Return an array with one dim split over more axes, and its partial sums added."""
     dims = list(array.dims)
     dims[at] = dims[at]._replace(axes=(*dims[at].axes, *axes))
     return replace(array, dims=tuple(dims), unreduced=())
@@ -411,5 +415,5 @@ def _gathered(array: Array, axes: tuple[str, ...]) -> Array:
 
 
 def _whole(dim: Dim, axes: tuple[str, ...]) -> Dim:
-    """A dim that some axes do not split."""
+    """Return a dim without some axes that may split it."""
     return dim._replace(axes=tuple(axis for axis in dim.axes if axis not in axes))

@@ -16,11 +16,11 @@ ServingPhase = Literal["prefill", "decode"]
 CacheSplit = Literal["heads", "batch", "sequence"]
 
 CACHE_SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)
-"""What splits the cache besides kv heads over tp: nothing, its sequences, or their tokens."""
+"""How the cache is split besides its kv heads over tp: not at all, by sequence, or by the tokens of a sequence."""
 
 SERVING_RULES: Rules = {
     **RULES,
-    # Weights stay where they are, split along both dims of a product (arXiv:2211.05102, section 3.2): fsdp splits the
+    # Weights stay where they are, split along both dims of a matmul (arXiv:2211.05102, section 3.2): fsdp splits the
     # stream's dim, and sp and tp together heads, mlp and vocab. tp takes kv heads, sp the query heads that share one.
     "embed": ("fsdp",),
     "kv_heads": ("tp",),
@@ -35,7 +35,7 @@ SERVING_RULES: Rules = {
     "residual_sequence": (),
     "activation": ("fsdp",),
 }
-"""How a server shards: nothing that a weight has is gathered. dp makes replicas, ep splits tokens and experts."""
+"""Sharding rules of a server: weights are never gathered. dp makes replicas, ep splits tokens and experts."""
 
 TENSOR_AXES = ("sp", "tp")
 """The axes that split heads, mlp and vocab."""
@@ -43,7 +43,7 @@ TENSOR_AXES = ("sp", "tp")
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """One phase of answering prompts of `prompt_len` tokens with `output_len` tokens, `batch` sequences at once."""
+    """One phase of serving `batch` sequences: prompts of `prompt_len` tokens, answers of `output_len` tokens."""
 
     model: ModelConfig
     phase: ServingPhase = "decode"
@@ -80,17 +80,17 @@ class Serving:
 
     @property
     def context(self) -> int:
-        """Tokens of a finished sequence, the most it ever holds; for prefill those of the prompt."""
+        """Most tokens in a sequence: prompt and answer in decode, the prompt alone in prefill."""
         return self.prompt_len + (self.output_len if self.phase == "decode" else 0)
 
     @property
     def is_paged(self) -> bool:
-        """Whether a step attends to the pages of a cache, as all of a server's do, and not to whole prompts alone."""
+        """Whether a step attends to a paged cache, as all steps of a server do, and not to whole prompts alone."""
         return self.phase == "decode" or self.chunk is not None
 
     @property
     def step_length(self) -> int:
-        """The tokens of a sequence in a step."""
+        """Number of tokens of a sequence in a step."""
         return 1 if self.phase == "decode" else self.chunk or self.prompt_len
 
     @property
@@ -101,14 +101,14 @@ class Serving:
 
 @dataclass(frozen=True)
 class ServingLayout:
-    """A mesh, and the dims of the cache that the axes of `cache_axes` split."""
+    """A mesh, and the dim of the cache that the axes of `cache_axes` split."""
 
     mesh: MeshShape
     cache: CacheSplit = "heads"
 
     @property
     def num_groups(self) -> int:
-        """The groups of devices that have sequences of their own."""
+        """Number of device groups that each serve their own sequences."""
         return self.mesh.degree(SERVING_RULES["batch"])
 
     def __str__(self) -> str:
@@ -117,9 +117,9 @@ class ServingLayout:
 
 
 def cache_axes(model: ModelConfig) -> tuple[str, ...]:
-    """The mesh axes over which a cache can be split by batch or sequence: those that do not split its heads.
+    """Return the mesh axes over which a cache can be split by batch or sequence: those that do not split its heads.
 
-    A latent serves all heads, so that tp would only copy it.
+    With latent attention they include tp, because all heads share one latent.
     """
     return ("fsdp", "sp", "tp") if model.latent else ("fsdp", "sp")
 

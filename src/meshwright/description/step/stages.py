@@ -1,9 +1,9 @@
 """Layers of a model as pipeline stages store them: stacked over slots, some of which may be empty.
 
-Stages are one program, so each runs the same number of layers of a kind. Slots for the few plain layers before MoE
-layers would be empty in all stages but the first, and take time there. So every stage has these layers, beside the
-embedding, and runs them for its share of each microbatch's sequences (for all, if stages do not divide them). Nothing
-of them is saved.
+All stages run one program, so each has the same number of slots of a kind of layer. Slots for the few dense layers
+before MoE layers would be empty, and take time, in all stages but the first. So every stage stores these layers, like
+the embedding, and runs them for its share of each microbatch's sequences (for all sequences, if the number of stages
+does not divide them). Nothing of them is saved for backward.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 
 STAGE_REMATS: Mapping[str, tuple[Remat, ...]] = {"1f1b": ("block",), "gpipe": ("none", "attention", "matmuls", "block")}
-"""The policies that each schedule runs: 1F1B keeps the inputs of layers itself, GPipe what JAX keeps of a scan.
+"""Remat policies that each schedule runs: 1F1B saves layer inputs itself, GPipe what JAX saves of a scan.
 
-1F1B's stages keep for each other (`runtime.pipeline.bpipe`): what else were kept would travel between them too.
+Stages of 1F1B store layer inputs for each other (`runtime.pipeline.bpipe`): any other saved value would be sent between
+them too.
 """
 
 
 def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
-    """The slots of each chunk of a pipeline: the layers of its longest one, as all stages run the same program."""
+    """Return the layer slots of each chunk of a pipeline: the layers of the longest, as all stages run one program."""
     return math.ceil(num_layers / (stages * virtual_stages))
 
 
@@ -39,7 +40,7 @@ def num_staged_layers(model: Model) -> int:
 
 
 def batch_before_stages(batch: int, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """Return the mesh axes that split a step's sequences in plain layers before MoE layers.
+    """Return the mesh axes that split a step's sequences in dense layers before MoE layers.
 
     They include pp if it divides a device's sequences of a microbatch.
     """
@@ -65,7 +66,7 @@ def staged_parameters(model: Model, *, stages: int, virtual_stages: int) -> Tree
 
 
 def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise an error if a strategy cannot cut a model into the mesh's stages, each with layers of its own."""
+    """Raise an error if a strategy cannot cut a model into the mesh's stages with at least one layer in each chunk."""
     stages, virtual, layers = mesh.pp, strategy.virtual_stages, num_staged_layers(model)
     if stages == 1:
         return
@@ -89,15 +90,16 @@ def check_stages(model: Model, mesh: MeshShape, strategy: Strategy) -> None:
             f" {virtual} empty: {layers} % {stages * virtual} = {layers % (stages * virtual)}; use adamw, lion or sgd,"
             f" or stages that divide the layers"
         )
-    # Layers fill slots whatever their number; the tables at both ends are split over stages too.
+    # Any number of layers fits into slots; the tables outside the layers are split over stages too.
     _check_ends(model, mesh, strategy.zero_stage > 0, strategy.tp_stream)
 
 
 @lru_cache(maxsize=1 << 14)
 def _check_ends(model: Model, mesh: MeshShape, is_sharded: bool, tp_stream: TpStream) -> None:
-    """Raise where the parameters before and after the layers do not divide over a mesh.
+    """Raise if the degrees of a mesh do not divide the parameters before and after the layers.
 
-    is_sharded: whether fsdp shards them, as ZeRO does at any stage.
+    Args:
+        is_sharded: whether fsdp shards them (any ZeRO stage above 0).
     """
     rules = rules_of(Strategy(zero_stage=3 if is_sharded else 0, tp_stream=tp_stream))
     for path, parameter in leaves(parameters(model)):
@@ -106,7 +108,7 @@ def _check_ends(model: Model, mesh: MeshShape, is_sharded: bool, tp_stream: TpSt
 
 
 def check_stage_remat(remat: Remat, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise an error if nothing here implements a remat policy, or a schedule keeps something else for backward."""
+    """Raise an error if a remat policy does not run here, or not with the strategy's pipeline schedule."""
     if remat in FOREIGN_REMATS:
         raise MeshwrightError(f"remat {remat} is what other frameworks keep; it can be planned, and does not run")
     kept = STAGE_REMATS[strategy.schedule]

@@ -112,7 +112,7 @@ _FORMER_NAMES = {"sequence": "sp_method", "overlaps_tp": "collective_matmul", "l
 def strategy_from_data(data: Any, path: str = "") -> Strategy:
     """Read a strategy from the plain data of `dataclasses.asdict`; former names of fields are accepted.
 
-    path: see `from_data`.
+    path: the data's location in its file, for error messages.
     """
     if not isinstance(data, dict):
         return from_data(Strategy, data, path)

@@ -30,7 +30,7 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
 def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
     """Return fields of a strategy that differ from the default and change nothing on a mesh, each with the reason.
 
-    Fields that only describe how other systems run a step are not among them.
+    Fields that only describe how other systems run a step are not checked.
     """
     stored = RULES["embed"]
     idle = (
@@ -51,12 +51,12 @@ def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> d
 
 
 def has_reference(workload: Workload) -> bool:
-    """Whether a step runs a frozen reference."""
+    """Whether a step runs a frozen reference model (DPO with a live reference)."""
     return workload.objective == "dpo" and workload.reference == "live"
 
 
 def _check_microbatches(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise where the sequences of a device cannot be cut into the microbatches of a strategy."""
+    """Raise if a device's sequences cannot be split evenly into the strategy's microbatches."""
     parts, axes = strategy.num_microbatches, tuple(axis for axis in RULES["batch"] if axis != "ep" or mesh.ep > 1)
     each = workload.batch // mesh.degree(axes)
     if each % parts:
@@ -68,7 +68,7 @@ def _check_microbatches(workload: Workload, mesh: MeshShape, strategy: Strategy)
 
 
 def _check_zigzag(seq_len: int, mesh: MeshShape) -> None:
-    """Raise where a sequence cannot be cut into two parts for each device of a ring."""
+    """Raise if a sequence cannot be split into two parts for each device of sp, as zigzag order requires."""
     parts = 2 * mesh.sp
     if seq_len % parts:
         nearest = " or ".join(str(length) for length in multiples_around(seq_len, parts))

@@ -1,4 +1,4 @@
-"""How many copies of tokens go to experts, one for each that works on a token."""
+"""Numbers of token copies sent to experts; a token has one copy for each expert that works on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sent_tokens(workload: Workload, mesh: MeshShape) -> int:
 
 
 def routed_tokens(workload: Workload, mesh: MeshShape) -> int:
-    """Return the copies of tokens that one device sends to experts: all, or as many as there are slots for."""
+    """Return how many token copies one device sends to experts: all, or as many as there are slots."""
     experts, tokens = _experts(workload), sent_tokens(workload, mesh)
     if experts.capacity_factor is None:
         return tokens * experts.num_active
@@ -28,9 +28,9 @@ def routed_tokens(workload: Workload, mesh: MeshShape) -> int:
 
 
 def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
-    """The rows that a device has room for, to get any routing right, over those that come in balance; from 1.
+    """Return the rows that a device allocates to fit any routing, divided by the rows at even load; at least 1.
 
-    With a capacity slots are all there is room for, and where ep is 1 a device works on its own copies alone.
+    It is 1 with a capacity factor, which limits the rows, and if ep is 1, where a device works only on its own copies.
     """
     experts = _experts(workload)
     if experts.capacity_factor is not None or mesh.ep == 1:
@@ -40,21 +40,24 @@ def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
 
 
 def expert_rows(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
-    """The rows of a microbatch that the experts of a device have room for: copies of tokens, of all devices of tp."""
+    """Return the rows that a device allocates for experts in a microbatch: copies of tokens, of all its tp group."""
     copies = routed_tokens(workload, mesh) * (mesh.tp if mesh.ep > 1 else 1)
     return copies * dropless_padding(workload, mesh) / strategy.num_microbatches
 
 
 BLOCK_ROWS = 16, 2048
-"""Fewest and most rows of a block: a tile of GPUs' matrix units, and enough for a 16-bit matmul to take longer than the
-accumulation of its weight gradient, on any chip."""
+"""Fewest and most rows of a block.
+
+16 is a tile of GPUs' matrix units. With 2048, a 16-bit matmul takes longer than the accumulation of its weight gradient
+on any chip.
+"""
 
 BLOCKS_AN_EXPERT = 4
-"""Blocks for an expert's rows at even load, or more: on average the last is half empty."""
+"""Least number of blocks for an expert's rows at even load; on average an expert's last block is half empty."""
 
 
 class Blocks(NamedTuple):
-    """The rows that the experts of a device have room for, the blocks that they are cut into, and the rows of one."""
+    """The rows that a device allocates for its experts, cut into `num_blocks` blocks of `size` rows."""
 
     rows: int
     num_blocks: int
@@ -62,14 +65,14 @@ class Blocks(NamedTuple):
 
     @property
     def padding(self) -> float:
-        """The rows of all blocks, over those that there is room for."""
+        """Rows of all blocks divided by allocated rows."""
         return self.num_blocks * self.size / self.rows
 
 
 def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
-    """Return the most blocks, each of one expert's rows, that any routing of rows needs, and the rows of a block.
+    """Return how many blocks are enough for any routing of `num_rows` rows, and the rows of a block.
 
-    Most are needed if each expert has one row more than fills its blocks.
+    A block has rows of one expert. Most blocks are needed if each expert has one row more than fills its blocks.
     """
     least, most = BLOCK_ROWS
     in_balance = max(1, num_rows // num_experts // BLOCKS_AN_EXPERT)
@@ -78,13 +81,13 @@ def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
 
 
 def device_blocks(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Blocks:
-    """The blocks of a device for a microbatch, without a capacity."""
+    """Return a device's blocks for a microbatch, without a capacity factor."""
     rows = round(expert_rows(workload, mesh, strategy))
     return Blocks(rows, *expert_blocks(rows, _experts(workload).count // mesh.ep))
 
 
 def _experts(workload: Workload) -> Experts:
-    """The experts of a workload's model, which has some."""
+    """Return the experts of a workload's model, which must have some."""
     experts = workload.model.experts
     assert experts is not None, workload.model.name
     return experts

@@ -56,12 +56,12 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 
 STAGED = MeshShape(pp=2)
-"""A mesh with stages, for what depends on whether there are some."""
+"""A mesh with pipeline stages, for functions that only need to know whether there are any."""
 
 
 @lru_cache(maxsize=1 << 14)
 def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> Step:
-    """A train step: its ops, how often each region repeats on a device, and the sizes of its symbols."""
+    """Return a train step: its ops, how often each region repeats on a device, and the sizes of its symbols."""
     model = workload.model
     found = program(model)
     shared = is_shared_before(found, workload.batch, mesh, strategy)
@@ -100,7 +100,7 @@ def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
 
 @lru_cache(maxsize=1 << 12)
 def _of_layout(strategy: Strategy) -> Strategy:
-    """Strategy fields that decide how arrays are laid out."""
+    """Return a strategy with the fields that decide how arrays are laid out, and defaults for all others."""
     names = ("spmd_pipeline", "tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
     kept = {name: getattr(strategy, name) for name in names}
     return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
@@ -119,7 +119,16 @@ def _ops(
     is_shared: bool,
     is_packed: bool,
 ) -> Ops:
-    """The ops of a step, which depend on the axes that are larger than 1 and not on their degrees."""
+    """Return the ops of a step, which depend on which axes are larger than 1 and not on their degrees.
+
+    Args:
+        frozen: paths of parameters without gradient.
+        has_chunks: whether attention loops over chunks of queries.
+        live: the axes larger than 1.
+        is_pair: whether sp is 2.
+        is_shared: whether stages share the sequences of the layers before the pipeline (`is_shared_before`).
+        is_packed: whether rows hold several documents.
+    """
     found, mesh = program(model), STAGED if "pp" in live else MeshShape()
     layout = layout_of(live, mesh, _of_layout(strategy), is_pair=is_pair, is_packed=is_packed)
     if frozen:
@@ -155,7 +164,7 @@ def _ops(
 def layout_of(
     live: frozenset[str], mesh: MeshShape, strategy: Strategy, *, is_pair: bool = False, is_packed: bool = False
 ) -> Layout:
-    """Return the layout of arrays on a mesh's axes above 1, by the strategy's rules."""
+    """Return the layout of a step's arrays by the strategy's rules, over the mesh axes larger than 1 (`live`)."""
     vocab = ("pp", *RULES["vocab"]) if is_spmd_pipeline(mesh, strategy) else RULES["vocab"]
     rules = {**rules_of(strategy), "vocab": vocab, "layers": ("pp",)}
 
@@ -178,7 +187,7 @@ def layout_of(
 
 
 class _Builder:
-    """The ops of regions, by one strategy."""
+    """Builder of the ops of a step's regions, for one strategy."""
 
     def __init__(self, strategy: Strategy, mesh: MeshShape, has_chunks: bool, layout: Layout) -> None:
         self.strategy, self.has_chunks, self.layout = strategy, has_chunks, layout
@@ -188,11 +197,10 @@ class _Builder:
         self.has_gradient = False
 
     def stack(self, stack: Stack, layout: Layout, remat: Remat, *, is_whole: bool) -> Iterator[Op]:
-        """Return the ops of one layer of a stack: forward, recompute, backward, and those of its weights.
+        """Yield the ops of one layer of a stack: forward, recompute, backward, and its weights' collectives.
 
-        There is no backward below the first trained parameter, where nothing has a gradient. A stack's layers are one
-        loop, so what one layer has, all have. A single layer is no loop: XLA inlines it and drops gradients that no
-        trained parameter needs.
+        Layers before the first trained parameter have no backward. A stack's layers run as one loop, so all have the
+        same ops. A single layer is no loop: XLA inlines it and drops gradients that no trained parameter needs.
         """
         nodes = shard_stack(stack, layout)
         with_gradient = {STREAM} if self.has_gradient or stack.num_layers > 1 else set[str]()
@@ -220,7 +228,7 @@ class _Builder:
             yield from self._without_policy(node)
 
     def _backward(self, node: Node, *, is_recomputed: bool, has_input_gradient: bool) -> Iterator[Op]:
-        """Return the ops of backward. On a ring of two, keys that were just recomputed are not sent again."""
+        """Yield a node's backward ops. On a ring of two devices, keys that were just recomputed are not sent again."""
         is_there = is_recomputed and self.layout.is_pair
         for op in backward_ops(node, has_input_gradient=has_input_gradient):
             is_key = isinstance(op, Communicate) and op.is_ring and op.axes == ("sp",) and op.array.width != "float32"
@@ -229,7 +237,7 @@ class _Builder:
                 yield op
 
     def _recomputed_scores(self, node: Node, remat: Remat, *, is_recomputed: bool) -> Iterator[Op]:
-        """Return scores that are recomputed although attention's output is kept, or no gradient reads it."""
+        """Yield ops that recompute attention scores although attention's output is kept, or no gradient reads it."""
         if self.strategy.attention != "scores" or not any(isinstance(work, Core) for work in node.work):
             return
         for op in forward_ops(node, "recompute"):
@@ -241,7 +249,10 @@ class _Builder:
                     yield replace(op, is_scores_alone=True, is_of_chunks=True)
 
     def _without_policy(self, node: Node) -> Iterator[Op]:
-        """Return ops that no remat policy keeps: expert load in pipeline stages. Else it is summed with the loss."""
+        """Yield the sum of the experts' load, which no remat policy keeps.
+
+        SPMD pipelines sum the load of each layer in the layer; other steps sum all at once, with the loss.
+        """
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):
                 continue
@@ -257,10 +268,10 @@ class _Builder:
                 )
 
     def ends(self, nodes: tuple[Node, ...], *, is_recomputed: bool) -> Iterator[Op]:
-        """The ops before or after the layers."""
+        """Yield the ops before or after the layers."""
         for node in nodes:
             yield from forward_ops(node)
-            # A lookup reads integers, and what it moves is of its own table.
+            # A lookup's input is integers: its output needs a gradient if its own table is trained.
             is_lookup = any(isinstance(work, Weight) for work in node.work) and not _has_product(node)
             has_input_gradient = node.is_trained if is_lookup else self.has_gradient
             self.has_gradient |= node.is_trained
@@ -270,7 +281,7 @@ class _Builder:
             yield from self._of_weights(node, is_recomputed=is_recomputed and self.has_gradient)
 
     def _of_weights(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
-        """Return the collectives of a layer's weights: gathers for each use and sums of gradients, by ZeRO stage.
+        """Yield the collectives of a layer's weights: gathers for each use and sums of gradients, by ZeRO stage.
 
         Below ZeRO-3, updated parameters are gathered once at the start of a step; below ZeRO-2, gradients are scattered
         once at its end. A tied table is gathered once for both uses, except in an SPMD pipeline.
@@ -304,7 +315,7 @@ class _Builder:
 
 
 def _has_product(node: Node) -> bool:
-    """Whether a node multiplies."""
+    """Whether a node has a matmul."""
     return any(isinstance(work, Product) for work in node.work)
 
 

@@ -12,12 +12,12 @@ from meshwright.errors import MeshwrightError
 
 @cache
 def frozen_paths(model: Model, patterns: tuple[str, ...]) -> frozenset[str]:
-    """Return the paths of parameters without gradient: those that a pattern matches, and with adapters all others.
+    """Return the paths of frozen parameters: those a pattern matches and, in a model with adapters, all but adapters.
 
     Patterns are as in `step.patterns`.
 
     Raises:
-        MeshwrightError: a pattern that matches nothing, or patterns that leave nothing to train.
+        MeshwrightError: a pattern matches nothing, or the patterns leave nothing to train.
     """
     paths = tuple(path for path, _ in leaves(parameters(model)))
     has_adapters = any(map(is_adapter, paths))

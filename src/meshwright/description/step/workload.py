@@ -21,7 +21,7 @@ REMATS: tuple[Remat, ...] = ("none", "attention", "matmuls", "block", "offload")
 """Remat policies: what a layer saves for backward, from most to least device memory.
 
 none: everything but gathered weights. attention: the same without attention scores (arXiv:2205.05198, section 5).
-matmuls: matmul outputs. block: only its input. offload: only its input, in host memory.
+matmuls: matmul outputs. block: only the layer's input. offload: only the layer's input, in host memory.
 """
 
 FOREIGN_REMATS: tuple[Remat, ...] = ("alternate",)
@@ -34,7 +34,7 @@ alternate: outputs of every second matmul and of attention, as torchtitan's sele
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A training step of `batch` sequences of `seq_len` tokens, over all devices."""
+    """A training step of `batch` sequences (pairs of sequences with dpo) of `seq_len` tokens, over all devices."""
 
     model: Model
     batch: int
@@ -92,19 +92,19 @@ class Workload:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's config, which everything that runs needs; an error for a model written as ops."""
+        """The model as a `ModelConfig`, which everything that runs needs. Raises for a model written as ops."""
         if isinstance(self.model, ProgramModel):
             raise MeshwrightError(f"{self.model.name} is written as ops; it can be planned, and does not run")
         return self.model
 
     @property
     def sequences(self) -> int:
-        """The sequences of a step, over all devices: two in each pair of answers."""
+        """Number of sequences in a step, over all devices; with dpo each pair of answers is two."""
         return self.batch * (2 if self.objective == "dpo" else 1)
 
     @property
     def lora_dropout(self) -> float:
-        """The share of what adapters read that a train step drops; 0 without adapters."""
+        """Probability of dropping an element of the adapters' inputs in a train step; 0 without adapters."""
         lora = self.model.lora if isinstance(self.model, ModelConfig) else None
         return lora.dropout if lora else 0.0
 
@@ -122,18 +122,18 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """The tokens of a step, over all devices."""
+        """Number of tokens in a step, over all devices."""
         return self.sequences * self.seq_len
 
 
 QUERY_CHUNK = 1024
-"""Queries whose attention scores are held at once."""
+"""Number of queries whose attention scores are in memory at once."""
 
 
 def num_query_chunks(seq_len: int) -> int:
-    """The chunks of queries that attention goes through, so that scores grow with the sequence and not its square.
+    """Return how many chunks of queries attention loops over, which keeps score memory linear in the sequence length.
 
-    One where the sequence is short, or cannot be cut into chunks of `QUERY_CHUNK`.
+    1 if `QUERY_CHUNK` does not divide the sequence length.
     """
     return 1 if seq_len % QUERY_CHUNK else seq_len // QUERY_CHUNK
 
@@ -141,13 +141,13 @@ def num_query_chunks(seq_len: int) -> int:
 def can_halve_queries(seq_len: int) -> bool:
     """Whether attention through scores can skip the scores of the first half's queries with the second half's keys.
 
-    A causal mask hides all of them, a quarter of the scores. It requires the whole sequence on a device, and no loop
-    over chunks of queries, whose iterations all have the same shape and so all the keys.
+    A causal mask hides these, a quarter of all scores. Callers check that a device has the whole sequence. A loop over
+    chunks of queries cannot skip them: all its iterations have the same shape, with all keys.
     """
     return seq_len % 2 == 0 and num_query_chunks(seq_len) == 1
 
 
 @lru_cache(maxsize=1 << 8)
 def with_remat(workload: Workload, remat: Remat) -> Workload:
-    """The workload with a remat policy, the same object each time."""
+    """Return the workload with a remat policy, the same object for the same arguments (cached)."""
     return replace(workload, remat=remat)

@@ -1,8 +1,8 @@
 """Differentiate pass: forward ops, and the backward ops that follow from each of them.
 
-The gradient of a move goes the other way: what was gathered is reduce-scattered, what was summed is gathered. A
-weight's gradient is summed over the axes that split the tokens it processed. A product has two gradients, each a
-product.
+A reshard's gradient takes the reverse reshard: the gradient of a gathered value is reduce-scattered, that of a summed
+value is gathered. A weight's gradient is summed over the axes that split the tokens it processed. A matmul has two
+gradients, each a matmul.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from meshwright.record import Phase
 def gradients_of(
     nodes: Iterable[Node], with_gradient: Iterable[str], *, is_at_once: bool
 ) -> Iterator[tuple[Node, bool]]:
-    """Remove backward work that leads to nothing trained; also return whether anything before is trained.
+    """Yield nodes without backward work that leads to nothing trained, each with whether its inputs have a gradient.
 
     Args:
-        nodes: of a layer, in order.
+        nodes: nodes of a layer, in order.
         with_gradient: names of values with a gradient before the first node.
         is_at_once: whether attention computes all scores at once through memory, so that a compiler sees unused
             results.
@@ -72,7 +72,7 @@ def _without_dead_gradients(node: Node, read: set[str], *, is_at_once: bool) -> 
 
 @lru_cache(maxsize=1 << 12)
 def forward_ops(node: Node, phase: Phase = "forward") -> tuple[Op, ...]:
-    """The ops of a node in the forward pass, or of its recomputation; weights are gathered apart (`gathers`)."""
+    """Return the ops of a node's forward pass or recomputation, without gathers of weights (`gathers`)."""
     return tuple(_forward(node, phase))
 
 
@@ -95,9 +95,10 @@ def _forward(node: Node, phase: Phase) -> Iterator[Op]:
 
 @lru_cache(maxsize=1 << 12)
 def backward_ops(node: Node, *, has_input_gradient: bool = True) -> tuple[Op, ...]:
-    """Yield the backward ops of a node, except weight gradients on their way to storage.
+    """Return the backward ops of a node, without the collectives of weight gradients (`scatters`).
 
-    has_input_gradient: whether anything before the node is trained; otherwise its input needs no gradient.
+    Args:
+        has_input_gradient: whether anything before the node is trained; otherwise its input needs no gradient.
     """
     return tuple(_backward(node, has_input_gradient))
 
@@ -115,7 +116,7 @@ def _backward(node: Node, has_input_gradient: bool) -> Iterator[Op]:
 
 
 def _backward_of_rest(node: Node, work: Work) -> Iterator[Op]:
-    """The backward of all but products."""
+    """Yield the backward ops of any work but matmuls."""
     match work:
         case Move():
             before = replace(work.before, unreduced=())
@@ -135,14 +136,14 @@ def _backward_of_rest(node: Node, work: Work) -> Iterator[Op]:
 
 @lru_cache(maxsize=1 << 14)
 def gathers(work: Weight, region: Region, phase: Phase) -> tuple[Communicate, ...]:
-    """Yield the gather of a weight from storage to its use."""
+    """Return the collectives that gather a weight from its stored layout for use."""
     moves = moves_between(work.stored, work.used)
     return tuple(_collected(move, work.name, region, phase, of_weight=True) for move in moves)
 
 
 @lru_cache(maxsize=1 << 14)
 def scatters(work: Weight, region: Region) -> tuple[Communicate, ...]:
-    """The gradient of a weight, a sum over what splits its tokens, to where the weight is stored."""
+    """Return the collectives that sum a weight's gradient over its tokens' axes, into the weight's stored layout."""
     before = replace(work.used, unreduced=work.pending, width="gradient")
     moves = moves_between(before, replace(work.stored, width="gradient"))
     return tuple(_collected(move, work.name, region, "backward", of_weight=True) for move in moves)
@@ -150,10 +151,10 @@ def scatters(work: Weight, region: Region) -> tuple[Communicate, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def sums(work: Vector, region: Region) -> tuple[Communicate, ...]:
-    """Yield the sum of a scale's or bias's gradient over the axes that split its tokens, one dim after another.
+    """Return the all-reduces of a scale's or bias's gradient over the axes that split its tokens, dim by dim.
 
-    Types that defer sums (`reduced`) do not pass through elementwise products (JAX 0.10.2), so each layer's is summed
-    alone.
+    Types that defer sums (`reduced`) do not pass through elementwise products (JAX 0.10.2), so each layer's gradient is
+    summed separately.
     """
     return tuple(
         Communicate(
@@ -171,7 +172,7 @@ def sums(work: Vector, region: Region) -> tuple[Communicate, ...]:
 
 
 def _matmul(node: Node, work: Product, phase: Phase, role: str) -> Matmul:
-    """A product in one of its roles."""
+    """Return the op of a matmul in one of its roles (`ir.Matmul`)."""
     return Matmul(
         name=work.name,
         target=node.writes,
@@ -195,7 +196,7 @@ def _matmul(node: Node, work: Product, phase: Phase, role: str) -> Matmul:
 
 
 def _attention(work: Core, region: Region, phase: Phase) -> AttentionOp:
-    """Attention in a phase."""
+    """Return the op of attention in a phase."""
     return AttentionOp(
         name=work.op.target,
         phase=phase,
@@ -213,7 +214,7 @@ def _attention(work: Core, region: Region, phase: Phase) -> AttentionOp:
 
 
 def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
-    """A collective of a kernel of its own."""
+    """Return the op of a collective inside a custom kernel."""
     return Communicate(
         name=work.name,
         kind=work.kind,
@@ -227,7 +228,7 @@ def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
 
 
 def _moved(work: Move, before: Array, after: Array, name: str, region: Region, phase: Phase) -> Iterator[Communicate]:
-    """Yield the communication of a move; as ring sends if it overlaps with products.
+    """Yield the collectives of a reshard, as ring sends if it overlaps with matmuls.
 
     S. Wang et al., ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
     """
@@ -240,7 +241,7 @@ def _moved(work: Move, before: Array, after: Array, name: str, region: Region, p
 
 
 def _collected(move: Collected, name: str, region: Region, phase: Phase, *, of_weight: bool = False) -> Communicate:
-    """A collective of a move."""
+    """Return the op of one collective of a reshard."""
     return Communicate(
         name=name,
         kind=move.kind,

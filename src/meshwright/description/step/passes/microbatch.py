@@ -56,5 +56,5 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
 
 @lru_cache(maxsize=1 << 12)
 def gradient_sum(work: Weight, region: Region, block: Block) -> Elementwise:
-    """The gradient of each microbatch is added to those before: both are read, the sum is written."""
+    """Return the op that adds a microbatch's weight gradient to the sum so far: both are read, the sum is written."""
     return Elementwise(kind="accumulate", phase="backward", region=region, block=block, arrays=(work.used,))

@@ -1,9 +1,9 @@
 """Muon's part of the update: which parameters are matrices, and how these are distributed to be orthogonalised.
 
-Newton-Schulz multiplies whole matrices. Those of all layers of a parameter, and of all its experts, are distributed
-over the devices that shard or copy them: each device slices its part out of copies, receives whole matrices for its
-shards by an all-to-all over the axes that split each dim, and multiplies. The way back is the same; copies are
-gathered. If the number of devices does not divide the matrices, zeros are added.
+Newton-Schulz multiplies whole matrices. The matrices of a parameter, one for each layer and expert, are distributed
+over the devices that shard or replicate it. Each device takes its part of replicated matrices, gets whole matrices for
+its shards by an all-to-all over the axes that split each dim, and multiplies. Results return the same way; replicas are
+gathered. If the number of devices does not divide the matrices, zero matrices are added.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from meshwright.description.step.workload import Workload
 from meshwright.mesh import LAYOUT, MeshShape
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Products of an iteration: X, X Xᵀ X and (X Xᵀ)² X (Keller Jordan, github.com/KellerJordan/Muon)."""
+"""Coefficients of X, X Xᵀ X and (X Xᵀ)² X in an iteration (Keller Jordan, github.com/KellerJordan/Muon)."""
 
 ITERATIONS = 5
 
 RMS = 0.2
-"""The root mean square of an update, so that AdamW's learning rates and decay serve (arXiv:2502.16982, section 2.2)."""
+"""Root mean square of an update, at which AdamW's learning rates and decay apply (arXiv:2502.16982, section 2.2)."""
 
 
 class Matrix(NamedTuple):
-    """Dims of a parameter as matrices: number of counting dims, then of row dims; the rest are columns."""
+    """How a parameter's dims form matrices: the first ones count matrices, the next are rows, the rest columns."""
 
     num_stacked: int
     num_rows: int
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """The rows and columns of one matrix of a parameter of a shape."""
+        """Return the rows and columns of one matrix of a parameter with this shape."""
         end = self.num_stacked + self.num_rows
         return math.prod(shape[self.num_stacked : end]), math.prod(shape[end:])
 
 
 def matrix_of(parameter: Parameter) -> Matrix | None:
-    """How a parameter is matrices: weights of products within layers are; None where AdamW updates it.
+    """Return how a parameter's dims form matrices; None if AdamW updates it.
 
-    Tables, norms, biases and adapters are AdamW's, and so are weights of one row or column, which are vectors.
+    Weights of matmuls within layers are matrices. Tables, norms, biases, adapters and weights of one row or column are
+    not.
     """
     if parameter.role != "product" or not parameter.is_stacked or not parameter.num_inputs:
         return None
@@ -54,22 +55,22 @@ def matrix_of(parameter: Parameter) -> Matrix | None:
 
 
 def is_matrix(parameter: Parameter) -> bool:
-    """Whether Muon makes a parameter's updates orthogonal."""
+    """Whether Muon orthogonalises a parameter's updates."""
     return matrix_of(parameter) is not None
 
 
 def symbol(parameter: Parameter) -> str:
-    """The symbol of how many matrices a parameter has, zeros that fill up included."""
+    """Return the symbol (`Extents`) of a parameter's number of matrices, added zero matrices included."""
     return f"matrices of {parameter.axes[0]}{' and experts' if 'expert' in parameter.axes else ''}"
 
 
 def dealt_devices(mesh: MeshShape, strategy: Strategy) -> int:
-    """Return how many devices share the matrices of an update program: all, or those of a stage with its own."""
+    """Return how many devices share an update program's matrices: all, or a stage's if it runs its own program."""
     return mesh.num_devices // (1 if is_spmd_pipeline(mesh, strategy) else mesh.pp)
 
 
 def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str, int]:
-    """Return the sizes of these symbols: matrices over all devices of one program, without copies."""
+    """Return the size of each `symbol`: matrices over all devices of one program, without replicas."""
     found: dict[str, int] = {}
     for _, parameter in leaves(parameters(model)):
         if not is_matrix(parameter):
@@ -87,13 +88,13 @@ def matrix_counts(model: Model, mesh: MeshShape, strategy: Strategy) -> dict[str
 
 
 def matrices(workload: Workload) -> dict[str, Parameter]:
-    """The parameters of a step that Muon updates, by their paths: those that are matrices and not frozen."""
+    """Return the parameters that Muon updates in a step, by path: those that are matrices and not frozen."""
     found = leaves(parameters(workload.model))
     return {path: each for path, each in found if is_matrix(each) and path not in workload.frozen_paths}
 
 
 def dealt_matrices(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Iterator[tuple[Parameter, int]]:
-    """Each parameter that Muon updates, and how many of its matrices one device multiplies."""
+    """Yield each parameter that Muon updates, and how many of its matrices one device multiplies."""
     counts, devices = matrix_counts(workload.model, mesh, strategy), dealt_devices(mesh, strategy)
     for parameter in matrices(workload).values():
         yield parameter, counts[symbol(parameter)] // devices
@@ -102,7 +103,11 @@ def dealt_matrices(workload: Workload, mesh: MeshShape, strategy: Strategy) -> I
 def matrix_moves(
     path: str, parameter: Parameter, dims: tuple[Dim, ...], live: Collection[str]
 ) -> Iterator[Communicate]:
-    """Yield the communication of distributing a parameter's matrices and back. live: axes of several devices."""
+    """Yield the collectives that distribute a parameter's matrices and return them.
+
+    Args:
+        live: mesh axes larger than 1.
+    """
     matrix = matrix_of(parameter)
     assert matrix is not None
     stacked, inner = dims[: matrix.num_stacked], dims[matrix.num_stacked :]
@@ -120,7 +125,7 @@ def matrix_moves(
 
 
 def short_and_long(parameter: Parameter) -> tuple[int, int]:
-    """The smaller and the larger dim of the matrices of a parameter."""
+    """Return the smaller and the larger dim of a parameter's matrices."""
     matrix = matrix_of(parameter)
     assert matrix is not None
     short, long = sorted(matrix.sizes(parameter.shape))
@@ -128,13 +133,13 @@ def short_and_long(parameter: Parameter) -> tuple[int, int]:
 
 
 def matrix_products(parameter: Parameter) -> tuple[tuple[int, int, int], ...]:
-    """Rows, inner dim and columns of the products of an iteration: X Xᵀ, its square, and their sum times X."""
+    """Return rows, inner dim and columns of an iteration's matmuls: X Xᵀ, its square, and their sum times X."""
     short, long = short_and_long(parameter)
     return ((short, long, short), (short, short, short), (short, short, long))
 
 
 def _move(name: str, kind: str, axes: tuple[str, ...], array: Array, times: int = 1) -> Communicate:
-    """A collective of the update."""
+    """Return a collective of the update."""
     return Communicate(
         name=name, kind=kind, axes=axes, phase="update", region=Region("update"), array=array, times=times,  # type: ignore[arg-type]
         of_weight=True,

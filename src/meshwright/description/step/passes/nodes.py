@@ -1,4 +1,4 @@
-"""The forward pass on a mesh: nodes with their work, sharded arrays, and moves between layouts."""
+"""The forward pass on a mesh: nodes with their work, sharded arrays, and reshards between layouts."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ LETTERS = {
     "norm": "N",
     "rank": "J",
 }
-"""The dims of parameters as the notation writes them."""
+"""The letter in the notation for each logical axis of a parameter."""
 
 IMBALANCE = "loss of imbalance"
-"""The load of experts in the loss."""
+"""Name of the sum of the experts' load, for the loss."""
 
 EXCHANGED_GRADIENTS: Mapping[Operand, str] = {
     "query": "queries gradient",
     "key": "keys gradient",
     "value": "values gradient",
 }
-"""The names of the exchanges of attention's gradients over a split sequence."""
+"""Names of the exchanges of attention's gradients over a split sequence (Ulysses), by operand."""
 
 Phases = tuple[Literal["forward", "recompute", "backward"], ...]
 
@@ -54,7 +54,7 @@ STORAGE_ONLY = {"embed": "activation", "latent_input": "activation"}
 
 
 class Tag(Enum):
-    """Name of a layer's value for remat policies."""
+    """The kind of a layer's value, by which remat policies keep it."""
 
     PRODUCT = "product"
     READ = "read by a product"
@@ -63,11 +63,19 @@ class Tag(Enum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """Sharding information for the shard pass: axes with several devices, and sharding rules.
+    """Sharding information for the shard pass: sharding rules, and the axes larger than 1. Compared by identity.
 
-    Compared by identity, which makes caching fast (`step.train.layout_of` makes each once). batch: axes that split
-    sequences. sp_method: how queries meet the keys of a split sequence. is_packed: whether rows hold several documents.
-    is_pair: whether sp is 2. frozen: paths of parameters without gradient.
+    That makes caching fast (`step.train.layout_of` makes each layout once).
+
+    Attributes:
+        live: axes larger than 1.
+        batch: axes that split sequences.
+        sequence: axes that split tokens in blocks.
+        residual: axes that split tokens of the residual stream between blocks.
+        sp_method: how queries reach the keys of a split sequence.
+        is_packed: whether rows hold several documents.
+        is_pair: whether sp is 2.
+        frozen: paths of parameters without gradient.
     """
 
     rules: Mapping[str, tuple[str, ...]]
@@ -85,16 +93,16 @@ class Layout:
 
     @cached_property
     def live_rules(self) -> Mapping[str, tuple[str, ...]]:
-        """The live axes of each rule."""
+        """The axes larger than 1 of each rule."""
         return {name: tuple(axis for axis in axes if axis in self.live) for name, axes in self.rules.items()}
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """The live axes of a rule."""
+        """Return the axes larger than 1 of the rule for a logical axis."""
         return self.live_rules[name]
 
     @property
     def tokens(self) -> tuple[Dim, Dim]:
-        """Batch and sequence dims in products."""
+        """Batch and sequence dims in matmuls."""
         return Dim("B", None, self.batch), Dim("S", None, self.sequence)
 
     @property
@@ -103,17 +111,17 @@ class Layout:
         return Dim("B", None, self.batch), Dim("S", None, self.residual)
 
     def used(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
-        """The dims of a parameter as products use it."""
+        """Return the dims of a parameter as matmuls use it."""
         return tuple(Dim(LETTERS[name], size, self.axes(STORAGE_ONLY.get(name, name))) for name, size in dims)
 
     def stored(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
-        """Dims of a parameter in storage."""
+        """Return the dims of a parameter in storage."""
         return tuple(Dim(LETTERS[name], size, self.axes(name)) for name, size in dims)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A product with a weight, or with another value, called `right`. image: as in `Matmul`."""
+    """A matmul with a weight, or with the value named `right`. image: as in `Matmul`."""
 
     name: str
     rows: tuple[Dim, ...]
@@ -131,10 +139,10 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
-    """A parameter on its way from storage to its use, and its gradient on the way back.
+    """A parameter with its layouts in storage and in use; its gradient takes the reverse direction.
 
-    Compared by identity, which makes caching fast. pending: axes over which each device has a partial gradient: those
-    that split its tokens. is_trained: whether there is a gradient.
+    Compared by identity, which makes caching fast. pending: axes that split its tokens, over which each device has a
+    partial gradient. is_trained: whether there is a gradient.
     """
 
     name: str
@@ -146,9 +154,9 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:
-    """A scale or bias that every device has whole. Its gradient is summed over each group of axes in turn.
+    """A scale or bias that every device has whole. Its gradient is summed over each group of axes, one after another.
 
-    Equal only to itself. is_trained: whether there is a gradient.
+    Compared by identity. is_trained: whether there is a gradient.
     """
 
     name: str
@@ -159,7 +167,7 @@ class Vector:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A value brought from one layout to another; its gradient, a sum over `pending`, goes the other way."""
+    """A reshard of a value; its gradient, a partial sum over `pending`, is resharded in reverse."""
 
     name: str
     before: Array
@@ -170,9 +178,9 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Core:
-    """Attention between its products, with the arrays that it has on one device.
+    """Attention between its projections, with its sharded arrays.
 
-    gradients: as of an `AttentionOp`.
+    gradients: as in `AttentionOp`.
     """
 
     op: Attention
@@ -188,7 +196,8 @@ class Core:
 class Exchange:
     """A collective inside a custom kernel.
 
-    array: as in `record.Collective`. phases: in which it runs; recompute counts if the node is recomputed.
+    array: as in `record.Collective`. phases: the phases in which it runs; recompute counts if the node is recomputed.
+    is_end: whether no remat policy keeps its result, so that the train step adds it apart.
     """
 
     name: str
@@ -216,7 +225,7 @@ Work = Product | Weight | Vector | Move | Core | Exchange | PassOver
 class Node:
     """One forward op: names of the values it reads and writes, and its work. Compared by identity.
 
-    saved: values that its backward reads. tag: name of its result for remat policies.
+    saved: values that its backward reads. tag: kind of its result for remat policies.
     """
 
     region: Region
@@ -234,7 +243,7 @@ class Node:
 
 
 class Collected(NamedTuple):
-    """A collective of a move: its array before and after."""
+    """One collective of a reshard, with its array before and after."""
 
     kind: Kind
     axes: tuple[str, ...]
@@ -243,15 +252,15 @@ class Collected(NamedTuple):
 
     @property
     def array(self) -> Array:
-        """The array that its bytes are of."""
+        """The array whose size counts as the collective's bytes."""
         return self.after if self.kind == "all-gather" else self.before
 
 
 @lru_cache(maxsize=1 << 14)
 def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
-    """The collectives from one layout to another, by `notation.reshard`.
+    """Return the collectives that convert one layout into another, by `notation.reshard`.
 
-    It needs degrees only to tell axes of one device.
+    Every axis counts as larger than 1, as layouts contain no others.
     """
     if before.dims == after.dims and before.unreduced == after.unreduced:
         return ()
@@ -267,11 +276,11 @@ def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
 
 
 def _laid(array: Array, to: ShardedArray) -> Array:
-    """Return an array in the notation."""
+    """Return an array with the layout of an array of the notation."""
     dims = tuple(dim._replace(axes=axes) for dim, axes in zip(array.dims, to.axes, strict=True))
     return replace(array, dims=dims, unreduced=to.unreduced)
 
 
 def outermost_first(axes: Iterable[str]) -> tuple[str, ...]:
-    """Mesh axes in the order in which they are laid over devices."""
+    """Return mesh axes in the order in which they are laid out over devices, outermost first."""
     return tuple(sorted(axes, key=LAYOUT.index))

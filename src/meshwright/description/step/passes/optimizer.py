@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from meshwright.description.step.ir import Array, Communicate, Dim, Region
 
 FACTORED_FROM = 128
-"""The size from which on Optax factors the two largest dims of a second moment (`optax.scale_by_factored_rms`)."""
+"""Size from which Optax factors the two largest dims of a second moment (`optax.scale_by_factored_rms`)."""
 
 _SCALARS_OF_ADAFACTOR = 3
-"""Means of squares of a whole array: of its update, and twice of the parameter (`optax.adafactor`)."""
+"""Number of means of squares of a whole array: one of its update, two of the parameter (`optax.adafactor`)."""
 
 
 def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the second largest and the largest dim of a parameter, which Adafactor averages over; None if it does not.
+    """Return the second largest and largest dim of a parameter, which Adafactor averages over; None if not factored.
 
     Of equal dims the later one counts as larger.
     """
@@ -29,7 +29,7 @@ def factored_dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Iterator[Communicate]:
-    """Yield the sums in the update of a parameter over the axes that split its dims, one dim after another."""
+    """Yield the all-reduces in the update of a parameter over the axes that split its dims, one dim after another."""
     scalar = Array("scalar", (), width="float32")
     for dim in dims:
         if dim.axes:
@@ -53,7 +53,7 @@ def update_moves(path: str, dims: tuple[Dim, ...], *, is_adafactor: bool) -> Ite
 
 
 def _sum(name: str, axes: tuple[str, ...], array: Array, times: int = 1) -> Communicate:
-    """An all-reduce of the update."""
+    """Return an all-reduce of the update."""
     return Communicate(
         name=name,
         kind="all-reduce",

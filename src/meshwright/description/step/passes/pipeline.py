@@ -1,9 +1,9 @@
 """Pipeline pass: repetitions of each region on a device, and communication between stages.
 
-Stages of one program run every tick together (`Strategy.spmd_pipeline`), on zeros if a schedule has nothing for them:
-layers and the lookup before them run in all ticks, the loss from the tick in which the first microbatch is through.
-With virtual stages, ticks without lookup or loss skip them. Dense layers before MoE layers run with the lookup, and
-again for backward, on all stages: on a share of the sequences each, or on all if there are too few
+Stages of one SPMD program run every tick together (`Strategy.spmd_pipeline`), on zeros if the schedule has no work for
+them: layers and the lookup before them in all ticks, the loss from the tick in which the first microbatch has passed
+the layers. With virtual stages, ticks without lookup or loss skip them. Dense layers before MoE layers run with the
+lookup, and again in backward, on all stages: each on a share of the sequences, or on all if there are too few
 (`stages.batch_before_stages`).
 """
 
@@ -24,19 +24,19 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 
 BATCH, EMBEDDING, LOGITS, STAGES, UPDATE = "batch", "embedding", "logits", "stages", "update"
-"""Regions outside of the layers; `batch` is work on all microbatches before the lookup."""
+"""Regions outside the layers; `batch` is work on all microbatches before the lookup."""
 
 KEPT_INPUTS = "kept inputs"
-"""The inputs of layers that stages of 1F1B keep for each other."""
+"""Name of the sends of layer inputs that stages of 1F1B store for each other."""
 
 
 def is_spmd_pipeline(mesh: MeshShape, strategy: Strategy) -> bool:
-    """Whether a step has stages that are one program (SPMD) and go through every tick together."""
+    """Whether a step has pipeline stages that are one program (SPMD) and run every tick together."""
     return mesh.pp > 1 and strategy.spmd_pipeline
 
 
 def schedule_of(mesh: MeshShape, strategy: Strategy) -> Schedule:
-    """The schedule of a pipeline."""
+    """Return the schedule of a pipeline."""
     return Schedule(
         stages=mesh.pp,
         microbatches=strategy.num_microbatches,
@@ -46,12 +46,12 @@ def schedule_of(mesh: MeshShape, strategy: Strategy) -> Schedule:
 
 
 def stage_layers(num_layers: int, mesh: MeshShape) -> int:
-    """Layers on the largest stage."""
+    """Return the number of layers on the largest stage."""
     return math.ceil(num_layers / mesh.pp)
 
 
 def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """Layer slots that a device runs per microbatch: of the largest stage, or with empty slots."""
+    """Return how many layer slots the largest stage runs per microbatch; in an SPMD pipeline also empty ones."""
     virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 1
     return virtual * chunk_slots(num_layers, mesh.pp, virtual)
 
@@ -62,13 +62,13 @@ def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) ->
 
 
 def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
-    """How layers before the pipeline are recomputed: several in a loop, each to its end; one as far as needed."""
+    """Return the strategy for layers before the pipeline: remat recomputes them to their end if several form a loop."""
     return _recomputing(strategy, is_whole=stack.num_layers > 1)
 
 
 @lru_cache(maxsize=1 << 12)
 def _recomputing(strategy: Strategy, *, is_whole: bool) -> Strategy:
-    """The strategy with whole blocks recomputed, or only what backward needs."""
+    """Return the strategy with whole blocks recomputed, or only what backward needs."""
     return replace(strategy, profile=replace(strategy.profile, recomputes_whole_blocks=is_whole))
 
 
@@ -80,7 +80,7 @@ def is_shared_before(program: Program, batch: int, mesh: MeshShape, strategy: St
 
 
 def repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, Repeat]:
-    """How often a device runs each region in a step."""
+    """Return how often a device runs each region in a step."""
     if is_spmd_pipeline(mesh, strategy):
         return _lockstep_repeats(program, mesh, strategy)
     parts = strategy.num_microbatches
@@ -94,7 +94,7 @@ def repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, 
     }
     remaining = sum(stack.num_layers for stack in program.stacks)
     for stack in program.stacks:
-        # Of stacks in a row each stage has its layers and the next ones: together as many as of all layers.
+        # Stages are cut from all stacks in a row: the counts of the stacks add up to those of all layers.
         count = stage_layers(remaining, mesh) - stage_layers(remaining - stack.num_layers, mesh)
         found[stack.name] = _alike(parts * count, parts * stack.num_layers / mesh.pp, once=count)
         remaining -= stack.num_layers
@@ -102,12 +102,12 @@ def repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, 
 
 
 def _alike(count: int, mean: float | None = None, once: int = 1) -> Repeat:
-    """A region that runs as often however it is counted."""
+    """Return a `Repeat` whose useful, executed and static counts are equal."""
     return Repeat(useful=count, executed=count, static=count, mean=count if mean is None else mean, once=once)
 
 
 def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, Repeat]:
-    """The counts where stages go through every tick together."""
+    """Return the counts of regions in an SPMD pipeline, whose stages run every tick together."""
     schedule, virtual, parts = schedule_of(mesh, strategy), strategy.virtual_stages, strategy.num_microbatches
     ticks, stack = schedule.ticks, program.stacks[-1]
     slots = stage_slots(stack.num_layers, mesh, strategy)
@@ -131,10 +131,10 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
 
 
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return the layer inputs that a device of a lockstep pipeline saves for backward at once.
+    """Return how many layer inputs a device of an SPMD pipeline saves for backward at once.
 
-    GPipe: of all ticks. 1F1B: of the microbatches in its slots, of one in transit between paired stages, and of those
-    in progress.
+    GPipe saves the inputs of all ticks. 1F1B saves inputs of the microbatches in its slots, of one microbatch in
+    transit between paired stages, and of the one in progress.
     """
     schedule = schedule_of(mesh, strategy)
     chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)
@@ -144,10 +144,10 @@ def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
 
 
 def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout) -> Iterator[Communicate]:
-    """The stream from stage to stage and its gradient back, and inputs that stages keep for each other.
+    """Yield the sends of the stream between stages, its gradient back, and inputs that stages store for each other.
 
-    Where tp has the stream whole between products, stages of their own programs hand on a share each, which is gathered
-    again (arXiv:2104.04473, section 4.1).
+    If tp does not split the stream, stages with their own programs send one share from each tp device, and gather it on
+    arrival (arXiv:2104.04473, section 4.1).
     """
     if mesh.pp == 1:
         return
@@ -163,7 +163,7 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
                 yield replace(_over_pp("stream", "all-gather", whole, phase, region), axes=("tp",))
         return
     schedule, layers = schedule_of(mesh, strategy), program.stacks[-1]
-    # Of two stages the compiler sees that the gradient of the last tick goes nowhere.
+    # With two stages the compiler sees that the gradient of the last tick is not used.
     is_seen = schedule.kind == "1f1b" and schedule.warm_up == 1
     yield _over_pp("stream", "collective-permute", stream, "forward", region)
     yield replace(_over_pp("stream", "collective-permute", stream, "backward", region), skipped=int(is_seen))
@@ -182,7 +182,10 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
 def end_moves(
     program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout, *, is_shared: bool
 ) -> Iterator[Communicate]:
-    """Yield the sums over pp of stages that share both tables: the stream to the first stage and from the last."""
+    """Yield the collectives over pp at the ends of an SPMD pipeline, whose stages share the embedding and unembedding.
+
+    They bring the stream to the first stage and from the last. is_shared: as in `is_shared_before`.
+    """
     if not is_spmd_pipeline(mesh, strategy):
         return
     stream = Array("stream", (*layout.residual_tokens, _stream_dim(program)))
@@ -195,11 +198,11 @@ def end_moves(
 
 
 def _stream_dim(program: Program) -> Dim:
-    """The width of the residual stream."""
+    """Return the width of the residual stream."""
     size = next(op.columns[1] for op in program.embedding if isinstance(op, Lookup))
     return Dim("D", size)
 
 
 def _over_pp(name: str, kind: str, array: Array, phase: Phase, region: Region) -> Communicate:
-    """A collective between stages."""
+    """Return a collective between stages, over pp."""
     return Communicate(name=name, kind=kind, axes=("pp",), phase=phase, region=region, array=array)  # type: ignore[arg-type]

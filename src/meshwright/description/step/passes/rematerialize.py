@@ -1,7 +1,7 @@
-"""Rematerialize pass: ops of a layer that are recomputed for backward, given the values that a policy saves.
+"""Rematerialize pass: which ops of a layer are recomputed for backward, given the values that a policy saves.
 
 A value that the policy has not saved is recomputed if backward reads it, or if recomputing another value needs it. So
-the last product of a layer is never recomputed, nor its collective.
+the last matmul of a layer is never recomputed, nor is its collective.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ KEPT: Mapping[Remat, frozenset[Tag]] = {
 
 
 def keeps_read(remat: Remat) -> bool:
-    """Whether a policy keeps what products read, so that no collective is recomputed for it."""
+    """Whether a policy keeps the inputs of matmuls, so that no collective is recomputed for them."""
     return Tag.READ in KEPT[remat]
 
 
 @lru_cache(maxsize=1 << 12)
 def recomputed(nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False) -> frozenset[int]:
-    """The positions of the nodes of a layer that are recomputed for backward.
+    """Return the positions of the nodes of a layer that are recomputed for backward.
 
-    is_whole: every one, as frameworks do that recompute a block to its end.
+    Args:
+        is_whole: with `block` and `offload`, recompute all, as frameworks do that recompute a block to its end.
     """
     if is_whole and remat in ("block", "offload"):
         return frozenset(range(len(nodes)))
     found = _needed(nodes, KEPT[remat])
     if remat == "alternate":
-        # Attention is kept, every second product is recomputed (torchtitan's selective checkpointing of ops).
+        # Attention is kept, every second matmul is recomputed (torchtitan's selective checkpointing of ops).
         products = [i for i, node in enumerate(nodes) if any(isinstance(work, Product) for work in node.work)]
         attention = {i for i, node in enumerate(nodes) if any(isinstance(work, Core) for work in node.work)}
         found = (found - attention) | set(products[1::2])
@@ -47,10 +48,10 @@ def recomputed(nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False)
 
 
 def _needed(nodes: Sequence[Node], kept: frozenset[Tag]) -> set[int]:
-    """The nodes whose result backward needs and a policy does not keep, and those that lead there."""
+    """Return the positions of nodes whose result backward needs and no tag in `kept` saves, and of nodes they need."""
     writers = _writers(nodes)
     waiting = [writers[i, name] for i, node in enumerate(nodes) for name in node.saved]
-    # What attention makes is its own writer's: its backward reads its result.
+    # Attention's backward reads its own result, so attention is the writer of a value it saves.
     found: set[int] = set()
     while waiting:
         writer = waiting.pop()
@@ -62,7 +63,7 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag]) -> set[int]:
 
 
 def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:
-    """Return, for each value a node reads or saves, the node that made it; None for the layer's input.
+    """Return the position of the node that wrote each value a node reads or saves; None for the layer's input.
 
     A name may be written several times, such as by rotation in place: a node reads the latest value before it.
     """

@@ -1,10 +1,10 @@
-"""Pipeline schedules: when each stage works on which microbatch; shared by kernels, prices and pictures.
+"""Pipeline schedules: when each stage works on which microbatch; shared by kernels, costs and pictures.
 
-All stages run the same program in lockstep, so a schedule is a row of slots: in each, every stage goes forward, or
-every stage goes backward. With v virtual stages device i has chunks i, i + p, i + 2p … of the layers (arXiv:2104.04473,
-section 2.2); groups of p microbatches pass all chunks in order, so a device's output is always what the next one works
-on then. GPipe (arXiv:1811.06965) runs all microbatches forward, then backward in mirror image. 1F1B starts backward as
-soon as the first microbatch is through, and alternates.
+All stages run the same program in lockstep, so a schedule is a sequence of slots: in each, all stages run forward or
+all run backward. With v virtual stages device i has chunks i, i + p, i + 2p … of the layers (arXiv:2104.04473, section
+2.2); groups of p microbatches pass all chunks in order, so that a device's output is always the next input of the next
+device. GPipe (arXiv:1811.06965) runs all microbatches forward, then backward in reverse order. 1F1B starts backward as
+soon as the first microbatch has passed all chunks, and alternates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Number = Any
 
 
 class Unit(NamedTuple):
-    """One microbatch in one chunk of the layers of a device."""
+    """One microbatch in one chunk of a device's layers."""
 
     microbatch: Number
     chunk: Number
@@ -45,7 +45,8 @@ class Cell(NamedTuple):
 class Schedule:
     """A schedule of `microbatches` through `stages` devices with `virtual_stages` chunks of layers each.
 
-    Raises where chunks are several and the stages do not divide the microbatches, which go through them in groups.
+    Raises:
+        MeshwrightError: a size is below 1, or `stages` does not divide `microbatches` with several virtual stages.
     """
 
     stages: int
@@ -73,37 +74,37 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
-        """The slots in which stages go forward, and those in which they go backward."""
+        """Number of forward slots; there are as many backward slots."""
         return self.units + self.stages - 1
 
     @property
     def warm_up(self) -> int:
-        """The forward slots before the first microbatch is through all chunks."""
+        """Number of forward slots before the first microbatch has passed all chunks."""
         return self.virtual_stages * self.stages - 1
 
     @property
     def bubble(self) -> float:
-        """The time that a device waits, as a share of that in which it works: (p - 1) / (v m)."""
+        """Time that a device waits, divided by the time that it works: (p - 1) / (v m)."""
         return (self.stages - 1) / self.units
 
     def forward(self, index: Number) -> Unit:
-        """The unit that a device does as its `index`-th forward."""
+        """Return the unit that a device runs as its `index`-th forward."""
         p, v = self.stages, self.virtual_stages
         return Unit(index // (p * v) * p + index % p, index // p % v)
 
     def backward(self, index: Number) -> Unit:
-        """The unit that a device of 1F1B does as its `index`-th backward: chunks in the opposite order."""
+        """Return the unit that a device of 1F1B runs as its `index`-th backward: chunks are in the opposite order."""
         microbatch, chunk = self.forward(index)
         return Unit(microbatch, self.virtual_stages - 1 - chunk)
 
     def age(self, stage: Number, chunk: Number) -> Number:
-        """The ticks between a unit's forward and its backward on a stage of 1F1B."""
+        """Return the ticks between a unit's forward and its backward on a stage of 1F1B."""
         p, v = self.stages, self.virtual_stages
         return 2 * (p - 1 - stage) + 2 * p * (v - 1 - chunk)
 
     @property
     def is_balanced(self) -> bool:
-        """Whether stages keep for each other, so that each keeps as much (`runtime.pipeline.bpipe`)."""
+        """Whether stages store layer inputs for each other, so that all store as many (`runtime.pipeline.bpipe`)."""
         return self.kind == "1f1b" and self.virtual_stages == 1
 
     @property
@@ -119,7 +120,7 @@ class Schedule:
 
     @property
     def most_kept(self) -> int:
-        """The units whose inputs a device keeps at once, at most; interleaved counted from the first stage's cells."""
+        """Most units whose inputs a device saves at once; if interleaved, counted from the first stage's cells."""
         if self.kind == "gpipe" or self.is_balanced:
             return min(self.units, self.kept)
         waiting = most = 0
@@ -141,20 +142,21 @@ class Schedule:
                     yield Cell(slot, stage, *unit, phase)
 
     def _slots(self) -> list[tuple[Pass, int]]:
-        """The phase of each slot, and its tick within that phase; GPipe's backward ticks count down."""
+        """Return the phase of each slot, and its tick within that phase; GPipe's backward ticks count down."""
         forward: list[tuple[Pass, int]] = [("forward", tick) for tick in range(self.ticks)]
         backward: list[tuple[Pass, int]] = [("backward", tick) for tick in range(self.ticks)]
         if self.kind == "gpipe":
             return forward + backward[::-1]
-        # From the last forward slot of the warm-up on they take turns, until the forward ones are through.
+        # After the warm-up, forward and backward slots alternate until no forward slots are left.
         paired = [slot for pair in zip(forward[self.warm_up :], backward, strict=False) for slot in pair]
         return forward[: self.warm_up] + paired + backward[len(paired) // 2 :]
 
 
 def chunk_layers(num_layers: int, chunks: int) -> tuple[int, ...]:
-    """The layers of each chunk in the order that tokens pass them, as even as can be, the first ones the larger.
+    """Return the number of layers in each chunk, in the order that tokens pass them: nearly even, larger ones first.
 
-    Raises where some chunk would have none.
+    Raises:
+        MeshwrightError: a chunk would have no layers.
     """
     if not 1 <= chunks <= num_layers:
         hint = f"1 to {num_layers}" if num_layers > 0 else "at least a layer for each"
@@ -164,9 +166,9 @@ def chunk_layers(num_layers: int, chunks: int) -> tuple[int, ...]:
 
 
 def slot_layers(num_layers: int, stages: int, virtual_stages: int = 1) -> tuple[int | None, ...]:
-    """The layer in each slot of a pipelined stack, stage by stage, chunk by chunk; None where a slot stays empty.
+    """Return the layer in each slot of a pipelined stack, stage by stage, chunk by chunk; None for an empty slot.
 
-    Chunks are as long as the longest, so that every stage runs the same program.
+    All chunks have as many slots as the longest has layers, so that every stage runs the same program.
     """
     counts = chunk_layers(num_layers, stages * virtual_stages)
     starts = [sum(counts[:chunk]) for chunk in range(len(counts))]

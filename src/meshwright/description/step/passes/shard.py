@@ -1,7 +1,7 @@
-"""Shard pass: mesh axes for the dims of every value, by the rules; moves between layouts follow from the notation.
+"""Shard pass: mesh axes for the dims of every value, by the rules; reshards between layouts follow from the notation.
 
 Walks the ops of a region and yields a `Node` each: values read and written, and their shardings. A value that needs
-another sharding becomes a `Move`; `notation.reshard` infers its communication.
+another sharding becomes a `Move`; `notation.reshard` derives its collectives.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from meshwright.record import Kind
 
 @lru_cache(maxsize=1 << 10)
 def shard_stack(stack: Stack, layout: Layout) -> tuple[Node, ...]:
-    """The nodes of one layer of a stack."""
+    """Return the nodes of one layer of a stack."""
     region = Region(stack.name)
     nodes: list[Node] = []
     for block in stack.blocks:
@@ -64,7 +64,7 @@ _Layouts = dict[str, Array]
 
 
 class _BlockSharder:
-    """The nodes of one block: the layouts of its values as the ops are walked."""
+    """Builder of the nodes of one block, which tracks the layouts of its values op by op."""
 
     def __init__(self, block: LayerBlock, stack: str, region: Region, layout: Layout) -> None:
         self.ops, self.name, self.stack, self.region, self.layout = block.ops, block.name, stack, region, layout
@@ -76,10 +76,10 @@ class _BlockSharder:
         self.branches: dict[str, str] = {}
 
     def nodes(self) -> Iterator[Node]:
-        """A node for each op, with moves between."""
+        """Yield a node for each op, with reshards between them."""
         for op in self.ops:
             if isinstance(op, Norm) and op.source == STREAM and self.arrays:
-                # Of parallel blocks the second one begins.
+                # The second of two parallel blocks starts here.
                 self.block = Block.MLP
             match op:
                 case Norm():
@@ -110,7 +110,7 @@ class _BlockSharder:
 
     def _node(self, *work: Work, reads: tuple[str, ...] = (), writes: str = "", saved: tuple[str, ...] = (),
               tag: Tag = Tag.OTHER) -> Node:  # fmt: skip
-        """A node of this block."""
+        """Return a node of this block."""
         return Node(region=self.region, block=self.block, work=work, reads=reads, writes=writes, saved=saved, tag=tag)
 
     def _array(self, name: str) -> Array:
@@ -124,12 +124,12 @@ class _BlockSharder:
         return Array(name, (*self.layout.residual_tokens, Dim("D", self._embed())))
 
     def _embed(self) -> int:
-        """Return the width of the stream from the block's first norm or product."""
+        """Return the width of the stream, from the block's first norm or matmul."""
         first = next(op for op in self.ops if isinstance(op, Norm | Linear))
         return first.size if isinstance(first, Norm) else first.fan_in
 
     def _norm(self, op: Norm) -> Iterator[Node]:
-        """Yield a norm over the last dim; partial sums are summed first."""
+        """Yield a norm over the last dim; its input's partial sums are added first."""
         if op.source != STREAM:
             yield from self._summed((op.source,), op.source)
         source = self._array(op.source)
@@ -146,9 +146,9 @@ class _BlockSharder:
         yield self._node(*work, reads=(op.source,), writes=op.target, saved=(op.source,))
 
     def _vector(self, name: str, dims: tuple[tuple[str, int], ...], on: Array, width: Width = "float32") -> Vector:
-        """Return an elementwise parameter: its gradient is summed over the axes that split its tokens.
+        """Return a parameter used elementwise: its gradient is summed over the axes that split its tokens.
 
-        width: of the sum; norms use float32, a bias the dtype of its operand.
+        width: format of the gradient sum; norms use float32, a bias the dtype of its operand.
         """
         used = self.layout.used(dims)
         split = {axis for dim in used for axis in dim.axes}
@@ -157,7 +157,7 @@ class _BlockSharder:
         return Vector(name=path, array=array, pending=(*others, batch), is_trained=path not in self.layout.frozen)
 
     def _linear(self, op: Linear) -> Iterator[Node]:
-        """A product with a weight: its input gathered along the tokens where its weight is split."""
+        """Yield a matmul with a weight. Its input is gathered along the tokens over the axes that split the weight."""
         inner, columns = self.layout.used(op.inputs), self.layout.used(op.outputs)
         lead = self._rows(op)
         source = op.source
@@ -183,13 +183,13 @@ class _BlockSharder:
         )
         work: list[Work] = [weight, product]
         if op.has_bias and op.num_experts:
-            # Of a product that tp sums one of its devices adds the bias: the others' gradients are zeros to sum too.
+            # If tp sums the matmul, one of its devices adds the bias; the zero gradients of the others are summed too.
             summed = outermost_first({*tokens, *partial})
             array, bias = Array(op.name, self.layout.used(op.bias_dims)), f"{path}_bias"
             is_trained = bias not in self.layout.frozen
             work.append(Vector(name=bias, array=array, pending=(summed,), is_trained=is_trained))
         elif op.has_bias:
-            # Where tp has parts of a sum, the bias is added to the sum, as the stream lies between blocks.
+            # With partial sums over tp, the bias is added after the sum, in the layout of the stream between blocks.
             on = self._stream(op.target) if partial else self.arrays[op.target]
             work.append(self._vector(f"{op.name}_bias", op.bias_dims, on, "compute"))
         tag = Tag.OTHER if partial else Tag.PRODUCT
@@ -213,10 +213,11 @@ class _BlockSharder:
         )
 
     def _branch(self, op: Linear, branch: LowRank, tag: Tag) -> Iterator[Node]:
-        """Yield the low-rank branch of a product, added to it.
+        """Yield the low-rank branch of a matmul, added to the matmul's result.
 
-        Its inner value [tokens, rank] crosses tp instead of its input or output. Before columns split by tp it is
-        computed from the stream between blocks, and gathered; after rows split by tp it is scattered to that layout.
+        Its inner value [tokens, rank] is resharded over tp instead of its input or output. If tp splits the columns, it
+        is computed from the stream between blocks, then gathered; if tp splits the rows, it is scattered to the layout
+        of that stream.
         """
         layout, rank = self.layout, (RANK, branch.rank)
         is_column = op.inputs[0][0] == "embed"
@@ -240,18 +241,18 @@ class _BlockSharder:
         if not partial:
             yield self._node(*out, added, reads=(split, op.target), writes=op.target, saved=saved, tag=tag)
         else:
-            # It is added once the product's own sum over tp is made, whose gradient goes another way (`_summed`).
+            # It is added after the matmul's own sum over tp, whose gradient is resharded differently (`_summed`).
             self.branches[op.target] = made = f"{op.target} of low rank"
             yield self._node(*out, added, reads=(split,), writes=made, saved=saved)
 
     def _factor(self, name: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims) -> tuple[Weight, Product]:
-        """One of the two products of a low-rank branch, with its weight."""
+        """Return one of the two matmuls of a low-rank branch, and its weight."""
         weight = self._weight(name, (*inputs, *outputs), outermost_first(axis for dim in rows for axis in dim.axes))
         inner, columns = self.layout.used(inputs), self.layout.used(outputs)
         return weight, Product(name=weight.name, rows=rows, inner=inner, columns=columns, weight=weight)
 
     def _rows(self, op: Linear) -> tuple[Dim, ...]:
-        """Return the dims that a product keeps: tokens, those of the residual stream, or expert rows."""
+        """Return the row dims of a matmul: tokens in blocks, tokens of the residual stream, or expert rows."""
         if op.num_experts:
             return (Dim("R", None),)
         return self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
@@ -264,11 +265,11 @@ class _BlockSharder:
         return outermost_first(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
 
     def _has_rings(self, op: Linear) -> bool:
-        """Whether a product runs in steps around tp next to its collective."""
+        """Whether a matmul runs chunk by chunk around a ring of tp, beside its collective."""
         return self.layout.collective_matmul and not op.num_experts and not op.is_on_residual
 
     def _entry(self, op: Linear) -> Generator[Node, None, str]:
-        """Bring the input of products to the tokens' layout, once for all that read it; gives its name there."""
+        """Yield the gather of a matmul's input over its tokens, once for all its readers; return the result's name."""
         array = self._array(op.source)
         is_split = any(dim.axes for dim in array.dims[2:])
         if not is_split and op.source not in self.entries:
@@ -290,7 +291,7 @@ class _BlockSharder:
         return self.entries.get(op.source, op.source)
 
     def _summed(self, sources: tuple[str, ...], target: str) -> Iterator[Node]:
-        """Values that are still sums over tp, added up and summed once, onto the layout of the residual stream."""
+        """Yield the sum over tp of values with partial sums, added up first, in the layout of the residual stream."""
         partial = tuple(name for name in sources if self.arrays[name].unreduced)
         if not partial:
             return
@@ -305,15 +306,15 @@ class _BlockSharder:
             yield self._node(reads=(target, *branches), writes=target, tag=Tag.PRODUCT)
 
     def _rotary(self, op: Rotary) -> Iterator[Node]:
-        """Rotation of queries and keys in place."""
-        # What is only a part of a value is rotated as the whole is written (`_concat`).
+        """Yield the rotation of queries and keys in place."""
+        # A part of a value is rotated when the whole value is written (`_concat`).
         whole = tuple(self.arrays[value] for value in op.values if value not in self.parts)
         for value in op.values:
             passes = (PassOver(kind="rotary", arrays=whole),) if whole and value == op.values[0] else ()
             yield self._node(*passes, reads=(value,), writes=value, tag=Tag.READ)
 
     def _attention(self, op: Attention) -> Iterator[Node]:
-        """Keys and values brought to their queries, and attention itself."""
+        """Yield the reshards that bring keys and values to their queries, and attention itself."""
         query, key, value = (self.arrays[name] for name in (op.query, op.key, op.value))
         names = (op.query, op.key, op.value)
         work: list[Work] = []
@@ -348,7 +349,7 @@ class _BlockSharder:
         )
 
     def _ring(self, key: Array, value: Array) -> Iterator[Work]:
-        """Yield keys, values and their positions around the ring of sp, both ways; their gradients in float32 backward.
+        """Yield the ring sends over sp of keys, values and positions in both passes, and of gradients in float32.
 
         With two devices the compiler notices that backward sends what was just sent for recomputation.
         """
@@ -377,21 +378,21 @@ class _BlockSharder:
         yield self._node(rotated, *moves, reads=op.sources, writes=op.target)
 
     def _gated(self, op: Gated) -> Iterator[Node]:
-        """An MLP's activation."""
+        """Yield an MLP's activation."""
         first = self.arrays[op.sources[0]]
         self.arrays[op.target] = replace(first, name=op.target)
         kind: Pass = "gated" if len(op.sources) > 1 else "activation"
         yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
 
     def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
-        """Yield the output of a block, summed first, times a number per token."""
+        """Yield the multiplication of a block's output, summed first, by one number per token."""
         yield from self._summed((op.source,), op.source)
         self.arrays[op.target] = source = replace(self.arrays[op.source], name=op.target)
         both = (op.source, op.by)
         yield self._node(PassOver(kind="gated", arrays=(source,)), reads=both, writes=op.target, saved=both)
 
     def _dispatch(self, op: Dispatch) -> Iterator[Node]:
-        """Rows to their experts: exchanged over ep and gathered over tp, or the stream gathered where ep is 1."""
+        """Yield the dispatch of rows to experts: all-to-all over ep, gather over tp; with ep=1 a stream's gather."""
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = Array(op.target, (Dim("R", None), Dim("D", self._embed())))
@@ -413,7 +414,7 @@ class _BlockSharder:
         yield self._node(*work, reads=(reads, op.router), writes=op.target, saved=(op.router,), tag=Tag.READ)
 
     def _combine(self, op: Combine) -> Iterator[Node]:
-        """Rows back to their tokens. Their moves over ep stand with the dispatch's, which they mirror."""
+        """Yield the return of experts' rows to their tokens."""
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = after = self._stream(op.target)
@@ -426,7 +427,7 @@ class _BlockSharder:
         yield self._node(*work, reads=(op.source,), writes=op.target, tag=Tag.PRODUCT)
 
     def _add(self, op: Add) -> Iterator[Node]:
-        """Yield the addition of a block to the residual stream."""
+        """Yield the addition of a block's output to the residual stream."""
         partial = tuple(name for name in op.sources if self.arrays[name].unreduced)
         yield from self._summed(op.sources, "added")
         stream = self._stream(STREAM)
@@ -443,12 +444,12 @@ class _BlockSharder:
 
 
 def _resized(array: Array, name: str, size: int) -> Array:
-    """An array with a last dim of another size."""
+    """Return an array with another size of its last dim."""
     return replace(array, name=name, dims=(*array.dims[:-1], array.dims[-1]._replace(size=size)))
 
 
 def _exchange(
     name: str, kind: Kind, layout: Layout, array: Array, phases: Phases, *, is_ring: bool = False
 ) -> Exchange:
-    """A collective over the axes of the sequence."""
+    """Return a collective over the axes of the sequence."""
     return Exchange(name=name, kind=kind, axes=layout.sequence, array=array, phases=phases, is_ring=is_ring)

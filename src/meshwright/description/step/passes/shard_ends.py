@@ -1,4 +1,4 @@
-"""Shard pass for what stands before and after the layers: the lookup, and the logits with their loss."""
+"""Shard pass outside the layers: the lookup before them, and the logits with their loss after them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EMBEDDING, LOGITS = Region("embedding"), Region("logits")
 
 @lru_cache(maxsize=1 << 10)
 def embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
-    """The lookup in a table whose rows may be split: each device has the tokens of all that share it, and sums."""
+    """Return the nodes before the layers. Devices that split a table's rows look up the same tokens and sum rows."""
     return tuple(_embedding_nodes(ops, layout))
 
 
@@ -44,13 +44,13 @@ def _embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
 
 
 def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
-    """The table on its way to its use, and the rows found summed onto the residual stream."""
+    """Return the lookup: the gather of its table, and the sum of its rows into the residual stream's layout."""
     columns = Dim("D", op.columns[1])
-    # Positions are looked up for the tokens that a device has between blocks, ids for those of products.
+    # Positions are looked up for the tokens that a device has between blocks, ids for its tokens in matmuls.
     tokens = layout.residual_tokens if op.is_positional else layout.tokens
     work: list[Work] = [_weight(op.name, (op.rows, op.columns), layout, _over_tokens(tokens))]
     if not op.is_positional:
-        # Onto shares of the sequence first, then of the sequences, over other axes onto copies.
+        # First scatter along the sequence, then along the batch; over other axes, all-reduce.
         batch = tuple(axis for axis in layout.batch if axis != "pp") if "pp" in split else layout.batch
         lead = Dim("B", None, batch), Dim("S", None, layout.sequence)
         at_sequence = Dim("S", None, layout.residual)
@@ -67,7 +67,10 @@ def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
 
 @lru_cache(maxsize=1 << 10)
 def logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) -> tuple[Node, ...]:
-    """The final norm, the logits, and the loss, of a split vocab each token's maximum, sum and target's logit."""
+    """Return the nodes of the final norm, the logits and the loss.
+
+    Over a split vocab, the loss all-reduces each token's maximum, sum of exponentials and target logit.
+    """
     return tuple(_logits_nodes(ops, layout, objective))
 
 
@@ -105,7 +108,7 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
 
 
 def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
-    """Yield the product of every row with every row of the batch, the right ones split over tp; and the logits."""
+    """Return the matmul of every row with every row of the batch, the right ones split over tp; and the logits."""
     split, width = layout.axes("vocab"), Dim("D", op.size)
     left = Array(op.left, (*layout.residual_tokens, width))
     right = replace(left, name=op.right)
@@ -129,16 +132,16 @@ def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
 
 
 LOSS = "loss"
-"""Mean over a step's tokens, or over its pairs with the means of their measurements."""
+"""Name of the mean over a step's tokens, or over its pairs, together with the means of their metrics."""
 
 PAIR_MEANS = 7
-"""The numbers that a step of dpo takes the mean of over its pairs: the loss and six metrics (`training.preference`)."""
+"""Numbers that a step of dpo averages over its pairs: the loss and six metrics (`training.preference`)."""
 
 
 def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array, objective: Objective) -> Iterator[Node]:
-    """The softmax over a split vocab, and the mean over tokens. The target's logit is not recomputed.
+    """Yield the node of the softmax over a split vocab, and of the mean over tokens. Target logits are not recomputed.
 
-    Of dpo the sum over each sequence, and the mean over pairs.
+    With dpo, log-probabilities are summed over each sequence, and the loss is a mean over pairs.
     """
     tokens = Array("softmax", layout.tokens, width="float32")
     work: list[Work] = [PassOver(kind="loss", arrays=(logits,))]
@@ -164,7 +167,7 @@ def _loss(layout: Layout, vocab: tuple[str, ...], logits: Array, objective: Obje
 
 
 def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
-    """The scale and bias of a norm of the residual stream; the pass itself is counted with the logits'."""
+    """Yield the scale and bias of a norm of the residual stream; its elementwise pass is counted with the logits."""
     for name in (op.name, *((f"{op.name}_bias",) if op.has_bias else ())):
         along = layout.residual
         yield Vector(
@@ -176,7 +179,7 @@ def _scales(op: Norm, layout: Layout) -> Iterator[Work]:
 
 
 def _weight(name: str, dims: tuple[tuple[str, int], ...], layout: Layout, pending: tuple[str, ...]) -> Weight:
-    """A table on its way to its use."""
+    """Return a table, with its layouts in storage and in use."""
     used = layout.used(dims)
     split = {axis for dim in used for axis in dim.axes}
     return Weight(
@@ -189,10 +192,10 @@ def _weight(name: str, dims: tuple[tuple[str, int], ...], layout: Layout, pendin
 
 
 def _over_tokens(dims: tuple[Dim, ...]) -> tuple[str, ...]:
-    """The axes that split tokens."""
+    """Return the axes that split tokens."""
     return outermost_first(axis for dim in dims for axis in dim.axes)
 
 
 def _node(region: Region, block: Block, *work: Work, writes: str) -> Node:
-    """A node outside of the layers."""
+    """Return a node outside the layers."""
     return Node(region=region, block=block, work=work, writes=writes)

@@ -1,4 +1,4 @@
-"""Shard pass for experts: tokens on their way to the devices of their experts, and back."""
+"""Shard pass for experts: the collectives that bring tokens to their experts' devices, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.description.step.passes.nodes import (
 
 
 def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
-    """Yield the exchange over ep, and the gather of received rows over tp."""
+    """Yield the all-to-all over ep to the experts, and the gather of received rows over tp."""
     yield Exchange(name=name, kind="all-to-all", axes=ep, array=sent, phases=phases)
     if tp:
         whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
@@ -23,7 +23,7 @@ def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, pha
 
 
 def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
-    """Yield the way back: reduced over tp, exchanged over ep."""
+    """Yield the way back: reduce-scatter over tp, all-to-all over ep."""
     if tp:
         whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
         yield Exchange(name=name, kind="reduce-scatter", axes=tp, array=whole, phases=phases)
@@ -31,7 +31,7 @@ def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phas
 
 
 def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dispatch) -> Iterator[Exchange]:
-    """Copies of tokens on their way to their experts (GShard, arXiv:2006.16668), and what goes with them."""
+    """Yield the sends of token copies to their experts (GShard, arXiv:2006.16668), with routing weights and counts."""
     forward: Phases = ("forward", "recompute")
     backward: Phases = ("backward",)
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
@@ -49,14 +49,14 @@ def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dis
 
 
 def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:
-    """Yield the return of token copies. Backward needs no weights: experts apply each copy's routing weight."""
+    """Yield the return of token copies. Backward sends no weights: experts apply each copy's routing weight."""
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
     yield from _back("experts combine", ep, tp, rows, ("forward",))
     yield from _there("experts combine", ep, tp, rows, ("backward",))
 
 
 def routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]:
-    """Where experts are not split: the experts and shares of all tokens of tp, or the shares' gradient alone."""
+    """Yield the gathers of routing without ep: experts and weights of tp's tokens, or only the weights' gradient."""
     if not tp:
         return
     array = Array("routing", (Dim("A", None),), width="float32")
