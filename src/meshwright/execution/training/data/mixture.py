@@ -14,8 +14,7 @@ PERIOD = 10_000
 
 
 class Mixture:
-    """Shuffled items of several sources in proportion to their weights; without weights, all items are equally
-    frequent.
+    """Shuffled items of several sources in proportion to their weights; without weights, in proportion to their sizes.
 
     An item is repeated only after all items of its source were used.
     """
@@ -51,8 +50,7 @@ class Mixture:
         return sources, items - self._firsts[sources]
 
     def epochs(self, number: int) -> list[float]:
-        """Return, per source, how often its items were read before item `number`; the fraction is of the current
-        epoch."""
+        """Return, per source, how often its items were read before item `number`, including partial epochs."""
         cycle, place = divmod(number, len(self._pattern))
         if not self._is_weighted:
             return [number / sum(rows.count for rows in self.sources)] * len(self.sources)

@@ -54,8 +54,7 @@ class PairData:
         return len(self.tokens)
 
     def rows(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens int32 [b, s + 1] and weights float32 [b, s] of some pairs; the two rows of a pair are
-        adjacent."""
+        """Return tokens int32 [b, s + 1] and weights float32 [b, s] of some pairs; both rows of a pair are adjacent."""
         tokens, has_loss = (array[numbers].reshape(-1, array.shape[-1]) for array in (self.tokens, self.has_loss))
         return tokens, has_loss.astype(np.float32)
 

@@ -96,8 +96,10 @@ class DocumentRows:
         return float(self._index.tokens[-1]) / (self.count * self._seq_len)
 
     def read(self, row: int) -> Arrays:
-        """Return `tokens`, `targets`, `positions`, `segments` (from 1; padding is 0) and `weights` (0 or 1)
-        [seq_len]."""
+        """Return `tokens`, `targets`, `positions`, `segments` (0 for padding, else from 1) and `weights` (0 or 1).
+
+        Each array is [seq_len].
+        """
         arrays, index = empty_row(self._seq_len), self._index
         at = 0
         for segment, piece in enumerate(range(index.row_starts[row], index.row_starts[row + 1]), start=1):

@@ -78,8 +78,7 @@ DPO = Preference()
 
 
 class PairParts(NamedTuple):
-    """Measurements of a pair loss. means: over pairs, in the order of `MEANS`. load: expert load; None without
-    experts."""
+    """Measurements of a pair loss: means over pairs, in the order of `MEANS`, and the expert load, if any."""
 
     means: Array
     load: Load | None = None

@@ -156,8 +156,7 @@ class Checkpoints:
                     shutil.rmtree(path, ignore_errors=True)
 
     def check(self) -> float | None:
-        """Return the seconds that a checkpoint completed since the last call took to write, else None; raise if
-        writing failed."""
+        """Return the seconds spent writing a checkpoint completed since the last call, else None; raise on failure."""
         return None if self._finishing is None or self._finishing.is_alive() else self.wait()
 
     def wait(self) -> float | None:
@@ -274,8 +273,7 @@ def _flush_directory(directory: Path) -> None:
 
 
 def _ignore_closed_loops() -> None:
-    """Keep TensorStore's threads from each printing a traceback after a failed write, when their event loop is
-    closed."""
+    """Keep TensorStore's threads from printing tracebacks after a failed write, when their event loop is closed."""
     before = sys.unraisablehook
     if getattr(before, "ignores_closed_loops", False):
         return

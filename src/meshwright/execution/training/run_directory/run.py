@@ -198,8 +198,7 @@ def read_metrics(directory: Path) -> list[Row]:
 
 
 def read_json_lines(path: Path, fields: Set[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the objects in a file that a run appends to, each with its file and line number; empty if there is no
-    file.
+    """Return the objects in a file that a run appends to, with file and line number; empty if there is no file.
 
     An incomplete last line of a killed process is skipped. Raises an error if another line is not an object with
     `fields`.

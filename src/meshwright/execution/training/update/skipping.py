@@ -18,8 +18,7 @@ def is_bad(loss: Array, norm: Array, limit: Array) -> Array:
 
 
 def unless(bad: Array, before: Any, after: Any) -> Any:
-    """Return the state after a step, or the state before it if the step is bad; the learning-rate count always
-    advances."""
+    """Return the state after a step, or the state before it if the step is bad; the learning-rate count advances."""
 
     def is_schedule(node: Any) -> bool:
         return isinstance(node, optax.ScaleByScheduleState)

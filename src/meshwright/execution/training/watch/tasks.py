@@ -62,7 +62,6 @@ class Tasks:
             check_answerable(self._model, self._questions[path.stem])
 
     def __call__(self, params: Any) -> dict[str, TaskFigures]:
-        """Return the scores of each task by name; all processes must call it. params: parameters of the run, not
-        copied."""
+        """Return the scores of each task by name; all processes must call it. The parameters are not copied."""
         model = replace(self._model, params=params)
         return {name: answer(model, questions).figures() for name, questions in self._questions.items()}
