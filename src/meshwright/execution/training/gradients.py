@@ -167,7 +167,7 @@ def _in_parts(
 def _sum(
     part: Callable[[Batch], Any], batch: Batch, count: int, layout: ShardingContext, dtype: Any, *, together: int
 ) -> Any:
-    """Return the sum of `part` over the microbatches, in sequence, accumulated in `dtype` if that is wider.
+    """Return the sum of `part` over the microbatches, in sequence, accumulated in `dtype` or its own dtype if wider.
 
     together: consecutive rows that stay in one microbatch.
     """
@@ -241,7 +241,7 @@ def _in_dtype(arrays: Any, workload: Workload, dtype: Any) -> Any:
 
 
 def _unchanged(gradients: Any) -> tuple[Any]:
-    """Identity: gradients already have the stored sharding."""
+    """Return the gradients as they are, because they already have the stored sharding."""
     return (gradients,)
 
 

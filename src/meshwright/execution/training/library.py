@@ -36,7 +36,7 @@ from meshwright.record import Record
 from meshwright.support.files import check_new_directory
 
 STEPS, LEARNING_RATE = 200, 3e-3
-"""Defaults of a run that starts from random parameters."""
+"""Default number of steps, and default learning rate of a run that starts from random parameters."""
 
 FINE_TUNING_RATE = 2e-5
 """Default learning rate when starting from trained weights: Llama 2's for fine-tuning (arXiv:2307.09288, 3.1)."""

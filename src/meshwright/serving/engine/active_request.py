@@ -104,7 +104,7 @@ class ActiveRequest:
         )
 
     def add_scores(self, part: Slice, arrays: Sequence[np.ndarray], hidden: np.ndarray) -> None:
-        """Store the scores of a chunk of the prompt."""
+        """Store the scores and hidden states of a chunk of the prompt."""
         request = self.request
         self.hidden[part.start] = hidden
         if request.prompt_logprobs is not None:

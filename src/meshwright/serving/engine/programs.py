@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def columns(self) -> Columns:
-        """Where the numbers of a step are."""
+        """The columns of a step's array of numbers."""
         return Columns(self)
 
 

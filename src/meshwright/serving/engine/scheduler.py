@@ -28,8 +28,10 @@ class Slice(NamedTuple):
     """One sequence's row in a step.
 
     Args:
-        at: its row of the step. start: the position of its first token. is_chosen: whether a token follows the last.
+        at: its row in the step.
+        start: position of its first token.
         tokens: its known tokens; empty if its only token is the one chosen last, still on the devices.
+        is_chosen: whether a token is chosen after the last.
         drawn: number of tokens chosen for the sequence before this step.
     """
 
@@ -43,7 +45,7 @@ class Slice(NamedTuple):
 
 
 class PageCopy(NamedTuple):
-    """A page to copy before a step, of one shard and window."""
+    """A page to copy before a step, within the pages of one shard and window."""
 
     shard: int
     window: int
@@ -124,7 +126,7 @@ class Scheduler:
 
     @property
     def num_free_pages(self) -> int:
-        """Number of these pages without a reference."""
+        """Number of free pages, of the pages that `num_pages` counts."""
         most = self.layout.pages.index(max(self.layout.pages))
         return sum(pools[most].num_free for pools in self.pools)
 

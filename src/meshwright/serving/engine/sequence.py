@@ -60,7 +60,7 @@ class TokenSequence:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Its owner, and the group of requests with which it shares rows."""
+        """The owner, and the group of requests with which the sequence shares rows."""
         return self.request.owner, self.request.group or self.request_id
 
     @property

@@ -87,7 +87,7 @@ class ApiError(Exception):
 
 
 def respond_to_error(_: Request, error: Exception) -> Response:
-    """Starlette's exception handler for `ApiError`."""
+    """Return the response for an `ApiError`; Starlette's exception handler."""
     assert isinstance(error, ApiError)
     return error.response()
 

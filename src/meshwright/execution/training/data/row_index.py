@@ -1,10 +1,10 @@
-"""Which documents make each row: arrays in files, written in blocks and mapped, so that memory is flat in the data.
+"""Index of the documents in each row: arrays in files, written in blocks and mapped, so memory use is constant.
 
-documents, starts, slots      of the pieces, in the order that they are packed in (`packing.Pieces`)
-row_starts                    int64 [rows + 1]: the first piece of each row
-tokens                        int64 [rows + 1]: the tokens before each row
-losses                        int64 [rows + 1]: those of them with loss; only where some have none
-index.json                    how many there are, how many documents were split or cut, and how many lost all loss
+documents, starts, slots      arrays of the pieces, in packing order (`packing.Pieces`)
+row_starts                    int64 [rows + 1]: number of the first piece of each row
+tokens                        int64 [rows + 1]: number of tokens before each row
+losses                        int64 [rows + 1]: number of tokens with loss before each row; only if some have none
+index.json                    numbers of pieces, rows, documents split or cut, and documents that lost all loss
 """
 
 from __future__ import annotations

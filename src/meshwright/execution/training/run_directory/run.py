@@ -89,7 +89,7 @@ class RunConfig:
 
     @property
     def system(self) -> System:
-        """The system that `hardware` names."""
+        """The chips and memory headroom that `hardware` and related fields describe."""
         system = parse_system(self.hardware, hardware_file=self.hardware_file)
         return replace(system, memory_headroom=self.memory_headroom)
 
@@ -261,7 +261,7 @@ def _no_line(line: bytes) -> str:
 
 
 _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
-"""Fields of every row."""
+"""Fields that every row has."""
 
 
 def _is_row(row: Row) -> bool:

@@ -54,7 +54,7 @@ class Shortfall:
         return line
 
     def add_later(self, fields: Row) -> None:
-        """Add measurements that arrived after the last row."""
+        """Add measurements of the last row's step that arrived after the row."""
         if self._rows:
             self._rows[-1] = self._rows[-1] | fields
 
