@@ -26,7 +26,7 @@ Lengths outside are sampled again, because vLLM's benchmark leaves such conversa
 """
 
 PROMPT_TOKENS = range(32, 96)
-"""Token ids of random prompts: every vocabulary has them, and they are rarely special tokens.
+"""Token ids of random prompts; they exist in every vocabulary, and are rarely special tokens.
 
 As bytes they are ASCII digits, capitals and punctuation.
 """
