@@ -12,11 +12,11 @@ ANYWAY = "--anyway (anyway=True) trains it all the same"
 
 
 class PlanDoesNotFitError(MeshwrightError):
-    """A check that failed, not a mistake: the plan does not fit the memory of its devices."""
+    """The plan does not fit the memory of its devices: the error of a failed check, not of wrong usage."""
 
 
 def check_vocab(config: RunConfig, *, more: str = "") -> None:
-    """Raise where text is read as bytes and the vocabulary of a model is larger."""
+    """Raise if text is read as bytes and the model's vocabulary is larger; `more` continues the message."""
     vocab = config.workload.config.vocab
     if vocab > BYTES and config.tokenizer is None:
         raise MeshwrightError(
@@ -26,7 +26,15 @@ def check_vocab(config: RunConfig, *, more: str = "") -> None:
 
 
 def check_start(config: RunConfig, *, anyway: bool = False) -> Record:
-    """Return the prediction of a run. Raises an error if it does not fit, or if no text has some of its tokens."""
+    """Return the prediction of a run's plan.
+
+    Args:
+        anyway: skip both checks.
+
+    Raises:
+        PlanDoesNotFitError: the plan does not fit the memory.
+        MeshwrightError: text is read as bytes and some tokens of the vocabulary can never occur.
+    """
     system = config.system
     predicted = config.plan.predicted
     if not predicted.fits and not anyway:

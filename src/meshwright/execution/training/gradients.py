@@ -1,11 +1,11 @@
 """Loss and gradients of a batch, accumulated over microbatches; gradient sums over devices are deferred to the end.
 
-With several microbatches, or with weights that ZeRO-1 and 2 gather once a step, gradients are those of the weights
-shared by all microbatches: shards that each microbatch gathers and scatters (ZeRO-3), or whole weights. They are typed
-unreduced over the devices with copies, so microbatches accumulate locally, in the wider of the parameters' and the
-accumulation dtype, and one sum over devices ends the step. Whole gradients are scattered once at the end (ZeRO-1), or
-per microbatch, so that none is kept (ZeRO-2). Norm scales and biases do not support these types and are summed per
-microbatch.
+With several microbatches, or with weights that ZeRO-1 and ZeRO-2 gather once per step, gradients are taken with respect
+to weights that all microbatches share: shards that each microbatch gathers and scatters (ZeRO-3), or gathered weights.
+These gradients have JAX's unreduced type over the devices with copies, so microbatches accumulate locally, in the wider
+of the parameter dtype and the accumulation dtype, and one sum over devices ends the step. Gradients of gathered weights
+are scattered once at the end (ZeRO-1), or after each microbatch, so that full gradients are never stored (ZeRO-2). Norm
+scales and biases do not support unreduced types; their gradients are summed after each microbatch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from meshwright.execution.training.trainable import drop_paths, merge_trees
 
 Batch = Mapping[str, Array]
 Parts = LossParts | PairParts
-"""Measurements returned with a loss."""
+"""Measurements returned with a loss: of text, or of preference pairs."""
 
 
 def loss_and_gradients(
@@ -44,11 +44,14 @@ def loss_and_gradients(
     strategy: Strategy,
     preference: Preference = DPO,
 ) -> tuple[tuple[Array, Parts], Any]:
-    """Return the loss of a batch with its parts, and the gradients, sharded like the parameters.
+    """Return ((loss, parts), gradients) of a batch; gradients are sharded like the parameters.
 
-    Only trained parameters have gradients. With dropout the batch also has `draws`, the key of the step as raw data
-    [2]. preference: the loss of pairs, whose batch has `weights` [b, s] and `reference` [b], the log-probability of
-    each row under the reference.
+    Only trained parameters have gradients.
+
+    Args:
+        batch: with dropout it also has `draws`, the step's PRNG key as raw data [2]. Pairs have `weights` [b, s] and
+            `reference` [b], the log-probability of each row under the reference model.
+        preference: the loss of preference pairs, for the objective `dpo`.
     """
     if strategy.gradient_dtype:
         layout = replace(layout, gradient_dtype=DTYPES[strategy.gradient_dtype])
@@ -87,9 +90,10 @@ def evaluated_means(
     strategy: Strategy,
     preference: Preference = DPO,
 ) -> Array:
-    """The means of a batch by the forward pass, without dropout, z-loss and what experts add.
+    """Return the means of a batch from a forward pass without dropout, z-loss and the auxiliary loss of experts.
 
-    The first is the cross-entropy in nats; of pairs they are `training.preference.loss.MEANS`, by `preference`.
+    The first is the cross-entropy in nats. For preference pairs the means are `training.preference.loss.MEANS`,
+    computed with the loss `preference`.
     """
     dtype = DTYPES[workload.compute_dtype]
     run: Callable[..., tuple[Array, Parts]] = staged_loss_and_load if layout.mesh.pp > 1 else loss_and_load
@@ -106,7 +110,7 @@ def evaluated_means(
 
     if count == 1:
         return part(batch)
-    # One part after the other, as in the train step: logits of a whole batch would be larger than all of its memory.
+    # One microbatch after the other, as in the train step: the logits of a whole batch would not fit in memory.
     batches = {name: microbatches(array, count, layout, together=together) for name, array in batch.items()}
     return jax.lax.map(part, batches).mean(axis=0)
 
@@ -119,8 +123,11 @@ def _in_parts(
     layout: ShardingContext,
     strategy: Strategy,
 ) -> tuple[tuple[Array, Parts], Any]:
-    """The mean loss of the microbatches with the means of its parts and the sum of their loads, and its gradient."""
-    # A pipeline takes its microbatches itself, and adds up the gradients of each device apart.
+    """Return ((loss, parts), gradients), accumulated over microbatches.
+
+    The loss and the means of the parts are averaged over microbatches; expert loads are summed.
+    """
+    # A pipeline splits the batch into microbatches itself, and accumulates gradients on each device separately.
     count = strategy.num_microbatches if layout.mesh.pp == 1 else 1
     stage, dtype, frozen = strategy.zero_stage, DTYPES[workload.compute_dtype], workload.frozen_paths
     trained = drop_paths(params, frozen)
@@ -132,23 +139,23 @@ def _in_parts(
         lent = _gathered(shards, layout, workload, strategy, dtype)
         scattered = _scatter(drop_paths(shards, frozen), layout, workload, strategy, sums)
         if layout.mesh.pp > 1:
-            # A pipeline adds up gradients in the dtype that it is lent weights in.
+            # A pipeline accumulates gradients in the dtype of the weights that it is called with.
             lent = _in_dtype(lent, workload, wide)
 
     def part(batch: Batch) -> tuple[tuple[Array, Parts], Any]:
-        # Without the barrier XLA gathers the tables once for all parts, and has them whole as long.
+        # Without the barrier XLA gathers the tables once for all microbatches, and keeps them whole all that time.
         ours, batch = jax.lax.optimization_barrier((lent, batch))
 
         def share(trained: Any) -> tuple[Array, Parts]:
             value, parts = loss_of(merge_trees(ours, trained), batch)
-            # Divided here, as what is unreduced takes no division.
+            # Divided here, because unreduced gradients cannot be divided.
             return value / count, parts._replace(means=parts.means / count)
 
         value, gradients = jax.value_and_grad(share, has_aux=True)(drop_paths(ours, frozen))
         return value, scattered(gradients)[0] if stage == 2 else gradients
 
     _, summed = jax.vjp(lambda part: _shards(_in_dtype(part, workload, sums), layout, workload, strategy), trained)
-    # The phase of collectives that no differentiation names.
+    # Names the phase of the collectives that differentiation itself gives no name.
     with jax.named_scope("gradients"):
         together = 2 if workload.objective == "dpo" else 1
         value, gradients = _sum(part, batch, count, layout, wide, together=together)
@@ -160,7 +167,7 @@ def _in_parts(
 def _sum(
     part: Callable[[Batch], Any], batch: Batch, count: int, layout: ShardingContext, dtype: Any, *, together: int
 ) -> Any:
-    """Return the sum of `part` over the microbatches, in sequence, accumulated in `dtype` if that is wider.
+    """Return the sum of `part` over the microbatches, in sequence, accumulated in `dtype` or its own dtype if wider.
 
     together: consecutive rows that stay in one microbatch.
     """
@@ -179,7 +186,7 @@ def _sum(
 
 
 def _shards(params: Any, layout: ShardingContext, workload: Workload, strategy: Strategy) -> Any:
-    """Type the stored parameters so that the sum of their gradients over copies is deferred."""
+    """Give the stored parameters types that defer the sum of their gradients over devices with copies."""
 
     def stored(array: Array, parameter: Parameter) -> Array:
         return _layout_of(parameter, layout, workload, strategy).shard(array, *parameter.axes, along=_along(parameter))
@@ -190,18 +197,19 @@ def _shards(params: Any, layout: ShardingContext, workload: Workload, strategy: 
 def _layout_of(
     parameter: Parameter, layout: ShardingContext, workload: Workload, strategy: Strategy
 ) -> ShardingContext:
-    """Return the layout of the tokens that a parameter multiplies.
+    """Return the layout of the activations that a parameter multiplies.
 
-    Those of dense layers before MoE layers may be split over pipeline stages too.
+    Activations of dense layers before MoE layers may be split over pipeline stages too.
     """
     is_before = layout.mesh.pp > 1 and "dense_layers" in parameter.axes
     return layout_before_stages(layout, workload.batch, strategy) if is_before else layout
 
 
 def _along(parameter: Parameter) -> str:
-    """Return the logical sequence axis of a parameter's input: routers read the residual stream between blocks.
+    """Return the logical sequence axis of a parameter's input.
 
-    Position tables and the down projection of a low-rank branch do too.
+    It is `residual_sequence` for parameters that read the residual stream between blocks: routers, position tables and
+    the down projection of a low-rank branch.
     """
     axes = {*parameter.axes}
     is_of_stream = {"router", "positions"} & axes or {"embed", RANK} <= axes
@@ -209,7 +217,7 @@ def _along(parameter: Parameter) -> str:
 
 
 def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any) -> Any:
-    """The weights as products use them."""
+    """Return the weights as matmuls use them: gathered, and cast to `dtype`."""
 
     def whole(array: Array, parameter: Parameter) -> Array:
         own = _layout_of(parameter, layout, workload, strategy)
@@ -228,12 +236,12 @@ def _scatter(
 
 
 def _in_dtype(arrays: Any, workload: Workload, dtype: Any) -> Any:
-    """Arrays in the dtype that gradients are summed in."""
+    """Cast gradients, except those of norm scales and biases, to the dtype in which they are summed."""
     return _map(lambda array, _: array.astype(dtype), arrays, workload)
 
 
 def _unchanged(gradients: Any) -> tuple[Any]:
-    """Identity: gradients already have the stored sharding."""
+    """Return the gradients as they are, because they already have the stored sharding."""
     return (gradients,)
 
 

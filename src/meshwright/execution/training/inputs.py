@@ -25,9 +25,12 @@ from meshwright.execution.training.watch.evaluation import HeldOutBatches, HeldO
 class StepInputs(NamedTuple):
     """Inputs of the training steps.
 
-    batches: the batch of any step. held_out: batches to evaluate on. prepare: makes the step's input from a state and a
-    batch. keep: writes files needed for resuming; all processes call it. counts: of the data, for the first row of
-    metrics: `data` as in `Batches.sizes`, or the number of pairs.
+    Args:
+        batches: the batch of any step.
+        held_out: batches to evaluate on.
+        prepare: computes the step's input from a state and a batch.
+        keep: writes files needed for resuming; all processes call it.
+        counts: sizes of the data, for the first row of metrics: `data` as in `Batches.sizes`, or the number of pairs.
     """
 
     batches: Batches | PairBatches
@@ -40,7 +43,10 @@ class StepInputs(NamedTuple):
 def text_inputs(
     config: RunConfig, data: RunData, layout: ShardingContext, mesh: Mesh, tokenizer: Tokenizer | None, on_note: Note
 ) -> StepInputs:
-    """The batches of a run of text or records; it is evaluated on other files, or on what its own data holds out."""
+    """Return the inputs of a run on text or records.
+
+    The run is evaluated on other files if its config names some, else on the held-out share of its own data.
+    """
     workload = config.workload
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     order = token_order(workload.seq_len, layout, config.strategy)

@@ -1,7 +1,7 @@
-"""A run that is asked to stop (SIGINT, SIGTERM, SIGHUP) finishes its step and saves, or leaves while it compiles.
+"""Stop a run on SIGINT, SIGTERM or SIGHUP: finish its step and save, or end at once if it is still compiling.
 
-SIGTERM is how a supervisor stops a run (Slurm, Kubernetes, systemd): it kills the process some seconds later, so that
-whatever is to be saved has to be saved within a grace period. SIGHUP, of a terminal that was closed, does the same.
+A supervisor (Slurm, Kubernetes, systemd) stops a run with SIGTERM and kills the process some seconds later, so
+everything must be saved within that grace period. SIGHUP, sent when a terminal is closed, is treated like SIGTERM.
 """
 
 from __future__ import annotations
@@ -25,31 +25,39 @@ from meshwright.support.signals import drop_terminals, find_terminals, handled_s
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Leave = Callable[[int, bool], None]
-"""Ends the process: the signal it was asked with, and whether the grace period of a SIGTERM is over."""
+"""Ends the process. Arguments: the signal that asked for it, and whether the grace period of a SIGTERM is over."""
 
 
 @dataclass
 class Interruption:
-    """The signal that asked this process to stop, None as long as none did, and whether a first step was taken."""
+    """Whether and why a run was asked to stop.
+
+    Args:
+        signal: the signal that asked this process to stop; None if none did.
+        has_begun: whether the first step was taken.
+    """
 
     signal: int | None = None
     has_begun: bool = False
     start_grace: Callable[[], None] = field(default=lambda: None, repr=False)
-    """Begins the grace period, once."""
+    """Starts the grace period; further calls do nothing."""
     _agreed: int | None = None
     _asked: Array | None = None
 
     @property
     def stop(self) -> int | None:
-        """The signal that the run stops for, which all its processes agree on."""
+        """The signal for which all processes of the run agree to stop; None as long as they do not stop."""
         return self.signal if jax.process_count() == 1 else self._agreed
 
     def agree(self, flag: bool, *, waits: bool) -> bool:
-        """Whether a flag is true on any process of a run; also shares a signal that one of them received.
+        """Return whether a flag is true on any process of a run; also share a signal that one of them received.
 
-        All processes call this after the same step. Signals and clocks reach processes at different steps, and one that
-        acted alone would leave the others waiting. waits: wait for the devices, which answer after their current step;
-        otherwise the answer is that of the previous call.
+        All processes call this after the same step. Signals and clocks reach processes at different steps, and a
+        process that stopped alone would leave the others waiting.
+
+        Args:
+            waits: wait for the devices, which answer after their current step. If False, the answer is that of the
+                previous call.
         """
         if jax.process_count() == 1:
             return flag
@@ -86,14 +94,14 @@ def _largest(rows: Array) -> Array:
 def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -> Iterator[Interruption]:
     """Record signals instead of ending on the first one; a second one ends the process as usual.
 
-    If `leave` is None, the program keeps its own handlers and stops a run by raising in `on_step`. An ignored SIGHUP
-    stays ignored, as nohup expects.
+    If `leave` is None, signals that the program handles itself are left to it; it can stop a run by raising in
+    `on_step`. An ignored SIGHUP stays ignored, as nohup expects.
 
     Args:
         on_note: called with a line that describes what happens.
         leave: ends the process if a signal arrives before the first step, or when the grace period of a SIGTERM is
             over. It is called from other threads, because the main thread may be in a compiler or wait for a disk,
-            where Python's own handlers cannot run. None: nothing ends the process.
+            where Python's own handlers cannot run. None: the process is never ended.
         grace_seconds: the grace period.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -113,7 +121,7 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
     terminals = find_terminals()
 
     def hang_up(_: int, __: object) -> None:
-        # It comes twice where a shell passes it on, and the second is no other wish.
+        # A shell may pass SIGHUP on, so that it arrives twice; the second one is not another request.
         drop_terminals(terminals)
         if state.signal is None:
             note(signal.SIGTERM, None)
@@ -139,7 +147,7 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    # The handlers first: a signal that is only written to the pipe would also do what it did before them.
+    # Set the handlers first: until then, a signal that is written to the pipe also has its previous effect.
     old: int | None = None
     try:
         asking = [number for number in own if number != signal.SIGHUP]

@@ -1,4 +1,4 @@
-"""`meshwright.train`: a run from text or objects, from its first step or on from its last checkpoint."""
+"""`meshwright.train`: start a training run, or resume one from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from meshwright.record import Record
 from meshwright.support.files import check_new_directory
 
 STEPS, LEARNING_RATE = 200, 3e-3
-"""Default settings of a run."""
+"""Default number of steps, and default learning rate of a run that starts from random parameters."""
 
 FINE_TUNING_RATE = 2e-5
-"""The learning rate of a run that begins with trained weights: Llama 2's for fine-tuning (arXiv:2307.09288, 3.1)."""
+"""Default learning rate when starting from trained weights: Llama 2's for fine-tuning (arXiv:2307.09288, 3.1)."""
 
 PREFERENCE_RATE = 1e-6
-"""The learning rate of a run on preferences (arXiv:2305.18290, appendix B)."""
+"""Default learning rate of a run on preference pairs (arXiv:2305.18290, appendix B)."""
 
 LORA_RATE = 2e-4
-"""The learning rate of adapters: QLoRA's up to 13B parameters (arXiv:2305.14314, table 9)."""
+"""Default learning rate of adapters: QLoRA's up to 13B parameters (arXiv:2305.14314, table 9)."""
 
 
 def train(
@@ -61,28 +61,32 @@ def train(
     on_step: Callable[[Row], None] = lambda row: None,
     **options: Unpack[TrainOptions],
 ) -> Record:
-    """Train a model on a mesh, and return what was measured.
+    """Train a model on a mesh, and return the measured record.
 
     Args:
-        what: a model's name or a ModelConfig, with at least `on` and `batch` among the options; a plan or its file; a
-            RunConfig; with resume, the directory of a run. A Hugging Face directory with weights begins with these.
-        directory: of the run, for its config, metrics and checkpoints; `runs/MODEL` by default.
-        steps: the end of the whole run, steps before a resume included (200; a run that goes on has its own).
-        resume: go on with the run in the directory `what`, from its last whole checkpoint; with `directory` too, go on
-            with the run there, of the same model and settings, or begin it.
-        change: with resume, go on with the settings given here where they are others than the run's.
-        allow: with resume, go on though these of the checkpoint are others: data, dtype, optimizer, tokenizer. Moments
-            of another optimizer begin afresh.
-        anyway: train though the plan does not fit the memory, or the vocabulary has tokens that no text has.
-        from_scratch: of a directory with trained weights take only the config.json and the tokenizer.
+        what: a model as a name, a ModelConfig or a Hugging Face directory, with at least `on` and `batch` among the
+            options; a plan or its file; a RunConfig; or, with resume, the directory of a run. If a Hugging Face
+            directory has weights, training starts from them.
+        directory: directory for the run's config, metrics and checkpoints; `runs/MODEL` by default. A RunConfig needs
+            it.
+        steps: total number of steps of the run, including those before a resume. Default: 200; on resume, the run's
+            own.
+        resume: resume the run in the directory `what` from its last complete checkpoint. If `directory` is given too,
+            resume the run in `directory`, which must have the same model and settings, or start it if there is none.
+        change: with resume, replace the run's settings by the options given here.
+        allow: with resume, kinds of differences from the checkpoint to accept: data, dtype, optimizer, tokenizer.
+            Moments of a different optimizer start anew.
+        anyway: train even if the plan does not fit the memory, or the vocabulary has tokens that no text has.
+        from_scratch: initialise new parameters although the directory has trained weights, and use only its config.json
+            and tokenizer.
         on_step: called with the metrics of every step.
-        options: the settings of the run (`TrainOptions`), and the workload, the mesh and how a step is run, as
-            `meshwright.plan` takes them.
+        options: the settings of the run (`TrainOptions`), and the workload, mesh and strategy options of
+            `meshwright.plan`.
 
     Raises:
-        MeshwrightError: where the run cannot be made, or its devices are not there.
-        RunStoppedError: where the run had begun and could not go on, or a signal (SIGINT, SIGTERM, SIGHUP) stopped it
-            after the step and the checkpoint that it was at. Signals that the program has handlers for are left to it.
+        MeshwrightError: the run cannot be started, or its devices are not present.
+        RunStoppedError: the run had started and could not continue, or a signal (SIGINT, SIGTERM, SIGHUP) stopped it
+            after its current step and a checkpoint. Signals that the program handles itself are left to it.
     """
     require_extra("train", "train")
     said: dict[str, Any] = dict(options) | {"from_scratch": from_scratch or None}
@@ -114,7 +118,7 @@ def train(
 
 
 def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
-    """Return the measurements; raise if a signal ended the run, so that no caller takes it for finished."""
+    """Return the measurements of a run; raise if a signal ended it early, so that no caller takes it for finished."""
     if outcome.stopped_by is not None and outcome.taken < config.steps:
         line = f"stopped by {signal.Signals(outcome.stopped_by).name} after {outcome.taken} of {config.steps} steps"
         raise RunStoppedError(f"{line}; {what_is_left(config, directory)}")
@@ -124,17 +128,22 @@ def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
 def allowed_differences(
     allow: str | Collection[str] | None, said: Mapping[str, Any], *, change: bool
 ) -> frozenset[str]:
-    """Return the allowed kinds of checkpoint differences; a requested change of the data is one."""
+    """Return the kinds of checkpoint differences to accept: `allow`, and `data` if the run's data are to be changed.
+
+    Args:
+        said: options by name; None if not given.
+        change: whether they replace settings of the run.
+    """
     names = [name for name, value in said.items() if value is not None and name in SETTINGS]
     has_data = change and any(SETTINGS[name].path.startswith("data.") for name in names)
     return read_allowed(allow) | ({"data"} if has_data else set())
 
 
 def run_to_resume(what: Any, directory: str | Path | None) -> Path | None:
-    """Return the directory of the run to resume; None if a new one begins.
+    """Return the directory of the run to resume; None if a new run starts.
 
-    With a directory of its own (-o) a run begins if that has none, so one command both starts and resumes a run;
-    without, `what` is the directory of a run.
+    If `directory` (-o) is given, a new run starts unless it holds one, so that one command both starts and resumes a
+    run. If not, `what` is the directory of the run.
     """
     if directory is None:
         if not isinstance(what, (str, Path)):
@@ -146,9 +155,14 @@ def run_to_resume(what: Any, directory: str | Path | None) -> Path | None:
 
 
 def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, settings: Mapping[str, Any]) -> RunConfig:
-    """Return the config of a new run for the plan of `what`. Raises an error if the directory has a run.
+    """Return the config of a new run for a plan.
 
-    settings: those of `SETTINGS` and from_scratch, as in `train`.
+    Args:
+        what: the model, as in `train`; pretrained weights and the tokenizer are looked for there.
+        settings: options of `SETTINGS`, and from_scratch, as in `train`.
+
+    Raises:
+        MeshwrightError: a setting is not valid, or the directory already has a run.
     """
     said = given(settings, ("from_scratch", *SETTINGS))
     source = find_pretrained(what, said.pop("weights", None), from_scratch=said.pop("from_scratch", False))
@@ -199,14 +213,14 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     check_new_directory(directory)
     if config.workload.objective == "dpo" and not config.data.sources:
         load_pairs((), None, config.workload)
-    # Else it is done once, by the run: a tokenizer takes its time.
+    # With a tokenizer, only the run itself opens the data: tokenizing takes time.
     if config.tokenizer is None and config.workload.objective != "dpo":
         open_data(config.data, config.workload, None, seed=config.seed)
     return config
 
 
 def _source(what: Any) -> str | None:
-    """Return a name of the model that is valid in any folder: a preset, or an absolute path."""
+    """Return a name of the model that is valid in any folder: a preset, or an absolute path; None for an object."""
     if not isinstance(what, (str, Path)):
         return None
     return str(Path(what).resolve()) if Path(what).exists() else str(what)

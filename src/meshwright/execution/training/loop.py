@@ -1,4 +1,4 @@
-"""The training loop: takes steps from the current to the last one, and records them in the run directory."""
+"""The training loop: take the remaining steps of a run, and record them in its directory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from meshwright.record import Record
 
 
 class Outcome(NamedTuple):
-    """How a run ended: measurements, steps taken in all, and the signal that stopped it, if any."""
+    """How a run ended: its measurements, all steps taken so far, and the signal that stopped it (None if none did)."""
 
     record: Record
     taken: int
@@ -86,24 +86,24 @@ def run_steps(
 ) -> Outcome:
     """Train to `config.steps` steps, starting from the last complete checkpoint.
 
-    SIGINT and SIGTERM finish the current step and save; calling again resumes, also on another mesh. A finished run
-    takes no step and reports so. With several processes, all call this with one directory; the first process writes
-    everything but checkpoints, and returns the record; an interruption of one interrupts all.
+    SIGINT and SIGTERM finish the current step and save; calling again resumes, also on another mesh. If the run is
+    already finished, no step is taken. With several processes, all call this with one directory; the first process
+    writes everything but checkpoints and returns the record, and an interruption of one process interrupts all.
 
     Args:
         config: everything that the run depends on.
-        directory: of the run; only a lock is written before the first step.
+        directory: directory of the run; only a lock is written before the first step.
         on_step: called with the metrics of each step.
         on_note: called with each line for the user.
         on_bytes: called with the bytes of each part of pretrained weights read.
         on_evaluation: called with the metrics of an evaluated step.
         leave: ends the process if it is interrupted before the first step, which can take a minute to compile, or when
-            the grace period of a SIGTERM is over; None continues.
+            the grace period of a SIGTERM is over. None: the process is never ended.
         allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).
 
     Raises:
         MeshwrightError: the run cannot be started or resumed.
-        RunStoppedError: it began and must end early: the loss is NaN, a disk is full, or memory runs out.
+        RunStoppedError: the run started and must end early: the loss is NaN, a disk is full, or memory runs out.
     """
     _check(config)
     lock = RunLock(directory, on_note) if is_first_process() else None
@@ -124,7 +124,7 @@ def run_steps(
 
 
 def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) -> RunData | RunPairs:
-    """The data of a run, or its pairs."""
+    """Open the data of a run: text or records, or preference pairs."""
     if config.workload.objective == "dpo":
         return open_pairs(config.data, config.evaluating.data, tokenizer, config.workload)
     check_templates(config.data, config.evaluating.data)
@@ -137,7 +137,7 @@ def _load_data(config: RunConfig, tokenizer: Tokenizer | None, on_note: Note) ->
 
 
 def _check(config: RunConfig) -> None:
-    """Raise where a config cannot be run."""
+    """Raise if a config cannot be run."""
     workload = config.workload
     check_runnable(workload.config, config.mesh, config.strategy)
     check_mesh(workload, config.mesh, stream_rules(config.strategy.tp_stream))
@@ -166,7 +166,7 @@ def _run(
     on_evaluation: Callable[[Row], None],
     allow: Collection[str],
 ) -> Outcome:
-    """The steps of a run whose directory is locked."""
+    """Take the steps of a run whose directory is locked."""
     began = time.perf_counter()
     checkpoints = Checkpoints(directory, config.saving)
     if (start := last_step(config, directory, checkpoints, on_note, allow=allow)) >= config.steps:
@@ -182,7 +182,7 @@ def _run(
         exits.enter_context(checkpoints)
         abstract = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
         check_free(directory, abstract_parts(config, abstract, mesh), what=f"train in {directory}")
-        # Before the state, so that what a precomputed reference took is free again.
+        # Before the state, so that the memory for precomputing a reference is free again.
         if isinstance(data, RunPairs):
             inputs = pair_inputs(config, directory, data, mesh, start, on_note, on_bytes)
         else:
@@ -217,9 +217,9 @@ def _measured(config: RunConfig, directory: Path, on_note: Note) -> Record:
 
 
 def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, began: float) -> int:
-    """Take the steps of a run until its end or an interruption; return the number taken in all.
+    """Take the steps of a run until its end or an interruption; return the number of all steps taken so far.
 
-    began: start of the run, by `time.perf_counter`.
+    began: value of `time.perf_counter` at the start of the run.
     """
     batches: BatchSource = hooks.inputs.batches
     if hooks.config.strategy.on_bad_step == "skip":
@@ -240,9 +240,9 @@ def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, 
 
 @contextmanager
 def _stopped_run_errors(config: RunConfig, directory: Path, start: int, interruption: Interruption) -> Iterator[None]:
-    """Raise errors of a run that has begun as a RunStoppedError, which names its last checkpoint.
+    """Convert errors of a run that has begun to RunStoppedErrors, which name its last checkpoint.
 
-    Errors before the first step stay as they are.
+    A MeshwrightError before the first step is not converted.
     """
     try:
         yield
@@ -261,7 +261,7 @@ def _stopped_run_errors(config: RunConfig, directory: Path, start: int, interrup
 
 
 def _shortfall(config: RunConfig) -> Shortfall:
-    """Monitor that compares step times with the plan."""
+    """Return the monitor that compares step times with the plan."""
     planned = config.plan.predicted.step_seconds
     return Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
 
@@ -269,7 +269,7 @@ def _shortfall(config: RunConfig) -> Shortfall:
 def _rows(
     program: StepProgram, batches: BatchSource, state: State, hooks: StepHooks
 ) -> Iterator[tuple[Row, State | None]]:
-    """Yield the complete row of each step, with the state after it as in `take_steps`."""
+    """Yield the complete row of each step (with mesh, learning rate and MFU), and the state as in `take_steps`."""
     config, steps = hooks.config, range(hooks.start, hooks.config.steps)
     tokens, at_peak = config.workload.tokens, seconds_at_peak(config)
     for measured_row, state_after in take_steps(

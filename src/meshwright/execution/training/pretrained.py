@@ -20,15 +20,15 @@ MODEL_FILES = ("config.json", "generation_config.json", *FILES)
 """Files of a Hugging Face directory that are copied with its weights."""
 
 PRETRAINED = "pretrained"
-"""Folder of a run directory with the files of the pretrained directory."""
+"""Folder of a run directory with copies of the pretrained directory's files."""
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.gguf")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json")
-"""Files of a pretrained directory besides config.json."""
+"""Files that show that a directory has weights (`WEIGHTS`) or a tokenizer."""
 
 
 class Pretrained(NamedTuple):
-    """Directories of the initial parameters, None if drawn, and of the tokenizer."""
+    """Directories of the initial parameters (None: initialised randomly) and of the tokenizer (None: text is bytes)."""
 
     weights: Path | None = None
     tokenizer: Path | None = None
@@ -37,10 +37,11 @@ class Pretrained(NamedTuple):
 def find_pretrained(what: Any, weights: str | Path | None, *, from_scratch: bool) -> Pretrained:
     """Find the pretrained model of a new run: `weights`, or `what` if it is the directory of a trained model.
 
-    from_scratch: draw new parameters and use only the tokenizer.
+    from_scratch: initialise new parameters and use only the tokenizer.
 
     Raises:
-        MeshwrightError: no such directory, or it has a tokenizer but no weights and these are not to be drawn.
+        MeshwrightError: the directory `weights` does not exist or is given with from_scratch, or `what` has a tokenizer
+            but no weights and from_scratch is not set.
     """
     if weights is not None:
         if from_scratch:
@@ -69,7 +70,10 @@ def find_pretrained(what: Any, weights: str | Path | None, *, from_scratch: bool
 
 
 def check_same_model(model: Model, weights: Path) -> None:
-    """Raise where a directory's config.json describes another model, by the first field that differs but adapters."""
+    """Raise if a directory's config.json describes another model; the error names the first field that differs.
+
+    Names and adapters are not compared.
+    """
     published = load_model(str(weights))
     for field in fields(published):
         theirs, ours = getattr(published, field.name), getattr(model, field.name, None)
@@ -80,7 +84,7 @@ def check_same_model(model: Model, weights: Path) -> None:
 
 
 def run_tokenizer(config: RunConfig, directory: Path | None = None) -> Tokenizer | None:
-    """The tokenizer that a run reads its text with, as its directory keeps it; None where text is bytes."""
+    """Return the tokenizer of a run, from the copy in its directory if there is one; None if text is read as bytes."""
     if config.tokenizer is None:
         return None
     source = pretrained_directory(config, directory)
@@ -90,7 +94,7 @@ def run_tokenizer(config: RunConfig, directory: Path | None = None) -> Tokenizer
 
 
 def tokenizer_checksum(config: RunConfig, directory: Path | None = None) -> str:
-    """The checksum of the files of a run's tokenizer; of text read as bytes it is `bytes`."""
+    """Return the SHA-256 of the files of a run's tokenizer, or `bytes` if text is read as bytes."""
     if config.tokenizer is None:
         return "bytes"
     source, found = pretrained_directory(config, directory), hashlib.sha256()
@@ -101,14 +105,14 @@ def tokenizer_checksum(config: RunConfig, directory: Path | None = None) -> str:
 
 
 def pretrained_directory(config: RunConfig, directory: Path | None) -> Path:
-    """Where the files of the directory that a run began from are: in its own, once it has taken a step."""
+    """Return the directory of a run's pretrained files: the run's own copy once a step was taken, else the original."""
     if directory is not None and (directory / PRETRAINED).is_dir():
         return directory / PRETRAINED
     return Path(config.tokenizer or config.weights or "")
 
 
 def copy_pretrained_files(config: RunConfig, directory: Path) -> None:
-    """Copy the files that a run needs to be loaded and exported into its directory."""
+    """Copy the files needed to load and export a run from its pretrained directory into its own."""
     source, target = pretrained_directory(config, directory), directory / PRETRAINED
     if (config.weights or config.tokenizer) and source != target:
         partial = directory / f".{PRETRAINED}.partial"
@@ -121,11 +125,11 @@ def copy_pretrained_files(config: RunConfig, directory: Path) -> None:
 
 
 def _directory(what: Any) -> Path | None:
-    """The directory of a model that is given by its directory or its config.json."""
+    """Return the directory of a model that is given by its directory or its config.json; None for anything else."""
     if not isinstance(what, (str, Path)) or str(what) in PRESETS:
         return None
     path = Path(what)
-    # Of the directory that a command is called in, config.json may be named alone.
+    # A bare `config.json` is in the current directory.
     directory = path if path.is_dir() else path.parent
     is_config = path.is_dir() or path.name == "config.json"
     return directory if is_config and (directory / "config.json").is_file() else None

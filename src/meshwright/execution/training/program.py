@@ -14,18 +14,19 @@ from meshwright.execution.training.step import State
 from meshwright.units import show_seconds
 
 MOST_SAID = 3
-"""The changed arrays that a line names; the rest are counted."""
+"""Maximum number of changed arrays that a note names; the rest are counted."""
 
 
 class StepProgram:
     """A jitted step (state, batch) -> (state, metrics), compiled ahead of its first call.
 
-    A compiled program takes arrays of one shape, dtype and sharding. Other ones are compiled for, and a line names
-    what changed, because a step that compiles anew takes minutes on a large model and is nearly always a mistake.
+    A compiled program takes arrays of one shape, dtype and sharding. If they change, the step is compiled again and a
+    note names the changes, because recompiling takes minutes on a large model and is nearly always a mistake.
 
     Args:
-        step: as `train_step` makes it. on_note: called with the line. prepare: makes of the state and the batch that it
-            is called with the batch that the step takes, by another program.
+        step: the function from `train_step`.
+        on_note: called with the note.
+        prepare: computes the batch that the step takes from the state and the batch of a call, in another program.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class StepProgram:
         self.compile_seconds = 0.0
 
     def __call__(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
-        """Take a step. `compile_seconds` has the time that went into compiling for it, 0 nearly always."""
+        """Take a step. Afterwards `compile_seconds` is the time spent compiling for it, nearly always 0."""
         self.compile_seconds, batch = 0.0, self._prepare(state, batch)
         if self.compiled is None:
             self._compile(state, batch)
@@ -70,19 +71,19 @@ class StepProgram:
 
 
 def _signature(state: State, batch: Mapping[str, Array]) -> dict[str, str]:
-    """The shape, dtype and sharding of every array that a step reads, by its path."""
+    """Return the shape, dtype and sharding of every array that a step reads, by its path."""
     leaves = jax.tree_util.tree_leaves_with_path({"state": state, "batch": dict(batch)})
     return {jax.tree_util.keystr(path, simple=True, separator="."): _description(leaf) for path, leaf in leaves}
 
 
 def _description(leaf: Array) -> str:
-    """An array as `float32[4,8] laid ('x',)`."""
+    """Return an array's description, such as `float32[4,8] laid ('x',)`."""
     spec = getattr(leaf.sharding, "spec", ())
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" + (f" laid {tuple(spec)}" if any(spec) else "")
 
 
 def signature_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the differences of two signatures, array by array."""
+    """Return the differences between two signatures, a line for each array."""
     return [
         f"{path} is {after.get(path, 'gone')}, and was {before.get(path, 'not there')}"
         for path in _union(before, after)

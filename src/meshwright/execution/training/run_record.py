@@ -1,4 +1,4 @@
-"""Measurements of a run as a record, to compare with the plan's."""
+"""Measurements of a run as a record, to compare with the record that the plan predicts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from meshwright.record import Record
 
 
 def seconds_at_peak(config: RunConfig) -> float:
-    """The seconds a step would take at the hardware's peak, nothing recomputed: MFU is this over the time taken."""
+    """Return the seconds of a step at the hardware's peak without recompute; MFU is this over the measured time."""
     return model_flops(config.workload) / (config.system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
 
 
 def measured(config: RunConfig, rows: Sequence[Row], profile: tuple[Profile | None, str] = (None, "")) -> Record:
-    """The record of a run: the median of its steps since it last began or went on, the one that compiled left out.
+    """Return the measured record of a run since it last started or resumed.
 
-    profile: what `find_profile` found, whose collectives the record has.
+    The step time is the median over steps, without the first one, which compiled.
+
+    profile: the result of `find_profile`, whose collectives the record takes.
     """
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
     here = [row for row in here if row.get("began_at") == here[-1].get("began_at")]

@@ -22,7 +22,7 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     """Return a config with some settings replaced.
 
     Raises:
-        MeshwrightError: a value that is not valid for its field.
+        MeshwrightError: a value is not valid for its field.
     """
     parts: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
@@ -37,10 +37,10 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         else:
             of[field] = value
     if parts.get("evaluating", {}).get("every") == 0:
-        # A run that was evaluated is so no longer: what it was evaluated on goes with it.
+        # Evaluation is turned off: drop its other settings too.
         config = replace(config, evaluating=EvaluationConfig())
     own = parts.pop("", {})
-    # The fields of a part all at once: some may only stand beside others.
+    # Replace all fields of a part at once: some are only valid together.
     config = replace(config, **own, **{part: replace(getattr(config, part), **of) for part, of in parts.items()})
     if config.data.rows is not None:  # The plan must know it too.
         config = replace(config, workload=replace(config.workload, packed=config.data.rows != "windows"))
@@ -48,16 +48,16 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 
 _LISTS = ("data", "no_decay", "rate", "eval_data", "eval_tasks")
-"""Settings of several texts: a list, a tuple, or one text."""
+"""Settings that hold several texts and are given as a list, a tuple or one text."""
 
 
 def as_texts(value: Any) -> Any:
-    """Return one or several texts as a tuple."""
+    """Return one text or a list of texts as a tuple."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 def _templates(value: Any) -> Any:
-    """Return templates for `DataConfig`: one for all sources, or one per source."""
+    """Return record templates for `DataConfig`: one for all sources, or `PATH=TEMPLATE` for each source."""
     if isinstance(value, Mapping):
         return tuple(f"{path}={template}" for path, template in value.items())
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value

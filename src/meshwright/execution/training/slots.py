@@ -1,7 +1,7 @@
 """Convert a state between model order, used by checkpoints, and pipeline slots.
 
-Checkpoints have layers in model order without empty slots, so that any mesh can read them. During conversion layers are
-whole over pp and parameters are sharded along embed instead, so no device ever holds more.
+Checkpoints have layers in model order without empty slots, so that any mesh can read them. During conversion, layers
+are not split over pp; parameters are sharded along embed over pp instead, so no device ever holds more.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Tree = Any
 
 
 def layer_of_slots(model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> tuple[int | None, ...]:
-    """The layer in each slot of a layout's stacks; in their own order where the layout splits none."""
+    """Return the layer in each slot of the stacked layers, None if empty; model order without pipeline stages."""
     stages = layout.mesh.degree(layout.axes("layers"))
     return slot_layers(num_staged_layers(model), stages, strategy.virtual_stages if stages > 1 else 1)
 
 
 def in_order(layout: ShardingContext, model: ModelConfig, strategy: Strategy) -> ShardingContext:
-    """The layout of a state whose layers are in their order: the same where slots are too."""
+    """Return the layout of a state with its layers in model order; the same layout if its slots are in that order."""
     if layer_of_slots(model, layout, strategy) == tuple(range(num_staged_layers(model))):
         return layout
     stages, rules = layout.axes("layers"), {**layout.rules, "layers": ()}
@@ -55,9 +55,9 @@ def to_stage_layout(state: Tree, wanted: Tree, model: ModelConfig, layout: Shard
 
 
 def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingContext, strategy: Strategy) -> Tree:
-    """Move layers from pipeline slots into model order, sharded as `wanted`; `in_order` is the sharding on the way.
+    """Move layers from pipeline slots into model order, sharded as `wanted`.
 
-    Call under `jax.jit`.
+    If layers change their position, `wanted` must have them whole over pp, as `in_order` has. Call under `jax.jit`.
     """
     layers, count = layer_of_slots(model, layout, strategy), num_staged_layers(model)
     if layers == tuple(range(count)):
@@ -68,12 +68,12 @@ def to_order(state: Tree, wanted: Tree, model: ModelConfig, layout: ShardingCont
 
 
 def _reshard_as(state: Tree, wanted: Tree) -> Tree:
-    """A state laid as another."""
+    """Reshard each array of a state like the same array of `wanted`."""
     return jax.tree.map(lambda array, to: jax.reshard(array, to.sharding.spec), state, wanted)
 
 
 def _rows(state: Tree, rows: np.ndarray) -> Tree:
-    """Take rows of the layer arrays, of which each device has all."""
+    """Take rows of the stacked layer arrays, whose layer axis must not be sharded; a row past the end is zeros."""
 
     def take(path: tuple[Any, ...], array: Array) -> Array:
         if not any(getattr(key, "key", None) == "layers" for key in path) or array.ndim == 0:

@@ -37,7 +37,7 @@ from meshwright.execution.weights.peft import read_adapter
 from meshwright.mesh import MeshShape
 
 State = dict[str, Any]
-"""Trees of arrays: `params`, `optimizer` and, with narrower parameters, their float32 copies `master`."""
+"""Trees of arrays: `params`, `optimizer` and, if parameters are stored in a narrower dtype, float32 copies `master`."""
 
 
 def train_step(
@@ -49,8 +49,9 @@ def train_step(
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
     """Return the jitted step (state, batch) -> (state, metrics). It donates the state.
 
-    If the batch has a limit for the gradient norm (`NORM_LIMIT`), a step beyond it is skipped. preference: the loss of
-    pairs for the objective `dpo`. Call under `jax.set_mesh`: compiler options depend on the devices.
+    If the batch has a limit for the gradient norm (`NORM_LIMIT`), a step with a larger norm or a loss that is not
+    finite leaves the state unchanged. preference: the loss of preference pairs, for the objective `dpo`. Call under
+    `jax.set_mesh`: compiler options depend on the devices.
     """
 
     def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
@@ -75,7 +76,7 @@ def train_step(
 
 
 def _updated(state: State, gradients: Any, workload: Workload, rule: optax.GradientTransformation) -> State:
-    """The state after one update; of parameters with float32 copies these are updated, and then narrowed.
+    """Return the state after one update. With float32 copies, these are updated and then cast to the parameters' dtype.
 
     Frozen parameters have no gradients and stay as they are.
     """
@@ -103,10 +104,14 @@ def initial_state(
     adapter: Path | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> State:
-    """Draw parameters into their shards, with the initial optimizer state, as in `abstract_state`.
+    """Initialise parameters directly into their shards, with the initial optimizer state, as in `abstract_state`.
 
-    Random draws do not depend on the mesh. weights: a Hugging Face directory to read parameters from instead; adapter:
-    a PEFT directory for the adapters. on_bytes is called with the bytes of each part read. Call under `jax.set_mesh`.
+    Random values do not depend on the mesh. Call under `jax.set_mesh`.
+
+    Args:
+        weights: a Hugging Face directory to read parameters from instead.
+        adapter: a PEFT directory to read the adapters from.
+        on_bytes: called with the bytes of each part read.
     """
     model, frozen = workload.config, workload.frozen_paths
     first = first_parameters(
@@ -136,10 +141,14 @@ def first_parameters(
     paths: Collection[str] | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> Any:
-    """Read the initial parameters from `weights`, or draw them; layers are in model order.
+    """Read the initial parameters from `weights`, or initialise them randomly; layers are in model order.
 
-    Adapters are drawn, or read from the PEFT files in `adapter`. paths: parameters wanted; all by default. Call under
-    `jax.set_mesh`.
+    Call under `jax.set_mesh`.
+
+    Args:
+        adapter: a PEFT directory to read the adapters from; by default they are initialised.
+        paths: the parameters to return; all by default.
+        on_bytes: called with the bytes of each part read.
     """
     model, ordered = workload.config, in_order(layout, workload.config, strategy)
     dtype: Dtype = "f32" if strategy.master_weights else workload.param_dtype
@@ -165,9 +174,9 @@ def first_parameters(
 def abstract_state(
     workload: Workload, layout: ShardingContext, optimizer: Optimizer, mesh: Mesh, strategy: Strategy = DEFAULT
 ) -> State:
-    """The state as shapes, dtypes and shardings, for lowering and restoring. To be called under `jax.set_mesh`.
+    """Return the state as shapes, dtypes and shardings, for lowering and restoring. Call under `jax.set_mesh`.
 
-    Layers are stacked over the slots of a pipeline where the layout splits them over its stages.
+    If the layout splits layers over pipeline stages, they are stacked in slots.
     """
     params = abstract_params(workload, layout, mesh, strategy)
     state, trained = {"params": params}, drop_paths(_stored(workload, layout, strategy), workload.frozen_paths)
@@ -188,7 +197,7 @@ def abstract_state(
 def abstract_params(
     workload: Workload, layout: ShardingContext, mesh: Mesh | AbstractMesh, strategy: Strategy = DEFAULT
 ) -> Tree[jax.ShapeDtypeStruct]:
-    """The parameters as shapes, dtypes and shardings, in the slots of a pipeline where the layout has stages."""
+    """Return the parameters as shapes, dtypes and shardings; with pipeline stages, layers are stacked in slots."""
     declared = _stored(workload, layout, strategy)
     return _abstract_parameters(declared, mesh, layout, workload, workload.param_dtype)
 
@@ -196,7 +205,7 @@ def abstract_params(
 def _abstract_parameters(
     declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, workload: Workload, dtype: Dtype
 ) -> Tree[jax.ShapeDtypeStruct]:
-    """Return parameters as shapes and shardings: trained ones in `dtype`, frozen ones as stored."""
+    """Return parameters as shapes, dtypes and shardings: trained ones in `dtype`, frozen ones in their stored dtype."""
     by_path = dict(leaves(declared))
 
     def stored(path: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -207,13 +216,13 @@ def _abstract_parameters(
 
 
 def _stored(workload: Workload, layout: ShardingContext, strategy: Strategy) -> Tree[Parameter]:
-    """The declarations of the parameters as a layout stores them."""
+    """Return the declarations of the parameters with layers stacked as a layout stores them."""
     stages = layout.mesh.degree(layout.axes("layers"))
     return staged_parameters(workload.model, stages=stages, virtual_stages=strategy.virtual_stages)
 
 
 def _on_mesh(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """The same shape, dtype and spec on the devices of `mesh`."""
+    """Return the same shape, dtype and spec on the devices of `mesh`."""
     spec = leaf.sharding.spec if leaf.sharding else PartitionSpec()
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
@@ -221,7 +230,7 @@ def _on_mesh(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
 def abstract_batch(
     workload: Workload, layout: ShardingContext, mesh: Mesh | AbstractMesh, strategy: Strategy = DEFAULT
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """A batch as shapes and shardings."""
+    """Return a training batch as shapes, dtypes and shardings."""
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
     shape = (workload.sequences, workload.seq_len)
     dtypes = {"tokens": jnp.int32, "targets": jnp.int32}
@@ -247,7 +256,7 @@ def lower_train_step(
 ) -> jax.stages.Lowered:
     """Lower the train step for a mesh whose devices need not be present.
 
-    `workload` and `strategy` are in the format of `dataclasses.asdict`; the default strategy is used if there is none.
+    `workload` and `strategy` have the format of `dataclasses.asdict`; without `strategy`, the default one is used.
     """
     read, way, optimizer = workload_from_data(workload), strategy_from_data(strategy or {}), Optimizer()
     layout = ShardingContext(MeshShape(**mesh.shape), rules_of(way))

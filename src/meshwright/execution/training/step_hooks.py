@@ -29,10 +29,10 @@ class StepHooks:
     """The hooks of the training loop, in the order of their calls: `needs_state`, `handle_row`, `handle_state`.
 
     Args:
-        start: the steps that were taken before.
-        log: of the first process; None in the others.
-        evaluate: None where the run is not evaluated.
-        runs_ahead: whether devices are given a step before the one before it is done, as in `take_steps`.
+        start: number of steps taken before the run was started or resumed.
+        log: the log of the first process; None in the others.
+        evaluate: computes an evaluation; None if the run is not evaluated.
+        runs_ahead: whether steps are dispatched before the previous one is done, as in `take_steps`.
     """
 
     config: RunConfig
@@ -61,7 +61,7 @@ class StepHooks:
     def begin(self, row: Row, compiled: jax.stages.Compiled) -> None:
         """Write the files of a run after its first step.
 
-        row: the metrics of this step, to which the counts of the data are added.
+        row: the metrics of this step, to which the sizes of the data are added.
         """
         begin(self.config, self.directory, self.checkpoints, self.start, row, self.on_note)
         row |= self.inputs.counts
@@ -71,10 +71,10 @@ class StepHooks:
             self.log.begin(self.start, compiled_record(self.config, compiled))
 
     def handle_row(self, row: Row) -> None:
-        """Log the row of a step, and look for a bad step and a shortfall.
+        """Log the row of a step, and check it for a bad step and for a shortfall.
 
         Raises:
-            NotFiniteError: the step was bad and not left out, or too many in a row were left out.
+            NotFiniteError: the step was bad and not skipped, or too many in a row were skipped.
         """
         if self.log is not None:
             self.log.add(row)
@@ -86,10 +86,10 @@ class StepHooks:
         self.saver.check()
 
     def handle_state(self, row: Row, state: State) -> bool:
-        """Profile, evaluate and save the state after a step where each is due; whether the run ends with this step."""
+        """Profile, evaluate and save the state after a step, each if due; return whether the run ends here."""
         taken = row["step"] + 1
         if self.profiler.is_due(taken):
-            # The metrics of a row are one device's: others may still run the step that a trace is to hold.
+            # The metrics of a row come from one device; others may still run the step that the trace must contain.
             jax.block_until_ready(state)
         self.profiler.after(taken)
         if not self.runs_ahead:

@@ -1,4 +1,4 @@
-"""Take steps, each with a row of measurements; devices never wait for the host to read one.
+"""Take training steps and measure each one, without making the devices wait for the host.
 
 A row has `step_seconds`, from when the devices could begin the step until they finished it, without compile time, which
 is listed separately. `input_seconds` is the time that the devices waited for the next batch: at most the time to
@@ -22,14 +22,14 @@ from meshwright.execution.training.step import State
 
 
 class BatchSource(Protocol):
-    """The batch of any step."""
+    """Batches by step number."""
 
     def __getitem__(self, step: int) -> Mapping[str, Array]: ...
 
 
 @dataclass
 class _Pending:
-    """A step that the devices work on."""
+    """A step that was dispatched to the devices and whose metrics are not read yet."""
 
     step: int
     metrics: dict[str, Array]
@@ -52,7 +52,7 @@ def take_steps(
     Args:
         needs_state: whether the state after a step is needed; it always is after the last.
         runs_ahead: dispatch each step before reading the metrics of the previous one, so that devices are never idle.
-            False for simulated devices, which share cores, and collectives of overlapping steps would time out.
+            False for simulated devices: they share cores, and collectives of overlapping steps would time out.
     """
     pending: _Pending | None = None
     ready = -float("inf")
@@ -81,7 +81,7 @@ def take_steps(
 def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
     """Wait for a step; return its metrics and the time at which the devices finished it.
 
-    ready: the time at which they finished the step before.
+    ready: the time at which the devices finished the previous step.
     """
     metrics: dict[str, Any] = {name: value.item() for name, value in jax.device_get(pending.metrics).items()}
     now = time.perf_counter()
@@ -94,14 +94,14 @@ def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
 
 
 def _is_ready(metrics: Mapping[str, Any]) -> bool:
-    """Whether the devices are done with all of some arrays."""
+    """Whether the devices have finished computing all of some arrays."""
     return all(value.is_ready() for value in metrics.values())
 
 
 def _memory() -> Row:
-    """The most bytes in use so far: on a device where its runtime counts them, and of this process on the host.
+    """Return peak bytes so far: of a device (None if its runtime does not count them), and of this process on the host.
 
-    Simulated devices are not counted by any runtime; their memory is the host's.
+    The memory of simulated devices is the host's.
     """
     stats = jax.local_devices()[0].memory_stats() or {}
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB.

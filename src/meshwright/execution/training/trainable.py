@@ -1,4 +1,4 @@
-"""The part of a model's parameters that trains, as a tree of its own, and back among those that are frozen."""
+"""Select the trained part of a parameter tree, and merge it back with the frozen part."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 Tree = Any
-"""Leaves under names at any depth, as parameters are."""
+"""Nested dicts of leaves by name, like parameters."""
 
 
 def drop_paths(tree: Tree, paths: Collection[str], prefix: str = "") -> Tree:
@@ -23,7 +23,7 @@ def drop_paths(tree: Tree, paths: Collection[str], prefix: str = "") -> Tree:
 
 
 def merge_trees(tree: Tree, part: Tree) -> Tree:
-    """Return a tree with the leaves of `part` added or replaced."""
+    """Return a tree with the leaves of `part` added, or replacing its own."""
     found = dict(tree)
     for name, value in part.items():
         found[name] = merge_trees(found.get(name, {}), value) if isinstance(value, Mapping) else value

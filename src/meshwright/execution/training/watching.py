@@ -12,8 +12,9 @@ from meshwright.support.field_types import check_fields
 class WatchConfig:
     """Metric outputs besides `metrics.jsonl` and TensorBoard events, which are always written.
 
-    wandb: Weights & Biases project, which requires its library; None for none. profile: first and last step of a trace,
-    counted from 1, as `10:15`; None for none.
+    Args:
+        wandb: Weights & Biases project, which requires its library; None for no such output.
+        profile: first and last step to trace, counted from 1, as `10:15`; None for no trace.
     """
 
     wandb: str | None = None
@@ -29,9 +30,11 @@ class WatchConfig:
 class EvaluationConfig:
     """When and on what a run is evaluated.
 
-    every: steps between evaluations, which always include the last step; 0 for none. batches: maximum number of
-    batches, each of the run's shape; None for all. data: files to evaluate on, as `DataConfig.sources`; the held-out
-    share of the data by default. tasks: files of multiple-choice questions, as for `models.inference.tasks.read_task`.
+    Args:
+        every: steps between evaluations; the last step is always evaluated too. 0 for no evaluation.
+        batches: maximum number of batches, each of the run's shape; None for all.
+        data: files to evaluate on, as `DataConfig.sources`; by default the held-out share of the data.
+        tasks: files of multiple-choice questions, as for `models.inference.tasks.read_task`.
     """
 
     every: int = 0

@@ -1,4 +1,4 @@
-"""A request that the engine works on."""
+"""A request that the engine is working on."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class ActiveRequest:
     sequences: list[TokenSequence] = field(default_factory=list)
     growing: dict[int, GrowingText] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    """Of the prompt's tokens, by position."""
+    """Log probabilities of the prompt's tokens, by position."""
     hidden: dict[int, np.ndarray] = field(default_factory=dict)
-    """The sums of hidden states of chunks, by the position of their first token."""
+    """Sums of the hidden states of prompt chunks, by the position of the chunk's first token."""
     matchers: list[Matcher] = field(default_factory=list)
-    """One for each sequence, if the request has a constraint."""
+    """A matcher for each sequence if the request has a constraint, else empty."""
     deadline: float | None = None
     request_id: str = ""
     ended: set[int] = field(default_factory=set)
-    """The completions of which an output says that they have ended."""
+    """Completions whose end was reported in an output."""
     ends: frozenset[int] = frozenset()
-    """Its stop tokens."""
+    """The request's stop tokens."""
 
     def begin(
         self, request_id: str, orders: Iterator[int], tokenizer: Tokenizer | None, words: int, *, is_scored: bool
     ) -> None:
-        """Make its sequences: one for each completion, or one for a prompt that is only scored.
+        """Create the sequences: one for each completion, or a single one for a prompt that is only scored.
 
         Args:
             orders: numbers of arrival; each sequence takes the next one.
-            words: of a mask.
+            words: number of 32-bit words of a token mask.
         """
         request, self.request_id = self.request, request_id
         self.ends = frozenset(request.stop_tokens)
@@ -60,10 +60,9 @@ class ActiveRequest:
             self.growing[number] = GrowingText(stream)
 
     def grow(self, sequence: TokenSequence, tokens: Sequence[int], before: int) -> tuple[list[int], str]:
-        """Add new tokens to a sequence's text, up to the one that ends it. Return the tokens kept, and their text.
+        """Add new tokens to a sequence's text, up to the token that ends it. Return the tokens kept, and their text.
 
-        Args:
-            before: number of tokens generated before these.
+        before: number of tokens generated before these.
         """
         request, growing, kept, text = self.request, self.growing[sequence.number], list[int](), ""
         for number, token in enumerate(tokens, start=before + 1):
@@ -82,7 +81,7 @@ class ActiveRequest:
         piece: str,
         logprobs: tuple[TokenLogprob, ...],
     ) -> Output:
-        """The output of a step for a sequence; the first one has the prompt's scores too."""
+        """Return the output of a step for a sequence; the first output includes the prompt's scores."""
         prompt, pooled = (), ()
         if sequence.number == 0 and self.logprobs:
             prompt = tuple(self.logprobs[position] for position in range(1, len(self.request.prompt)))
@@ -105,7 +104,7 @@ class ActiveRequest:
         )
 
     def add_scores(self, part: Slice, arrays: Sequence[np.ndarray], hidden: np.ndarray) -> None:
-        """Keep the scores of a prompt's chunk."""
+        """Store the scores and hidden states of a chunk of the prompt."""
         request = self.request
         self.hidden[part.start] = hidden
         if request.prompt_logprobs is not None:
@@ -116,6 +115,6 @@ class ActiveRequest:
 
 
 def token_logprob(token: int, arrays: Sequence[np.ndarray], count: int) -> TokenLogprob:
-    """Return a token's log probabilities from its own one, and the likeliest tokens with theirs."""
+    """Return a token's log probability and the `count` likeliest tokens with theirs, from arrays for its position."""
     own, values, tokens = arrays
     return TokenLogprob(token, float(own), tuple(zip(tokens[:count].tolist(), values[:count].tolist(), strict=True)))

@@ -10,10 +10,10 @@ from meshwright.serving.engine.request import MOST_LOGPROBS, MOST_STOP_TOKENS, R
 
 
 def checked(request: Request, model: LoadedModel, context: int) -> Request:
-    """A request that can be answered, with no more tokens than a text has room for.
+    """Return a valid request, with max_tokens limited to the context.
 
     Raises:
-        MeshwrightError: one that cannot be, with what would be right.
+        MeshwrightError: the request cannot be answered; the message names the valid values.
     """
     vocab = model.config.vocab
     if not len(request.prompt):

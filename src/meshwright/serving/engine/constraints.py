@@ -26,13 +26,13 @@ from meshwright.serving.engine.programs import WORD
 from meshwright.serving.engine.request import Constraint
 
 MOST_SOURCE = 1 << 16
-"""The characters of a constraint's source."""
+"""Maximum number of characters in the source of a constraint."""
 NUM_KEPT = 64
-"""The compiled constraints, and the reasons against others, that are kept for more requests with them."""
+"""Number of compiled constraints, or reasons for refusal, that are cached."""
 PROCESSES = max(2, min(4, os.cpu_count() or 2))
-"""Processes that try constraints at once. Those of one owner leave one process to others."""
+"""Number of processes that try constraints at once. One owner's constraints always leave one process to others."""
 START_SECONDS = 60.0
-"""How long the process that tries constraints may take to start and to read the vocabulary."""
+"""Maximum time in which a process that tries constraints starts and reads the vocabulary."""
 
 
 class Matcher:
@@ -43,7 +43,7 @@ class Matcher:
         self._num_words = -(-vocabulary.vocab_size // WORD)
         self._has_stops = bool(stop_tokens)
         ends = {*vocabulary.eos_tokens, *stop_tokens}
-        # The model's vocabulary may go on behind the tokenizer's.
+        # The model's vocabulary may be larger than the tokenizer's.
         self._end_words = max(self._num_words, *(token // WORD + 1 for token in ends))
         self._not_ends, self._stops = ~bits_of(ends, self._end_words), bits_of(stop_tokens, self._end_words)
 
@@ -54,7 +54,7 @@ class Matcher:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the text matches, and is known to match no longer with any token more."""
+        """Whether the text matches, and no further token can be added."""
         return self._of.is_stopped() and not self._of.is_error()
 
     def mask(self, out: NDArray[np.uint32], *, stops: bool = True) -> bool:
@@ -73,11 +73,11 @@ class Matcher:
             raise MeshwrightError(f"the text cannot be constrained further: {_first_line(self._of.get_error())}")
         out[self._num_words :] = 0
         may_stop = self.may_stop
-        # Also where the grammar has such a token in the middle of a text: chosen, it would end the text there.
+        # Even if the grammar allows such a token within a text: choosing it would end the text there.
         out[: self._end_words] &= self._not_ends
         (used,) = np.nonzero(out)
         if len(used) == 1 and (only := int(out[used[0]])) & (only - 1) == 0:
-            # The only token may be the unknown one, as which the tokenizer encodes the text that the grammar forces.
+            # The only token may be the unknown token, if the tokenizer cannot encode the text that the grammar forces.
             out[used[0]] *= self._of.validate_tokens([32 * int(used[0]) + only.bit_length() - 1])
         is_any = bool(out.any())
         if may_stop and stops:
@@ -88,32 +88,32 @@ class Matcher:
         return is_any
 
     def accept(self, token: int) -> None:
-        """Add a token to the text, no stop token.
+        """Add a token, which must not be a stop token, to the text.
 
         Raises:
-            MeshwrightError: a token that may not come next, or one after which the grammar is too complex.
+            MeshwrightError: the token is not allowed next, or the grammar is too complex after it.
         """
         if not self._of.consume_token(token):
             raise MeshwrightError(f"the constraint refuses token {token}: {_first_line(self._of.get_error())}")
 
     def num_accepted(self, tokens: list[int]) -> int:
-        """How many of some tokens may come next, one after the other; nothing is added."""
+        """Return how many of these tokens may come next, in sequence; none is added to the text."""
         return self._of.validate_tokens(tokens)
 
     def rollback(self, count: int) -> None:
-        """Take the last tokens from the text."""
+        """Remove the last `count` tokens from the text."""
         self._of.rollback(count)
 
 
 class ConstraintCompiler:
     """Compiles constraints for one tokenizer; safe to use from several threads.
 
-    A constraint is first compiled in a separate process, which may crash or take too long; then the constraint is
+    A constraint is first compiled in a separate process. If that process crashes or takes too long, the constraint is
     refused. There are a few such processes, and constraints of one owner leave one of them to others.
 
     Args:
-        tokenizer: None for a model without one, whose texts cannot be constrained.
-        seconds: the most time to compile a constraint.
+        tokenizer: the model's tokenizer; without one (None), texts cannot be constrained.
+        seconds: maximum time to compile a constraint.
         processes: number of processes.
     """
 
@@ -137,11 +137,11 @@ class ConstraintCompiler:
         """Return a matcher for a new text.
 
         Args:
-            stop_tokens: tokens that end the text, besides the tokenizer's.
-            owner: in whose queue the constraint waits.
+            stop_tokens: tokens that end the text, in addition to the tokenizer's.
+            owner: owner of the request; each owner's constraints have their own queue.
 
         Raises:
-            MeshwrightError: a constraint that is invalid, unsupported, or too complex.
+            MeshwrightError: the constraint is invalid, unsupported, or too complex.
         """
         if self._tokenizer is None:
             raise MeshwrightError("this model has no tokenizer, so that no sequence of it can be constrained")
@@ -204,7 +204,7 @@ class ConstraintCompiler:
 
     @contextmanager
     def _process_of(self, owner: str, size: int) -> Iterator[_Process]:
-        """A process that has begun, when it is the turn of a constraint of `size` characters."""
+        """Yield a running process, once a constraint of `size` characters from `owner` is next."""
         assert self._tokenizer is not None
         with self._changed:
             turn = _Turn(owner, size)
@@ -229,7 +229,7 @@ class ConstraintCompiler:
                 self._changed.notify_all()
 
     def _next(self) -> _Turn | None:
-        """Whose turn it is: of the owner with the fewest constraints in work the shortest, if a process is free."""
+        """Return the next constraint: the shortest of the owner with the fewest running; None if all are busy."""
         if self._running.total() == self._num_processes:
             return None
         most = max(1, self._num_processes - 1)
@@ -239,21 +239,21 @@ class ConstraintCompiler:
 
 @dataclass(eq=False)
 class _Turn:
-    """A constraint that waits for a process."""
+    """A constraint waiting for a process."""
 
     owner: str
     size: int
 
 
 class _Process:
-    """A process that tries constraints, started anew after one that ended it. described: the vocabulary."""
+    """A process that tries constraints, restarted after a constraint ended it. described: the vocabulary."""
 
     def __init__(self, described: tuple[str | None, list[int]]) -> None:
         self._described = described
         self._process: subprocess.Popen[str] | None = None
 
     def begin(self) -> None:
-        """Start it, unless it runs."""
+        """Start the process unless it is running."""
         if self._process is not None:
             return
         variables = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
@@ -271,10 +271,10 @@ class _Process:
             raise RuntimeError("the process that tries constraints does not start") from None
 
     def exchange(self, line: object, seconds: float) -> str | None:
-        """Send a line and return the answer: the reason against a grammar, None if it compiles.
+        """Send a line and return the answer: the reason why a grammar is refused, or None if it compiles.
 
         Raises:
-            TimeoutError, EOFError: no answer; the process has ended.
+            TimeoutError, EOFError: there is no answer; the process has been ended.
         """
         process = self._process
         assert process is not None
@@ -299,7 +299,7 @@ class _Process:
             raise
 
     def end(self) -> None:
-        """End it."""
+        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -308,7 +308,7 @@ class _Process:
 
 
 def bits_of(tokens: Iterable[int], words: int) -> NDArray[np.uint32]:
-    """The mask that has tokens, and no others."""
+    """Return a mask of `words` 32-bit words with the bits of these tokens set."""
     mask = np.zeros(words, np.uint32)
     for token in tokens:
         mask[token // WORD] |= np.uint32(1 << token % WORD)

@@ -1,4 +1,4 @@
-"""Measured decode steps of an engine, beside a plan for sequences of the same lengths on the same mesh."""
+"""Measured decode steps of an engine, compared with a plan for sequences of the same lengths on the same mesh."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from meshwright.units import show_bytes, show_seconds
 
 @dataclass
 class DecodeStats:
-    """Sums over the decode steps that ran back to back, and over first tokens.
+    """Sums over consecutive decode steps, and over first tokens.
 
     Args:
-        steps: decode steps without another step between them. seconds: from each one's tokens to the next one's.
-        sequences: rows of these steps that held a sequence. cached: tokens of the pages of these sequences.
-        firsts: sequences with a first token. first_seconds: from their requests to these.
-        prompt_tokens: of these sequences. generated_tokens: of all sequences.
+        steps: decode steps without another step between them.
+        seconds: time from the tokens of each of these steps to the tokens of the next.
+        sequences: rows of these steps that held a sequence.
+        cached: tokens in the pages of these sequences.
+        firsts: sequences with a first token.
+        first_seconds: time from their requests to their first tokens.
+        prompt_tokens: prompt tokens of these sequences.
+        generated_tokens: generated tokens of all sequences.
     """
 
     steps: int = 0
@@ -37,7 +41,10 @@ class DecodeStats:
     generated_tokens: int = 0
 
     def add_step(self, starts: Sequence[int], seconds: float, page_size: int) -> None:
-        """Add a decode step that directly followed another one. starts: the positions of its sequences' tokens."""
+        """Add a decode step that directly followed another one.
+
+        starts: position of each sequence's token.
+        """
         self.steps += 1
         self.seconds += seconds
         self.sequences += len(starts)
@@ -56,7 +63,10 @@ class StepMeans(NamedTuple):
 def measured_and_planned(
     stats: DecodeStats, model: LoadedModel, settings: EngineSettings, engine: EngineLayout, layout: ServingLayout
 ) -> tuple[StepMeans, StepMeans] | None:
-    """The measured means, and those planned for as many sequences of these lengths; None before the first steps."""
+    """Return measured means and those planned for the same number and lengths of sequences.
+
+    None if nothing is measured yet or the plan has no speed.
+    """
     if not stats.steps or not stats.firsts:
         return None
     prompt_len, output_len = (
@@ -80,7 +90,7 @@ def measured_and_planned(
 
 
 def show_means(measured: StepMeans, planned: StepMeans) -> str:
-    """Both in a line."""
+    """Return the measured and planned means as a line."""
     return (
         f"a step of decoding {show_seconds(measured.step_seconds)} (plan: {show_seconds(planned.step_seconds)})"
         f" for {measured.batch:.1f} texts (plan: {planned.batch:.0f}),"

@@ -1,10 +1,10 @@
 """Speculative decoding with a draft model (arXiv:2211.17192): the programs of the draft model.
 
-It samples with the random numbers that the served model will use, so that both choose the same token where they agree.
-A draft token is accepted where the served model chooses the same: the sequence is the one that this model generates
-alone, token for token.
+The draft model samples with the same random numbers as the served model, so that both choose the same token if they
+agree. A draft token is accepted if the served model chooses it too: the sequence is, token for token, the one that the
+served model generates alone.
 
-Its keys and values are in pages of their own, with the page numbers of the served model.
+The draft model's keys and values are in separate pages, with the same page numbers as those of the served model.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from meshwright.serving.engine.programs import Columns, Shape, newest_first, sam
 def draft_prefill_program(
     model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, group: int, dtype: Any
 ) -> Any:
-    """Prefill of the draft model: (params, pages, numbers) -> pages, which are donated.
+    """Return the draft model's prefill: (params, pages, numbers) -> pages, which are donated.
 
-    group: of the tables in a step's numbers, the one of all keys.
+    group: which page table in the step's numbers is used: that of layers that attend to all keys.
     """
     layout, columns = decode_layout(model, mesh, split), shape.columns
 
@@ -47,10 +47,10 @@ def draft_prefill_program(
 
 @lru_cache(maxsize=64)
 def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, group: int, dtype: Any) -> Any:
-    """The step that drafts: (params, pages, last, numbers, samplers, seed) -> pages, tokens [rows, shape.length - 1].
+    """Return the drafting step: (params, pages, last, numbers, samplers, seed) -> pages, tokens [rows, length - 1].
 
-    samplers, seed: of all rows of the engine, see `RowState`; None where every row takes the likeliest token. Each
-    draft token is computed, the last one too, whose keys the next step needs if it is accepted. pages are donated.
+    samplers, seed: for all rows of the engine, see `RowState`; None if every row is greedy. All draft tokens are
+    processed, also the last, whose keys the next step needs if it is accepted. pages are donated.
     """
     layout, columns = decode_layout(model, mesh, split), shape.columns
 
@@ -61,7 +61,7 @@ def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
         token, drafts = newest_first(own[:, columns.tokens], last, own, layout)[:, :1], list[Array]()
         how = likeliest_of(jnp.zeros(shape.rows, jnp.uint32))
         if samplers is not None and seed is not None:
-            # Penalties are left out: a draft need not be right.
+            # Penalties are left out: a wrong draft is only rejected.
             how = samplers_at(samplers, seed, numbers[:, Columns.row])._replace(
                 repetition_penalty=None, presence_penalty=None, frequency_penalty=None
             )
@@ -77,7 +77,7 @@ def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
 
 
 def why_not_draft(draft: ModelConfig, served: ModelConfig, num_drafts: int) -> str:
-    """Return why a model cannot draft this many tokens a step for another; empty if it can."""
+    """Return why a model cannot draft this many tokens per step for another one; empty if it can."""
     if not num_drafts:
         return "num_drafts is 0; use 1 to 16"
     if draft.vocab != served.vocab:

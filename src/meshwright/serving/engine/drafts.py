@@ -1,4 +1,4 @@
-"""Drafts of the next tokens by n-grams: what followed when a text had its last tokens before (prompt lookup).
+"""Draft tokens by n-grams: the tokens that followed an earlier occurrence of a text's last tokens (prompt lookup).
 
 Apoorv Saxena, Prompt Lookup Decoding (https://github.com/apoorvumang/prompt-lookup-decoding).
 """
@@ -9,17 +9,17 @@ from collections.abc import Iterable
 
 
 class NgramDrafts:
-    """Last positions of the n-grams of one text.
+    """Index of the latest positions of the n-grams of one text.
 
     Args:
         longest: tokens of the longest n-gram looked up; shorter ones are tried if it is not found.
-        shortest: tokens of the shortest; a single token predicts little.
+        shortest: tokens of the shortest n-gram; a single token predicts little.
     """
 
     def __init__(self, tokens: Iterable[int], *, longest: int = 4, shortest: int = 1) -> None:
         self._sizes = range(longest, shortest - 1, -1)
         self._tokens: list[int] = []
-        # For each n-gram that some token follows, where what followed its latest occurrence begins.
+        # For each n-gram that is followed by a token: the position after its latest occurrence.
         self._ends: dict[tuple[int, ...], int] = {}
         self.extend(tokens)
 
@@ -48,11 +48,11 @@ class NgramDrafts:
 
 
 class ModelDrafts:
-    """The place of drafts that a model makes on the devices."""
+    """Placeholder for drafts that a model computes on the devices; same methods as `NgramDrafts`."""
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Add tokens to the text, which the model has read."""
+        """Do nothing: the draft model reads the tokens itself."""
 
     def draft(self, most: int) -> list[int]:
-        """As many tokens as there may be drafts, in whose places the devices put them."""
+        """Return `most` placeholders, which the devices replace with draft tokens."""
         return [0] * most

@@ -45,20 +45,19 @@ from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.engine.stats import Stats
 
 PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
-"""An engine with nothing to do begins once no request came for so long, or at the latest after so long: requests that
-come together are read together."""
+"""An idle engine starts after such a pause in arrivals, or at most this late, to batch simultaneous requests."""
 
 AHEAD = 1
-"""Rounds of steps that are dispatched before the oldest is read."""
+"""Number of rounds of steps that are dispatched before the oldest is read."""
 
 
 class Engine:
-    """Answers requests from one model; see `meshwright.serving.engine.request`.
+    """Answers requests with one model, on its mesh; `meshwright.serving.engine.request` has the interface.
+
+    `on_failure` is called on the engine's thread when an exception ends the engine, while it is being handled.
 
     Args:
-        model: whose mesh it runs on. settings: how. draft: a model on the same mesh that drafts `num_drafts` tokens a
-            step, in place of n-grams of the sequence.
-    on_failure: called, in the engine's thread, while the exception is handled that ends it.
+        draft: a model on the same mesh that drafts `num_drafts` tokens per step; None drafts from n-grams of the text.
     """
 
     def __init__(
@@ -73,12 +72,12 @@ class Engine:
         self.layout, self.context = engine_layout(model, settings)
         self.runner = Runner(model, self.layout, self.context, settings, draft)
         if settings.weight_dtype is not None:
-            # The runner has its own; those that were loaded are not kept for it.
+            # The runner has quantised parameters; drop the loaded ones.
             self.model = replace(model, params={})
         self.scheduler = self._new_scheduler()
         self.on_failure: Callable[[], None] = lambda: None
         self._changes, self._sampling_rows = list[RowChange](), set[int]()
-        """Rows whose tokens are not chosen as the likeliest ones are."""
+        """Rows that need the sampling program because they are not greedy."""
         self._constraints = ConstraintCompiler(model.tokenizer)
         self._active = dict[str, ActiveRequest]()
         self._inbox = deque[tuple[str, ActiveRequest | None]]()
@@ -89,7 +88,7 @@ class Engine:
         self._is_closing, self._is_receiving, self._failure = False, False, ""
         self._num_steps = self._num_generated = 0
         self.decode_stats = DecodeStats()
-        self._read_at: float | None = None  # When the last step's tokens were read, if another was on its way by then.
+        self._read_at: float | None = None  # When the last step's tokens were read, if another step was running then.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def _new_scheduler(self) -> Scheduler:
@@ -99,7 +98,7 @@ class Engine:
         )  # fmt: skip
 
     def _is_compiled(self, step: Step) -> bool:
-        """Whether a scoring step can run; if its program does not compile, all requests to be scored end."""
+        """Whether a scoring step can run; if its program fails to compile, all requests with scoring end."""
         try:
             return self.runner.is_compiled(step)
         except Exception as error:
@@ -109,7 +108,7 @@ class Engine:
             return False
 
     def start(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile the first programs, then answer requests. on_program: called with how many are there, of how many."""
+        """Compile the first programs, then answer requests. on_program: called with (programs done, all programs)."""
         self.runner.compile(on_program)
         self._thread.start()
 
@@ -146,7 +145,7 @@ class Engine:
                 raise ClosedError("the engine is shutting down")
             queued = len(self.scheduler.waiting)
             queued += sum(new.request.num_completions for _, new in self._inbox if new is not None)
-            # Sequences for which a row is free do not wait.
+            # Sequences that get a free row do not wait.
             free_rows = self.layout.shards * self.layout.rows - len(self.scheduler.running)
             if queued + request.num_completions > self.settings.max_queue + free_rows:
                 raise OverloadedError(f"{queued} sequences wait; the queue takes {self.settings.max_queue}", 1.0)
@@ -182,7 +181,7 @@ class Engine:
         return not (self._active or self._inbox or self._rounds or self._is_receiving)
 
     def _run(self) -> None:
-        """The engine thread's loop: take requests, run steps, deliver outputs."""
+        """Run the engine thread's loop: take requests, run steps, deliver outputs."""
         try:
             while not self._is_closing:
                 try:
@@ -191,7 +190,7 @@ class Engine:
                 except DeviceError:
                     raise
                 except Exception:
-                    # Of no request alone: all of them end, and the next ones are answered.
+                    # No single request caused it: all of them end, and later ones are answered.
                     message = log_fault(f"{len(self._active)} requests")
                     self._forget_steps()
                     for request_id in list(self._active):
@@ -207,7 +206,7 @@ class Engine:
         self._end_all("aborted", "the server is shutting down")
 
     def _forget_steps(self) -> None:
-        """Take all sequences from their rows, whatever state the scheduler is in: it begins anew, without a prefix."""
+        """Remove all sequences from their rows and start with a new scheduler and an empty prefix cache."""
         counters = self.scheduler.counters
         self.scheduler = self._new_scheduler()
         self.scheduler.counters = counters
@@ -217,7 +216,7 @@ class Engine:
                 sequence.row, sequence.pages = None, []
 
     def _fail(self, request_id: str, error: Exception) -> None:
-        """End the request that an exception came from, which is being handled, and no other."""
+        """End the one request that caused an exception, which is being handled."""
         if isinstance(error, DeviceError):
             raise error
         if isinstance(error, MeshwrightError):
@@ -293,13 +292,13 @@ class Engine:
             (self._sampling_rows.add if needs_sampling else self._sampling_rows.discard)(sequence.row)
 
     def _run_round(self) -> None:
-        """Dispatch the next steps, and read the oldest that are on their way."""
+        """Dispatch the next steps, and read the results of the oldest dispatched ones."""
         steps = [found for step in self.scheduler.steps() if (found := self._dispatch(step)) is not None]
         self._num_steps += len(steps)
         if steps:
             self._rounds.append(steps)
         elif not self._rounds and any(sequence.is_scored for sequence in self.scheduler.running):
-            # Nothing to do until the program that scores is compiled.
+            # Nothing to do until the scoring program is compiled.
             with self._wakeup:
                 self._wakeup.wait_for(lambda: self._inbox or self._is_closing, timeout=0.05)
         if self._rounds and (len(self._rounds) > AHEAD or not steps):
@@ -313,7 +312,7 @@ class Engine:
             self._read_at = now if self._rounds else None
 
     def _dispatch(self, step: Step) -> tuple[Step, Result] | None:
-        """Dispatch a step, without the sequences whose numbers cannot be made; None where none is left."""
+        """Dispatch a step, without sequences whose input cannot be built; None if none is left."""
         try:
             result = self.runner.run(self._work_of(step))
         except DeviceError:
@@ -322,7 +321,7 @@ class Engine:
             left = self._without_faults(step)
             if len(left.slices) == len(step.slices):
                 raise
-            if not left.slices:  # Its page copies may be of others.
+            if not left.slices:  # Its page copies may belong to other sequences.
                 self.scheduler.put_back(left.copies)
                 return None
             return self._dispatch(left)
@@ -333,14 +332,14 @@ class Engine:
         return step, result
 
     def _without_faults(self, step: Step) -> Step:
-        """A step without the requests that raise when they are alone in it, which end here."""
+        """Return a step without the requests that fail in a step on their own; these requests end here."""
         self.scheduler.put_back(step.copies)
         for change in list(self._changes):
             try:
                 self.runner.row_state(change)
             except Exception as error:
                 self._changes.remove(change)
-                self._sampling_rows.add(change.row)  # The devices keep what an earlier request had.
+                self._sampling_rows.add(change.row)  # The devices keep an earlier request's options.
                 for sequence in [each for each in self.scheduler.running if each.row == change.row]:
                     self._fail(sequence.request_id, error)
         for part in step.slices:
@@ -358,7 +357,7 @@ class Engine:
         return measured_and_planned(self.decode_stats, self.model, self.settings, self.layout, layout)
 
     def _work_of(self, step: Step) -> Work:
-        """The arrays of a step, and the program that runs it."""
+        """Return the input arrays of a step, with the kind and shape of its program."""
         needs_sampling = any(part.is_chosen and self._needs_sampling_program(part.sequence) for part in step.slices)
         kind = "scoring" if step.is_scored else "sampling" if needs_sampling or step.is_chunk else "greedy"
         step = self.runner.with_program(kind, step)
@@ -412,7 +411,7 @@ class Engine:
                 self._fail(sequence.request_id, error)
 
     def _append_tokens(self, sequence: TokenSequence, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
-        """Detokenize new tokens of a sequence, up to the one that ends it, and queue them as an output."""
+        """Detokenize new tokens of a sequence, up to the token that ends it, and queue an output."""
         active = self._active[sequence.request_id]
         before = sequence.num_generated - sequence.in_flight - len(tokens)
         self.decode_stats.generated_tokens += len(tokens)
@@ -458,12 +457,12 @@ class Engine:
             self._active.pop(request_id, None)
 
     def _end_others(self, active: ActiveRequest, done: Ending, error: str = "") -> None:
-        """End the sequences of a request that were never started: a prompt that is only scored is computed once."""
+        """Report the end of completions that have no sequence: a prompt that is only scored is computed once."""
         for number in range(len(active.sequences), active.request.num_completions):
             self._add_output(active, Output(completion=number, done=done, error=error))
 
     def _end_request(self, request_id: str, done: Ending, error: str = "", *, is_scheduled: bool = True) -> None:
-        """End the sequences of a request whose clients were not told of their end. is_scheduled: by this scheduler."""
+        """End a request's sequences whose end was not reported yet. is_scheduled: whether the scheduler has them."""
         if (active := self._active.get(request_id)) is None:
             return
         for sequence in active.sequences:
@@ -495,6 +494,6 @@ class Engine:
         for active, group in itertools.groupby(outputs, key=lambda pair: pair[0]):
             try:
                 active.deliver([output for _, output in group])
-            except Exception:  # Nobody is there to be told.
+            except Exception:  # The client cannot be told.
                 log_fault("the delivery of a request's outputs")
                 self._end_request(active.request_id, "aborted")

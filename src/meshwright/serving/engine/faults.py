@@ -1,4 +1,4 @@
-"""Unexpected exceptions: one in a request ends the request, one in a device program ends the engine."""
+"""Unexpected exceptions: an exception in a request ends that request, one in a device program ends the engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LOG = logging.getLogger("meshwright.serving")
 
 
 class DeviceError(Exception):
-    """A device program failed, after which the pages and the state of rows on the devices are lost."""
+    """A device program failed; the pages and row states on the devices are lost."""
 
 
 @contextmanager
 def on_devices() -> Iterator[None]:
-    """Raise whatever fails inside as a `DeviceError`."""
+    """Raise any exception inside as a `DeviceError`."""
     try:
         yield
     except Exception as error:
@@ -25,10 +25,9 @@ def on_devices() -> Iterator[None]:
 
 
 def log_fault(what: str) -> str:
-    """Log the exception being handled under a new id. Returns what its client reads.
+    """Log the exception being handled under a new id. Return the message for the client, with the id.
 
-    Args:
-        what: what it ended.
+    what: what the exception ended.
     """
     fault = secrets.token_hex(4)
     _LOG.error("error %s ended %s", fault, what, exc_info=True)
@@ -36,6 +35,6 @@ def log_fault(what: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in a line."""
+    """Return the first line of an exception, with its type."""
     lines = f"{type(error).__name__}: {error}".splitlines()
     return lines[0]

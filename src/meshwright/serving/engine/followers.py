@@ -1,7 +1,7 @@
-"""An engine over several processes: process 0 has the requests, and the others dispatch the steps that it sends them.
+"""An engine over several processes: process 0 has the requests and sends each step to the others to dispatch it too.
 
-All processes call `Runner.run` with the same work in the same order, so that their devices compute one program. Work
-goes over a TCP connection of process 0 to each of the others; how a lost process is noticed is in `processes/`.
+All processes call `Runner.run` with the same work in the same order, so that their devices compute one program. Process
+0 sends the work over a TCP connection to each of the others; `processes/` detects lost processes.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from meshwright.serving.engine.scheduler import PageCopy
 from meshwright.support.signals import handled_signals
 
 ADDRESS_BYTES = 512
-"""Size of the address and secret that process 0 sends to the others by one of JAX's collectives."""
+"""Bytes of the message with address and secret that process 0 sends to the others by a JAX collective."""
 
 SECONDS_TO_CONNECT = 60.0
-"""How long process 0 waits for the others, which have all loaded the model by then."""
+"""How long process 0 waits for the others to connect, after all have loaded the model."""
 
 ARRAYS = ("numbers", "mask", "targets")
-"""The fields of a `Work` that are arrays."""
+"""The array fields of `Work`."""
 
 STOP = b"stop\n"
 """Message of an ending process to process 0, which then drains the server."""
 
 
 class Leader:
-    """Process 0's connections to the others. To be made on process 0 when the others call `connect`.
+    """Process 0's connections to the others. Create it on process 0 while the others call `connect`.
 
     Args:
-        host: where the others reach this machine; None for its name.
+        host: host name at which the others reach this machine; None for its own name.
 
     Raises:
-        MeshwrightError: a process that does not come.
+        MeshwrightError: a process did not connect.
     """
 
     def __init__(self, host: str | None) -> None:
@@ -60,13 +60,13 @@ class Leader:
             self._connections = list(_accepted(listener, secret, jax.process_count() - 1))
 
     def send(self, work: Work) -> None:
-        """Have the others dispatch a step."""
+        """Send a step to the other processes, which dispatch it."""
         frame = encode_work(work)
         for connection in self._connections:
             connection.sendall(struct.pack(">Q", len(frame)) + frame)
 
     def watch(self, on_stop: Callable[[], None]) -> None:
-        """Call `on_stop`, in a thread, when any of the others is asked to end."""
+        """Call `on_stop`, in a thread, when any other process is asked to end."""
 
         def listen(connection: socket.socket) -> None:
             with contextlib.suppress(OSError):
@@ -77,14 +77,14 @@ class Leader:
             threading.Thread(target=listen, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
-        """Tell the others that no more steps come."""
+        """Tell the others that there are no more steps."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.sendall(struct.pack(">Q", 0))
 
 
 def connect() -> socket.socket:
-    """The connection of another process than 0 to process 0.
+    """Return a connection to process 0. Called by all other processes.
 
     Raises:
         MeshwrightError: process 0 cannot be reached.
@@ -104,7 +104,7 @@ def connect() -> socket.socket:
 
 
 def follow(connection: socket.socket, run: Callable[[Work], object]) -> None:
-    """Run what process 0 sends, until it sends no more.
+    """Run the steps that process 0 sends, until it sends no more.
 
     Raises:
         MeshwrightError: process 0 is gone.
@@ -115,7 +115,7 @@ def follow(connection: socket.socket, run: Callable[[Work], object]) -> None:
 
 @contextlib.contextmanager
 def signals_passed_on(connection: socket.socket) -> Iterator[None]:
-    """The first SIGTERM or SIGINT has process 0 drain the server, which ends all; a second one ends this process."""
+    """On the first SIGTERM or SIGINT, have process 0 drain the server, which ends all; a second ends this process."""
 
     def pass_on(_: int, __: object) -> None:
         with contextlib.suppress(OSError):
@@ -126,7 +126,7 @@ def signals_passed_on(connection: socket.socket) -> Iterator[None]:
 
 
 def encode_work(work: Work) -> bytes:
-    """A step as bytes: a line of JSON, and its arrays behind it."""
+    """Encode a step: a line of JSON, then its arrays."""
     arrays = {name: array for name in ARRAYS if (array := getattr(work, name)) is not None}
     head = {
         "kind": work.kind,
@@ -159,13 +159,13 @@ def decode_work(frame: bytes) -> Work:
 
 
 def _broadcast(line: str) -> str:
-    """A line of process 0, on every process."""
+    """Return process 0's line on every process."""
     padded = np.frombuffer(line.encode().ljust(ADDRESS_BYTES), np.uint8)
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))).decode().strip()
 
 
 def _accepted(listener: socket.socket, secret: str, count: int) -> Iterator[socket.socket]:
-    """The connections of all other processes. Whoever does not know the secret is a stranger."""
+    """Yield the connections of all other processes. Connections that do not send the secret are ignored."""
     until, num_found = time.monotonic() + SECONDS_TO_CONNECT, 0
     while num_found < count:
         listener.settimeout(max(0.01, until - time.monotonic()))
@@ -186,7 +186,7 @@ def _accepted(listener: socket.socket, secret: str, count: int) -> Iterator[sock
 
 
 def _read(connection: socket.socket, size: int) -> bytes:
-    """So many bytes of a connection."""
+    """Read exactly `size` bytes from a connection."""
     parts = bytearray()
     while len(parts) < size:
         if not (received := connection.recv(min(size - len(parts), 1 << 20))):

@@ -1,4 +1,4 @@
-"""Grammars of constrained texts, compiled by llguidance; as a program, a process that tries grammars of strangers.
+"""Grammars of constrained texts, compiled by llguidance; run as a program, a process that tries untrusted grammars.
 
 `python -m meshwright.serving.engine.grammars` reads a line with a vocabulary, then a line for each grammar, and answers
 each. A grammar can recurse until the stack overflows, or compile for minutes: then only that process is lost.
@@ -19,27 +19,30 @@ from meshwright.errors import MeshwrightError
 LIMITS = LLParserLimits(
     step_lexer_fuel=100_000, max_lexer_states=50_000, max_grammar_size=100_000, verbose_errors=False
 )
-"""A mask costs at most 100,000 steps of the lexer and 50,000 of the parser, about 10 ms by llguidance's documentation;
-the states of a grammar's lexer, of 1 to 2 kB each, at most 100 MB."""
+"""Limits of a grammar's parser.
+
+A mask costs at most 100,000 lexer steps and 50,000 parser steps, about 10 ms by llguidance's documentation; the lexer
+states of a grammar, 1 to 2 kB each, take at most 100 MB.
+"""
 
 WHITESPACE = r"[ \t\r\n]{1,32}"
-"""Whitespace in JSON; bounded, since an unsure model would generate it endlessly."""
+"""Whitespace in JSON; bounded, because an uncertain model might generate it endlessly."""
 
 MOST_BYTES = 2 << 30
-"""The memory of the process that tries grammars."""
+"""Maximum memory of the process that tries grammars."""
 
 STACK_BYTES = 1 << 20
-"""The stack that grammars are tried on: an eighth of a thread's, so that no grammar that passes overflows one."""
+"""Stack size for trying grammars: an eighth of a thread's, so that no accepted grammar overflows a thread's stack."""
 
 NUM_TRIED = 4
-"""The tokens of a text that a grammar is tried with."""
+"""Number of tokens generated to try a grammar."""
 NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
 MOST_REASON = 300
-"""Most characters of a reason in errors: llguidance quotes the whole grammar."""
+"""Maximum number of characters of a reason in errors: llguidance quotes the whole grammar."""
 
 
 class _ByteTokens:
-    """A token for each byte, for llguidance. It needs a token that ends texts: UTF-8 has no byte 255."""
+    """A vocabulary for llguidance with a token per byte. It needs an end token: 255, no byte of UTF-8 text."""
 
     eos_token_id = 255
     bos_token_id = None
@@ -51,10 +54,10 @@ class _ByteTokens:
 
 
 def read_vocabulary(tokenizer_json: str | None, stop_tokens: list[int]) -> LLTokenizer:
-    """The tokens as bytes, from the text of a tokenizer.json; None for a token for each byte.
+    """Read the tokens as bytes from the text of a tokenizer.json; None for one token per byte.
 
     Raises:
-        MeshwrightError: a tokenizer whose tokens are not bytes of a text.
+        MeshwrightError: the tokenizer is neither byte-level nor SentencePiece.
     """
     if tokenizer_json is None:
         return LLTokenizer(TokenizerWrapper(_ByteTokens()))
@@ -70,7 +73,7 @@ def compile_grammar(vocabulary: LLTokenizer, kind: str, source: str) -> LLMatche
     """Return the matcher of a new text, for a `Constraint`'s kind and source.
 
     Raises:
-        MeshwrightError: a source that is no such grammar, uses what llguidance does not support, or exceeds `LIMITS`.
+        MeshwrightError: the source is not a valid grammar, uses features that llguidance lacks, or exceeds `LIMITS`.
     """
     try:
         matcher = LLMatcher(vocabulary, _grammar(kind, source), log_level=0, limits=LIMITS)
@@ -85,7 +88,10 @@ def compile_grammar(vocabulary: LLTokenizer, kind: str, source: str) -> LLMatche
 
 
 def _error_after(matcher: LLMatcher, count: int) -> str:
-    """Why a grammar fails within some tokens, the first allowed each: its lexer is built as a text needs it."""
+    """Return why a grammar fails within `count` tokens, each the first that is allowed; empty if it does not.
+
+    llguidance builds the lexer only as a text needs it.
+    """
     for _ in range(count):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if not mask or matcher.is_stopped():
@@ -95,17 +101,17 @@ def _error_after(matcher: LLMatcher, count: int) -> str:
 
 
 def _grammar(kind: str, source: str) -> str:
-    """A grammar in llguidance's form."""
+    """Return a grammar in llguidance's format."""
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if kind == "lark":
         return LLMatcher.grammar_from_lark(source)
-    json.loads(source)  # llguidance's errors would name places in a text of its own.
+    json.loads(source)  # llguidance's errors would name positions in its own copy of the text.
     return LLMatcher.grammar_from_json_schema(source, overrides={"whitespace_pattern": WHITESPACE})
 
 
 def _answer() -> None:
-    """Answer the grammars of standard input: a line with the reason against each, or null."""
+    """Answer each grammar on standard input with a line: the reason for refusing it, or null."""
     vocabulary = read_vocabulary(*json.loads(sys.stdin.readline()))
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     print("null", flush=True)

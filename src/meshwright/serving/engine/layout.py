@@ -1,4 +1,4 @@
-"""Layout of an engine on a mesh: rows, pages and shapes of steps, from the model, memory and settings."""
+"""Layout of an engine on a mesh: rows, pages and step shapes, from the model, memory and settings."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from meshwright.serving.engine.settings import EngineLayout, EngineSettings
 from meshwright.units import show_bytes
 
 ROWS = 64
-"""Default texts at once."""
+"""Default number of texts generated at once."""
 
 CONTEXT = 4096
-"""Default most tokens of a text, if the model allows more."""
+"""Default maximum number of tokens of a text, if the model allows more."""
 
 WIDTHS = 2
-"""Widths of page tables that programs are compiled for, each a quarter of the next."""
+"""Number of page-table widths that programs are compiled for, each a quarter of the next."""
 
 HALVINGS = 3
-"""Batch sizes that decoding is compiled for: all rows, half of them, and so on."""
+"""How often the number of rows is halved for decode programs: all rows, half, and so on."""
 
 LEAST_WIDTH = 64
-"""Tokens: narrower page tables save less time than a program takes to compile."""
+"""Minimum tokens of a page table: narrower ones save less time than compiling a program for them takes."""
 
 LEAST_CHUNK = 16
-"""Tokens: shorter chunks of prompts take hardly less time."""
+"""Minimum tokens of a prompt chunk: shorter chunks take hardly less time."""
 
 SHARE_OF_FREE = 0.85
-"""Fraction of memory free beside parameters that pages get; the rest is for activations."""
+"""Fraction of the memory not used by parameters that is given to pages; the rest is for activations."""
 
 SIMULATED_BYTES = 1 << 31
-"""The most that the pages of simulated devices get, all together."""
+"""Maximum bytes of pages on simulated devices, all together."""
 
 
 def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineLayout, ShardingContext]:
-    """The layout of an engine, and how its steps are sharded.
+    """Return the layout of an engine, and the sharding context of its steps.
 
     Raises:
-        MeshwrightError: a mesh that cannot serve, or settings that do not fit it, the model or memory.
+        MeshwrightError: the mesh cannot serve, or the settings do not fit the mesh, the model or memory.
     """
     config, mesh = model.config, model.mesh_shape
     check_runnable(config, mesh)
@@ -69,7 +69,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
     longest = _context(model, settings)
     chunks = _chunks(settings.chunk_tokens, longest, shards)
     one = math.ceil(longest / page)
-    """The pages of the longest text."""
+    """Number of pages of the longest text."""
     of_window = pages_read(windows, page, one, max(length for _, length in chunks))
     wanted = rows * one
     if settings.cache_tokens is not None:
@@ -102,7 +102,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
         widths=tuple(widths),
         decoded=tuple(sorted({max(1, math.ceil(rows / 2**n)) for n in range(HALVINGS + 1)})),
         chunks=chunks,
-        # Of each length for as many rows as there are tokens for, and for one.
+        # For each length, the shape with the most rows and the one with a single row.
         scored=tuple(c for n, c in enumerate(chunks) if c[0] == 1 or not n or chunks[n - 1][1] != c[1]),
         chunk_overhead=_ridge(model) * mesh.degree(context.rules["batch"]) / shards,
         num_drafts=settings.num_drafts,
@@ -114,7 +114,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
 
 
 def _split(asked: CacheSplit | None, parts: int, model: LoadedModel) -> CacheSplit:
-    """Return the split of the cache besides heads: rows, by default and if something can be split."""
+    """Return how the cache is split besides by heads: by rows by default, if devices remain to split over."""
     if parts == 1:
         if asked in ("batch", "sequence"):
             raise MeshwrightError(
@@ -125,7 +125,7 @@ def _split(asked: CacheSplit | None, parts: int, model: LoadedModel) -> CacheSpl
 
 
 def _context(model: LoadedModel, settings: EngineSettings) -> int:
-    """The most tokens of a text."""
+    """Return the maximum number of tokens of a text."""
     learned = learned_positions(model.config)
     most = min(model.seq_len or CONTEXT, learned or model.seq_len or CONTEXT)
     if settings.context is None:
@@ -138,7 +138,7 @@ def _context(model: LoadedModel, settings: EngineSettings) -> int:
 
 
 def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ...]:
-    """Return shapes of prompt chunks: rows of each shard by tokens, from one long prompt to many short ones.
+    """Return shapes of prompt chunks (rows of each shard, tokens), from one long prompt to many short ones.
 
     For each length, one shape with as many rows as `tokens` allow, one with a quarter, one with a sixteenth, and one
     row.
@@ -151,12 +151,12 @@ def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ..
 
 
 def stored_dtype(model: LoadedModel, settings: EngineSettings) -> Any:
-    """The dtype of keys and values in pages."""
+    """Return the dtype of keys and values in pages."""
     return jnp.int8 if settings.kv_dtype == "int8" else DTYPES[model.dtype]
 
 
 def _ridge(model: LoadedModel) -> float:
-    """The tokens whose products take as long as the weights are read: 2 flops a parameter and token."""
+    """Return the number of tokens whose matmuls take as long as reading the weights: 2 flops per parameter, token."""
     itemsize = np.dtype(DTYPES[model.dtype]).itemsize
     return model.system.peak(model.dtype) * itemsize / (2 * model.system.hbm_bytes_per_second)
 
@@ -168,7 +168,7 @@ def _affordable_pages(
     one: int,
     of_window: tuple[int, ...],
 ) -> int:
-    """The pages of a group of devices, for layers without a window, that memory has room for."""
+    """Return how many pages for layers without a window fit in the memory of a group of devices."""
     with jax.set_mesh(model.mesh):
         single = abstract_pages(
             model.config, context, (1,) * len(of_window), settings.page_size, stored_dtype(model, settings)
@@ -186,7 +186,7 @@ def _affordable_pages(
         free = SIMULATED_BYTES / jax.device_count()
     fits = int(free / page_bytes)
     if jax.process_count() > 1:
-        # All processes have the same pages: as many as the fullest device has room for.
+        # All processes have the same number of pages: as many as fit on the fullest device.
         fits = int(multihost_utils.process_allgather(np.int32(min(fits, 2**31 - 1))).min())
     if fits < one:
         raise MeshwrightError(

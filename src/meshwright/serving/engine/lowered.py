@@ -1,4 +1,4 @@
-"""The engine's steps of serving plans, lowered for meshes whose devices need not be there."""
+"""Lower the engine's steps of serving plans for meshes whose devices need not be present."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from meshwright.serving.engine.programs import Shape, greedy_program
 
 
 def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
-    """Lower an engine's step with greedy rows; serving: as of `dataclasses.asdict`.
+    """Lower an engine's greedy step. serving: plan data in the format of `dataclasses.asdict`.
 
-    In decode, each row has one token; in chunked prefill, a chunk of its prompt. Page tables and pages are those of the
-    longest texts.
+    In decode, each row has one token; in chunked prefill, a chunk of its prompt. Page tables and pages have the size
+    needed for the longest texts.
     """
     read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
     layout = ServingLayout(shape, cache)
@@ -60,9 +60,9 @@ def lower_engine_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit)
 
 
 def check_engine_step(serving: Serving, layout: ServingLayout) -> None:
-    """Raise where an engine does not run the step of a serving plan."""
+    """Raise if an engine cannot run the step of a serving plan."""
     check_serving(serving, layout)
-    # What is in int8 has scales, and is multiplied in the dtype of products.
+    # int8 values have scales, and are multiplied in the compute dtype.
     plain = {name: serving.compute_dtype for name in ("weight_dtype", "kv_dtype") if getattr(serving, name) == "int8"}
     check_served(replace(serving, **plain), layout.mesh)
     context = decode_layout(serving.model, layout.mesh, layout.cache)

@@ -1,4 +1,4 @@
-"""A step's input as arrays of numbers for its program; see `programs.Columns`."""
+"""The input of a step as arrays of numbers for its program; see `programs.Columns`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from meshwright.serving.engine.programs import FROM_LAST, Columns, Shape
 from meshwright.serving.engine.scheduler import Step
 
 ALL_TOKENS = np.uint32(0xFFFFFFFF)
-"""The word of a mask that allows each of its tokens."""
+"""A mask word that allows all of its 32 tokens."""
 
 
 def numbers_of(step: Step, shape: Shape, tables: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int) -> np.ndarray:
-    """The array [rows, width] of a step.
+    """Return the array [rows, width] of a step.
 
     Args:
-        tables: of each window, the first page of each slice and the entries of its table. num_rows: of the engine,
-            which stands for no row.
+        tables: for each window, the first page of each slice and the entries of its page table.
+        num_rows: number of rows of the engine, which marks an unused row of the array.
     """
     columns = shape.columns
     numbers = np.zeros((shape.rows, columns.width), np.int32)
@@ -41,7 +41,7 @@ def numbers_of(step: Step, shape: Shape, tables: Sequence[tuple[np.ndarray, np.n
 
 
 def targets_of(step: Step, shape: Shape) -> np.ndarray:
-    """Return the token after each of a step's tokens [rows, s], 0 after the last."""
+    """Return the token after each of a step's tokens [rows, s]; 0 after the last."""
     targets = np.zeros((shape.rows, shape.length), np.int32)
     for part in step.slices:
         after = part.sequence.tokens[part.start + 1 : part.start + 1 + len(part.tokens)]
@@ -50,7 +50,7 @@ def targets_of(step: Step, shape: Shape) -> np.ndarray:
 
 
 def mask_of(step: Step, shape: Shape, words: int) -> np.ndarray | None:
-    """The tokens that rows may take: what constraints allow, and none that ends a sequence that is too short."""
+    """Return a mask of the tokens that rows may choose, by constraints and min_tokens; None if all are allowed."""
     mask = None
     for part in step.slices:
         sequence = part.sequence

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 
 class PagePool:
-    """The pages 0 to count - 1 of one group of layers, each with a count of its references.
+    """The pages 0 to count - 1 of one group of layers, with a reference count each.
 
-    In a list with an entry for each page of a sequence, None is a page that was released.
+    In a list of a sequence's pages, None is a page that was released.
     """
 
     def __init__(self, count: int) -> None:
@@ -21,7 +21,7 @@ class PagePool:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Allocate free pages, each with one reference; None, and no page is allocated, where fewer are free."""
+        """Allocate free pages, each with one reference; if fewer are free, allocate none and return None."""
         if count > len(self._free):
             return None
         at = len(self._free) - count
@@ -35,7 +35,7 @@ class PagePool:
         """Add a reference to each page.
 
         Raises:
-            RuntimeError: a page without a reference.
+            RuntimeError: a page has no reference.
         """
         for page in pages:
             if page is not None:
@@ -47,7 +47,7 @@ class PagePool:
         """Drop a reference to each page; a page without any is free.
 
         Raises:
-            RuntimeError: a page without a reference.
+            RuntimeError: a page has no reference.
         """
         for page in pages:
             if page is not None:
@@ -58,14 +58,13 @@ class PagePool:
                     self._free.append(page)
 
     def num_references(self, page: int) -> int:
-        """The references to a page."""
+        """Return the number of references to a page."""
         return self._references[page]
 
 
 def first_needed_page(position: int, window: int | None, page_size: int) -> int:
-    """The first page of a sequence that its token at `position` reads, and so do those after it: pages before can go.
+    """Return the first page of a sequence that its token at `position`, or a later token, reads.
 
-    Args:
-        window: how many tokens a query attends to, its own included; None for all before it.
+    window: number of tokens that a query attends to, including its own; None for all earlier tokens.
     """
     return 0 if window is None else max(0, position - window + 1) // page_size

@@ -15,10 +15,10 @@ class Hit(NamedTuple):
 
     Args:
         length: tokens of the prefix.
-        pages: for each group the pages of the prefix's whole pages, None where later tokens read none of a page.
-        copies: for each group the page that the prefix ends inside: the text continues in a copy of it, and the caller
-            releases the page once it is copied. None where later tokens read nothing of it. Empty where the prefix
-            ends at the end of a page.
+        pages: for each group, the full pages of the prefix; None for a page that later tokens do not read.
+        copies: for each group, the page within which the prefix ends; None if later tokens do not read it. The text
+            continues in a copy, and the caller releases the page once it is copied. Empty if the prefix ends at the end
+            of a page.
     """
 
     length: int
@@ -27,7 +27,7 @@ class Hit(NamedTuple):
 
 
 class _Node:
-    """A page of tokens after those of its ancestors; the root of a tree has no tokens."""
+    """A page of tokens that follow those of its ancestors; the root of a tree has no tokens."""
 
     __slots__ = ("children", "key", "keys", "pages", "parent", "salt")
 
@@ -37,25 +37,28 @@ class _Node:
         self.parent = parent
         self.pages = pages
         self.children: dict[tuple[int, ...], _Node] = {}
-        # Sorted: the keys that begin most like some tokens stand next to where these would.
+        # Sorted: the keys with the longest prefix in common with some tokens are next to their insertion point.
         self.keys: list[tuple[int, ...]] = []
 
 
 class PrefixCache:
-    """A radix tree over whole pages of tokens for each salt; the cache holds a reference to each of its pages.
+    """A radix tree over full pages of tokens for each salt; the cache holds a reference to each of its pages.
 
-    Layers fall into groups by their attention windows, and a node has a page of each group. Of a group with a window it
-    may have none: then no prefix ends where the window would read that page.
+    Layers are grouped by attention window, and a node has a page for each group. The page of a group with a window may
+    be missing: then no prefix ends where the window would read that page.
 
     Args:
         page_size: tokens of a page.
         pools: the pages of each group.
-        windows: of each group, how many tokens a query attends to, its own included; None for all before it.
+        windows: for each group, the number of tokens that a query attends to, including its own; None for all earlier
+            ones.
 
     Attributes:
-        num_lookups: calls of `match`. num_hits: those that found a prefix.
-        num_tokens: the tokens of the texts that were looked up. num_cached_tokens: those of the prefixes found.
-        num_nodes: the pages of tokens in the trees.
+        num_lookups: calls of `match`.
+        num_hits: calls that found a prefix.
+        num_tokens: tokens of the texts that were looked up.
+        num_cached_tokens: tokens of the prefixes found.
+        num_nodes: pages of tokens in the trees.
     """
 
     def __init__(self, page_size: int, pools: Sequence[PagePool], windows: Sequence[int | None]) -> None:
@@ -63,18 +66,19 @@ class PrefixCache:
         self._pools = pools
         self._windows = windows
         self._roots: dict[Hashable, _Node] = {}
-        # The nodes with a page of each group, from the one that was not used for longest.
+        # For each group, the nodes with a page of it, least recently used first.
         self._used: list[OrderedDict[_Node, None]] = [OrderedDict() for _ in pools]
         self.num_lookups = self.num_hits = self.num_tokens = self.num_cached_tokens = self.num_nodes = 0
 
     def match(self, tokens: Sequence[int], *, limit: int, salt: Hashable = None, min_copied: int = 1) -> Hit:
-        """Find the longest cached prefix after which every group has all the pages that later tokens read.
+        """Return the longest cached prefix after which every group has all the pages that later tokens read.
 
         Args:
-            limit: the most tokens of the prefix; one less than a prompt has, whose last token has to be computed.
-            salt: only texts that were inserted with an equal one are found.
-            min_copied: the fewest tokens, at least 1, for which a page is copied that the prefix ends inside;
-                `page_size` for no copies.
+            limit: maximum tokens of the prefix; for a prompt one less than its tokens, because the last must be
+                computed.
+            salt: only texts that were inserted with an equal salt are found.
+            min_copied: minimum tokens, at least 1, for which a page within which the prefix ends is copied; `page_size`
+                for no copies.
         """
         limit = min(limit, len(tokens))
         path, runs, depth = self._longest(tokens, limit, salt)
@@ -93,18 +97,18 @@ class PrefixCache:
         return self._take(path[1 : depth + 1], copied, length)
 
     def longest(self, tokens: Sequence[int], limit: int, salt: Hashable = None) -> int:
-        """The tokens of the longest cached prefix in whole pages, which is not taken; see `match`."""
+        """Return the tokens of the longest cached prefix in full pages, without taking references; see `match`."""
         return self._longest(tokens, min(limit, len(tokens)), salt)[2] * self._page_size
 
     def insert(self, tokens: Sequence[int], pages: Sequence[Sequence[int | None]], salt: Hashable = None) -> None:
-        """Add a text's computed whole pages. Cached pages stay, and gaps are filled.
+        """Add a text's computed full pages. Pages that are already cached stay, and missing ones are added.
 
         Args:
-            tokens: those after the last whole page are ignored.
-            pages: for each group an entry for each page of tokens; None for a page that its window has left.
+            tokens: the text; tokens after the last full page are ignored.
+            pages: for each group, an entry for each page of tokens; None for a page that its window has left.
 
         Raises:
-            RuntimeError: None for a page of a group without a window.
+            RuntimeError: None is given for a page of a group without a window.
         """
         if len(tokens) < self._page_size:
             return
@@ -132,10 +136,10 @@ class PrefixCache:
                     self._used[group].move_to_end(path[at])
 
     def evict(self, group: int, count: int) -> int:
-        """Free pages of a group that nobody but the cache holds: how many, up to count.
+        """Free up to `count` pages of a group that only the cache holds; return how many were freed.
 
-        Pages go by last use. One that is in use when its turn comes counts as used then. A leaf goes with its pages of
-        all groups; an inner node can only lose the page of a group with a window.
+        The least recently used pages go first. A page still in use is moved to the most recently used. A leaf is
+        removed with its pages of all groups; an inner node can only lose the page of a group with a window.
         """
         pool, used = self._pools[group], self._used[group]
         freed = passed = 0
@@ -164,7 +168,7 @@ class PrefixCache:
         self.num_nodes = 0
 
     def _path(self, tokens: Sequence[int], limit: int, salt: Hashable) -> list[_Node]:
-        """The root, and the nodes of the whole pages of a text's first `limit` tokens as far as there are any."""
+        """Return the root and the cached nodes for the full pages of a text's first `limit` tokens."""
         path = [self._roots.get(salt) or _Node(salt, (), None, [])]
         for at in range(0, limit - self._page_size + 1, self._page_size):
             child = path[-1].children.get(tuple(tokens[at : at + self._page_size]))
@@ -174,7 +178,7 @@ class PrefixCache:
         return path
 
     def _longest(self, tokens: Sequence[int], limit: int, salt: Hashable) -> tuple[list[_Node], list[list[int]], int]:
-        """Return a text's path in the tree, the runs that end after each of its pages, and how many pages suffice.
+        """Return a text's path in the tree, the runs that end at each node, and the depth of the longest usable prefix.
 
         A run is, for each group, the first of the consecutive pages that end there.
         """
@@ -185,21 +189,21 @@ class PrefixCache:
         return path, runs, max(d for d, run in enumerate(runs) if self._is_enough(d * self._page_size, run))
 
     def _extend(self, run: list[int], node: _Node, at: int) -> list[int]:
-        """The first pages of the runs that end with page `at`, which is the node's, from those that end before it."""
+        """Return the runs' first pages up to and including page `at`, the node's, from those of the runs before it."""
         return [at + 1 if page is None else first for page, first in zip(node.pages, run, strict=True)]
 
     def _is_enough(self, length: int, run: list[int]) -> bool:
-        """Whether the runs of pages have all that tokens from position `length` on read before it."""
+        """Whether the runs have all pages before position `length` that tokens from there on read."""
         needed = (first_needed_page(length, window, self._page_size) for window in self._windows)
         return all(first <= need for first, need in zip(run, needed, strict=True))
 
     def _most_alike(
         self, node: _Node, rest: tuple[int, ...], at: int, run: list[int], least: int
     ) -> tuple[_Node | None, int]:
-        """The child, page `at`, that begins with the most of `rest` and after these has all that is read; how many."""
+        """Return the child (page `at`) that shares most leading tokens with `rest` and is usable, and their number."""
         found, most = None, least - 1
         begin = bisect_left(node.keys, rest)
-        # Away from where `rest` would stand, keys have ever less in common with it.
+        # The farther from the insertion point, the fewer leading tokens a key shares with `rest`.
         for numbers in (range(begin, len(node.keys)), range(begin - 1, -1, -1)):
             for number in numbers:
                 key = node.keys[number]
@@ -213,7 +217,7 @@ class PrefixCache:
         return found, most
 
     def _take(self, path: list[_Node], copied: _Node | None, length: int) -> Hit:
-        """References to the pages that are read after a prefix, which become the last used."""
+        """Take references to the pages that are read after a prefix, and mark them as used last."""
         pages: list[list[int | None]] = []
         copies: list[int | None] = []
         for group, (pool, used, window) in enumerate(zip(self._pools, self._used, self._windows, strict=True)):
@@ -239,7 +243,7 @@ class PrefixCache:
             del self._used[group][node]
 
     def _remove(self, node: _Node) -> None:
-        """Release a leaf's pages and take it from its tree."""
+        """Release a leaf's pages and remove it from its tree."""
         for group in range(len(self._pools)):
             self._drop(node, group)
         parent = node.parent

@@ -1,7 +1,7 @@
 """The engine's device programs: process some tokens of some rows with the paged cache, and choose the next token.
 
-One program decodes all rows, a token each, or with drafts after it. Others of the same form process chunks of prompts.
-A step's input is one array of numbers, `Columns`, so a single transfer sends it to the devices.
+One program decodes all rows, with one token each and draft tokens after it. Others of the same form process chunks of
+prompts. A step's input is one array of numbers, `Columns`, so a single transfer sends it to the devices.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from meshwright.mesh import MeshShape
 from meshwright.serving.engine.request import MOST_LOGPROBS
 
 WORD = 32
-"""The tokens that one word of a mask allows or not, the first in its lowest bit."""
+"""Tokens per mask word; the first token is the lowest bit."""
 
 FROM_LAST = -1
-"""In place of a token: the one that was chosen for the row before."""
+"""Placeholder for the token that was chosen last for the row."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,23 @@ class Shape:
 
     @property
     def columns(self) -> Columns:
-        """Where the numbers of a step are."""
+        """The columns of a step's array of numbers."""
         return Columns(self)
 
 
 class Columns:
-    """Slices of a step's array of numbers [rows, width]: the columns below, the tokens, then the page tables.
+    """Column indices and slices of a step's array of numbers [rows, width]: the columns below, tokens, page tables.
 
-    There is a page table for each window, preceded by the number of its first page. row: the row's number in the
-    engine; the number of rows if unused. start: position of its first token. count: its tokens. is_chosen: whether a
-    token is sampled after the last. prefill_length: tokens at the sequence's prefill, which some models' rotary
-    frequencies depend on. drawn: tokens sampled for it so far. num_logprobs: log probabilities to return for a token,
-    its own and the likeliest ones; 0 for none.
+    There is a page table for each window, preceded by the number of its first page.
+
+    Attributes:
+        row: the row's number in the engine; the number of rows if unused.
+        start: position of the row's first token.
+        count: number of its tokens.
+        is_chosen: whether a token is chosen after the last one.
+        prefill_length: tokens at the sequence's prefill, on which the rotary frequencies of some models depend.
+        drawn: tokens chosen for the sequence so far.
+        num_logprobs: log probabilities to return per token, its own and the likeliest ones; 0 for none.
     """
 
     row, start, count, is_chosen, prefill_length, drawn, num_logprobs = range(7)
@@ -83,7 +88,7 @@ class RowState(NamedTuple):
 
 
 class Logprobs(NamedTuple):
-    """Log probabilities [rows, n] of tokens, and of the likeliest ones in their places [rows, n, MOST_LOGPROBS]."""
+    """Log probabilities of tokens [rows, n], and the likeliest tokens at their positions [rows, n, MOST_LOGPROBS]."""
 
     own: Array
     values: Array
@@ -92,7 +97,7 @@ class Logprobs(NamedTuple):
 
 @lru_cache(maxsize=256)
 def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
-    """The step where every row takes the likeliest token.
+    """Return the step in which every row takes the likeliest token.
 
     (params, pages, last, numbers, drafts) -> pages, last, made. last: the newest token of every row of the engine
     [rows]. drafts: draft tokens on the devices [shape.rows, num_chosen - 1], or None. made: the chosen tokens
@@ -120,8 +125,9 @@ def greedy_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape
 def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
     """Return the step in which each row has its own sampling options.
 
-    (params, pages, last, numbers, drafts, row state, mask) -> pages, last, made, written, `Logprobs` of made tokens.
-    mask: allowed tokens as bits, [shape.rows, num_chosen, words]. pages and written are donated.
+    (params, pages, last, numbers, drafts, row state, mask) -> pages, last, made, written, `Logprobs` of the chosen
+    tokens. made: the chosen tokens, as in `greedy_program`. mask: allowed tokens as bits, [shape.rows, num_chosen,
+    words]. pages and written are donated.
     """
     layout = decode_layout(model, mesh, split)
 
@@ -149,10 +155,10 @@ def sampling_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, sha
 
 @lru_cache(maxsize=64)
 def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape: Shape, dtype: Any) -> Any:
-    """The step that reads a chunk of a prompt for its log probabilities and its hidden states.
+    """Return the step that processes a chunk of a prompt for its log probabilities and hidden states.
 
-    (params, pages, last, numbers, targets) -> pages, `Logprobs` of the targets [rows, s], and the sums over the tokens
-    of a chunk of the hidden states after the last norm [rows, d], in float32.
+    (params, pages, last, numbers, targets) -> pages, `Logprobs` of the targets [rows, s], and hidden states after the
+    last norm, summed over the tokens of the chunk [rows, d], in float32.
     """
     layout = decode_layout(model, mesh, split)
 
@@ -175,7 +181,7 @@ def scoring_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shap
 def row_program() -> Any:
     """Return a program that sets one row's state: (state, row, own) -> state, which is donated.
 
-    own: a state without the dim of rows.
+    own: the row's state, without the row dimension.
     """
 
     def put(state: RowState, row: Array, own: RowState) -> RowState:
@@ -188,7 +194,7 @@ def row_program() -> Any:
 def copy_program(axes: tuple[str, ...]) -> Any:
     """Return a program that copies pages of each shard: (pages, sources [shards, n], targets [shards, n]) -> pages.
 
-    pages are donated. axes: those whose devices have pages of their own. A target that is no page copies nothing.
+    pages are donated. axes: mesh axes whose devices have separate pages. A target past the last page copies nothing.
     """
 
     def copy(pages: Pages, sources: Array, targets: Array) -> Pages:
@@ -209,7 +215,7 @@ def copy_program(axes: tuple[str, ...]) -> Any:
 
 
 class _Read(NamedTuple):
-    """A step's numbers of each of its rows."""
+    """The columns of a step's numbers, each over its rows."""
 
     row: Array
     tokens: Array
@@ -232,10 +238,13 @@ def _through(
     drafts: Array | None = None,
     is_whole: bool = False,
 ) -> tuple[_Read, Array, Array, tuple[Pages, ...]]:
-    """A step's numbers, the residual stream of the tokens to choose after, the table, and the pages with its tokens."""
+    """Run a step's tokens; return its numbers, the residual stream, the embedding table, and the updated pages.
+
+    The stream is limited to the tokens after which one is chosen, unless is_whole.
+    """
     columns, spec = shape.columns, layout.spec("batch", "sequence")
-    # Each device takes the numbers of its rows, and all of what every device needs: columns of one array that is split
-    # for some uses would be gathered again for others.
+    # Each device takes the numbers of its own rows. Columns that every device needs whole come from the unsplit array;
+    # from the split one they would be gathered again.
     own = jax.reshard(numbers, spec)
     tokens = newest_first(own[:, columns.tokens], last, own, layout)
     if drafts is not None:
@@ -243,7 +252,7 @@ def _through(
     x, table, pages = through_pages(params, pages, tokens, own, columns.tables, model, layout, dtype)
     places = jnp.arange(shape.length)[None]
     if not is_whole and shape.num_chosen < shape.length:
-        # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
+        # Only one token of each row is nonzero, so that the sum does not round.
         is_last = places == jnp.maximum(own[:, Columns.count, None] - 1, 0)
         x = lax.reduce_sum(jnp.where(is_last[..., None], x, 0), axes=(1,))[:, None]
     asked = numbers[:, columns.tokens]
@@ -259,7 +268,7 @@ def _through(
 
 
 def newest_first(tokens: Array, last: Array, own: Array, layout: ShardingContext) -> Array:
-    """Tokens [rows, s], in place of FROM_LAST the newest of their rows. own: the numbers of rows, split as they are."""
+    """Replace FROM_LAST in tokens [rows, s] by the newest token of each row. own: the step's numbers, split by rows."""
     newest = last.at[own[:, Columns.row]].get(mode="clip", out_sharding=layout.spec("batch"))
     return jnp.where(tokens == FROM_LAST, newest[:, None], tokens)
 
@@ -275,13 +284,13 @@ def through_pages(
     dtype: Any,
     place: int = 0,
 ) -> tuple[Array, Array, tuple[Pages, ...]]:
-    """The residual stream of tokens [rows, s] from `place` in a step on, the table, and the pages with these tokens.
+    """Run tokens [rows, s], the step's from `place` on; return the residual stream, the table and the updated pages.
 
-    own: the numbers of the step, split as rows are. tables: of each of the pages, its columns.
+    own: the numbers of the step, split by rows. tables: for each of the pages, the columns of its page table.
     """
     start, count = own[:, Columns.start, None], own[:, Columns.count, None]
     places = place + jnp.arange(tokens.shape[1])[None]
-    # What is no token reads as the last one does, so that its softmax has something to sum.
+    # Padding reads what the last token reads, so that its softmax is not empty.
     positions = start + jnp.minimum(places, jnp.maximum(count - 1, 0))
     caches = tuple(
         PagedCache(each, own[:, entries], own[:, first], places < count)
@@ -301,7 +310,7 @@ def through_pages(
 
 
 def _choose_each(scores: Array, read: _Read, state: RowState, mask: Array) -> tuple[Array, Written]:
-    """The tokens after each place [rows, n], and what texts have with those that are taken."""
+    """Choose a token after each position [rows, n]; return them, and the rows' `Written` with the accepted ones."""
     vocab = scores.shape[-1]
     samplers = samplers_at(state.samplers, state.seed, read.row)
     bias, written = (
@@ -343,9 +352,9 @@ def samplers_at(limits: Array, seed: Array, row: Array) -> Samplers:
 
 
 def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
-    """Return the tokens made [rows, n], -1 for none, and the newest token of each row of the engine.
+    """Return the accepted tokens [rows, n], -1 for none, and the newest token of each row of the engine.
 
-    Nothing follows a rejected draft token: the token chosen instead ends the step.
+    A draft token that differs from the chosen token is rejected, and the chosen token is the step's last.
     """
     num_chosen = chosen.shape[1]
     if num_chosen == 1:
@@ -360,9 +369,9 @@ def _taken(read: _Read, chosen: Array, last: Array) -> tuple[Array, Array]:
 
 
 def _logprobs(scores: Array, tokens: Array, num_wanted: Array) -> Logprobs:
-    """Return log probabilities of tokens [rows, n] from logits [rows, n, vocab], and those of the likeliest.
+    """Return log probabilities of tokens [rows, n] from logits [rows, n, vocab], and the likeliest tokens with theirs.
 
-    num_wanted: `Columns.num_logprobs` of each row. Unwanted values are zeros.
+    num_wanted: `Columns.num_logprobs` of each row. Values that no row wants are zeros.
     """
     shape, most = (*tokens.shape, min(MOST_LOGPROBS, scores.shape[-1])), jnp.max(num_wanted)
 

@@ -1,4 +1,4 @@
-"""The engine's interface: requests, outputs and errors. Without JAX and HTTP."""
+"""The engine's interface: requests, outputs and errors; independent of JAX and HTTP."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.models.generation.sampling import GREEDY, Sampling
 
 MOST_LOGPROBS = 20
-"""The maximum number of alternatives per token with log probabilities; that of OpenAI's chat completions."""
+"""Maximum number of alternatives with log probabilities per token, as in OpenAI's chat completions."""
 
 MOST_STOP_TOKENS = 1024
-"""The maximum number of stop tokens of a request, as many as logit biases."""
+"""Maximum number of stop tokens of a request, the same as of logit biases."""
 
 Ending = Literal["length", "token", "text", "aborted", "failed", "refused"]
-"""Why a completion ended: max_tokens, a stop token, a stop string, aborted by its client, a failure of the engine, or a
-request that cannot be answered any further, as its constraint allows no token."""
+"""Why a completion ended.
+
+By max_tokens, a stop token or a stop string; aborted by its client, a timeout or the shutdown; failed in the engine; or
+refused because it cannot continue, for example if its constraint allows no token.
+"""
 
 
 class OverloadedError(MeshwrightError):
@@ -46,23 +49,23 @@ class Request:
 
     Args:
         prompt: the prompt's tokens, at least one.
-        max_tokens: the maximum for each completion; 0 only processes the prompt.
-        sampling: temperature, penalties, seed and the rest; completion i has the seed `sampling.seed` + i.
-        num_completions: completions of the prompt (`n`).
+        max_tokens: maximum tokens of each completion; 0 only processes the prompt.
+        sampling: temperature, penalties, seed and other options; completion i has the seed `sampling.seed` + i.
+        num_completions: number of completions (`n`).
         stop: stop strings.
         stop_tokens: tokens that end a completion.
-        min_tokens: tokens before which no token ends a completion.
-        logit_bias: token ids, and what is added to their logits.
+        min_tokens: minimum tokens of a completion before a token may end it.
+        logit_bias: token ids, each with a number that is added to its logit.
         logprobs: alternatives to return for each generated token; None for no log probabilities.
-        prompt_logprobs: the same for each token of the prompt but the first.
+        prompt_logprobs: the same for each token of the prompt except the first.
         pooled: whether to return the mean of the prompt's hidden states.
         constraint: a constraint on each completion.
         skip_special_tokens: whether texts leave out the tokenizer's special tokens.
-        timeout_seconds: the time after `submit` at which the request is aborted.
-        owner: who asks. Rows are shared between owners first, and constraints of each are compiled in a queue of its
-            own.
-        group: requests of one group share rows as one request does; by default each is a group of its own.
-        cache_salt: only requests with the same one share prefixes in the cache.
+        timeout_seconds: time after `submit` at which the request is aborted.
+        owner: the client. Rows are shared between owners first, and each owner's constraints are compiled in a separate
+            queue.
+        group: requests of one group share rows like a single request; by default each request is a group.
+        cache_salt: only requests with the same salt share cached prefixes.
     """
 
     prompt: Sequence[int]
@@ -94,18 +97,18 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a step adds to one completion of a request.
+    """New tokens of one completion of a request, from one step.
 
     Args:
-        completion: the index of the completion.
+        completion: index of the completion.
         tokens: new tokens, without the one that ended the completion.
         text: their text: whole characters only, and never the possible beginning of a stop string.
-        logprobs: of each new token, if requested; of the logits before penalties and temperature.
-        done: why the completion ended here; None while more follows.
+        logprobs: log probabilities of each new token, if requested; from the logits before penalties and temperature.
+        done: why the completion ended here; None while it continues.
         stop: the stop string that ended it.
         error: what failed, if done is "failed" or "refused".
         cached_tokens: prompt tokens from the prefix cache; in a completion's first output.
-        prompt_logprobs: of the prompt's tokens from the second on; in the first output of completion 0.
+        prompt_logprobs: for the prompt's tokens from the second on; in the first output of completion 0.
         pooled: the mean hidden state of the prompt; in the first output of completion 0.
     """
 
@@ -132,10 +135,10 @@ class EngineClient(Protocol):
     """The methods of an engine that the HTTP server uses."""
 
     def submit(self, request: Request, deliver: OutputCallback) -> str:
-        """Queue a request. Returns the id to abort it.
+        """Queue a request. Return an id for `abort`.
 
         Raises:
-            MeshwrightError: an invalid request.
+            MeshwrightError: the request is invalid.
             OverloadedError: the queue is full.
             ClosedError: the engine is shutting down or has failed.
         """

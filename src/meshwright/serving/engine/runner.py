@@ -1,6 +1,6 @@
-"""Runs steps on the devices: the parameters, the pages, and the programs.
+"""Runs steps on the devices, with the parameters, pages and compiled programs.
 
-The programs with the widest page tables can run every step but scoring, so that a server is ready once these are
+The programs with the widest page tables can run every step except scoring, so a server is ready once these are
 compiled. Programs with narrower tables save time, and are compiled while requests are already answered.
 """
 
@@ -48,12 +48,12 @@ from meshwright.serving.engine.scheduler import PageCopy, Step
 from meshwright.serving.engine.settings import EngineLayout, EngineSettings
 
 COPIES = 8
-"""Pages of a shard that one program copies."""
+"""Pages of a shard that one run of the copy program copies."""
 
 LIMITS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
 )  # fmt: skip
-"""The fields of a `Sampling` in the order of `RowState.samplers`."""
+"""Fields of `Sampling` in the order of `RowState.samplers`."""
 
 
 class RowChange(NamedTuple):
@@ -68,11 +68,15 @@ class RowChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """A step in numbers, the same on every process.
+    """The input of a step, the same on every process.
 
     Args:
-        kind: every row takes the likeliest token, each its own, or a prompt is scored.
-        numbers: see `Columns`. mask: bits of the tokens that rows may take, where some may not. targets: of scoring.
+        kind: "greedy", "sampling" (each row with its own options) or "scoring" of prompts.
+        numbers: see `Columns`.
+        mask: bits of the tokens that rows may choose; None if all may be chosen.
+        targets: the tokens to score, for scoring.
+        copies: pages to copy before the step.
+        changes: rows with new sampling options.
     """
 
     kind: str
@@ -85,7 +89,7 @@ class Work:
 
 
 class Result(NamedTuple):
-    """Results of a step on the devices: tokens made [rows, n], -1 for none; log probabilities; hidden states."""
+    """Results of a step on the devices: chosen tokens [rows, n], -1 for none; log probabilities; hidden states."""
 
     made: Array | None
     logprobs: Logprobs | None
@@ -93,7 +97,7 @@ class Result(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """Device arrays of programs: of the model, its draft model, and the rows' state."""
+    """Device arrays that programs use: of the model, its draft model, and the rows' state."""
 
     params: Any
     pages: tuple[Pages, ...]
@@ -105,7 +109,7 @@ class _Arrays(NamedTuple):
 
 @dataclass
 class _Draft:
-    """A model that drafts, and its pages. group: of the served model's page tables, the one that it uses."""
+    """A draft model and its pages. group: index of the served model's page table that it uses."""
 
     config: ModelConfig
     context: ShardingContext
@@ -116,9 +120,9 @@ class _Draft:
 
 
 class Runner:
-    """The device side of an engine. Calls are to be in the same order on all processes.
+    """The device side of an engine. All processes must make the same calls in the same order.
 
-    before_run: called with each step before it is dispatched, as other processes have to dispatch it too.
+    before_run: called with each step before it is dispatched, to have other processes dispatch it too.
     """
 
     def __init__(
@@ -141,7 +145,7 @@ class Runner:
             self._params = for_tpu_products(self._params, model.config)
             self._draft = None
             if draft is not None:
-                # Under the numbers of the pages that have all tokens of a text.
+                # It uses the page numbers of layers without a window, which have all tokens of a text.
                 group = layout.windows.index(None)
                 of = decode_layout(draft.config, context.mesh, self._split)
                 params = for_tpu_products(placed_params(draft.params, draft.config, of), draft.config)
@@ -157,9 +161,9 @@ class Runner:
         self._compiling = dict[tuple[str, Shape], Future[bool]]()
 
     def _empty_arrays(self, dtype: Any) -> Any:
-        """Pages of the model and of its draft model, the newest tokens and the state of rows, all made by one program.
+        """Return empty pages of the model and its draft model, newest tokens and row states, all from one program.
 
-        dtype: of keys and values in the model's pages.
+        dtype: dtype of keys and values in the model's pages.
         """
         layout, vocab = self._layout, self._config.vocab
         wanted = [abstract_pages(self._config, self._context, layout.pages, layout.page_size, dtype), ()]
@@ -183,25 +187,25 @@ class Runner:
 
     @property
     def has_draft(self) -> bool:
-        """Whether a model makes the drafts."""
+        """Whether a draft model makes the drafts."""
         return self._draft is not None
 
     @property
     def words(self) -> int:
-        """The words of a mask."""
+        """Number of words of a token mask."""
         return -(-self._config.vocab // WORD)
 
     def shape_of(self, step: Step) -> Shape:
-        """The shape of a step's program."""
+        """Return the shape of a step's program."""
         entries = self._layout.entries(step.width, step.length)
         return Shape(self._layout.shards * step.rows, step.length, entries, 1 if step.is_chunk else step.length)
 
     @cached_property
     def programs(self) -> tuple[tuple[str, Shape], ...]:
-        """Return kinds and shapes of all steps that generate text, widest page tables first.
+        """Kinds and shapes of all steps that generate text, widest page tables first.
 
-        The sampling program processes chunks of prompts too, with temperature 0 for greedy rows: beside a chunk,
-        choosing a token takes no time, and a second program of each shape would take as long to compile as the first.
+        The sampling program also processes chunks of prompts, with temperature 0 for greedy rows: compared with a
+        chunk, choosing a token takes no time, and a second program of each shape would double the time to compile.
         """
         layout, found = self._layout, list[tuple[str, Shape]]()
         for width in reversed(layout.widths):
@@ -218,9 +222,9 @@ class Runner:
         """The programs that are compiled before the first request; see `is_compiled` for scoring."""
         layout = self._layout
         if jax.process_count() == 1:
-            # All widths have as many, where windows do not make them one.
+            # The number of programs with the widest page tables.
             return self.programs[: 2 * len(layout.decoded) + len(layout.chunks)]
-        # While one process compiles the others would wait in a collective.
+        # If one process compiled later, the others would wait for it in a collective.
         scored = [
             ("scoring", self.shape_of(Step([], True, rows, width, length)))
             for rows, length in layout.scored
@@ -229,9 +233,9 @@ class Runner:
         return (*self.programs, *scored)
 
     def compile(self, on_program: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile the programs that a server begins with, several at once, and then, in a thread, the others.
+        """Compile the programs that a server needs first, several at once, and then the others in a thread.
 
-        on_program: called with how many of the first are compiled, of how many.
+        on_program: called with the number of first programs compiled so far, and the number of all first programs.
         """
         self._abstract = jax.tree.map(
             lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.format), self._arrays
@@ -244,7 +248,7 @@ class Runner:
             for number, done in enumerate(as_completed(compiling), start=1):
                 self._compiled[compiling[done]] = done.result()
                 on_program(number, len(compiling))
-        # One change and one copy, after which all is as before.
+        # Compile these too by running them once without effect: a change of a row, a copy to no page.
         with jax.set_mesh(self._mesh):
             self._state = row_program()(self._state, np.int32(0), self.row_state(RowChange(0, GREEDY, (), (), ())))
         self._copy([PageCopy(0, window, 0, count) for window, count in enumerate(self._layout.pages)])
@@ -255,25 +259,25 @@ class Runner:
 
     @property
     def num_compiling(self) -> int:
-        """The programs that are still compiled while steps run."""
+        """Number of programs that are still being compiled while steps run."""
         return sum(not future.done() for future in [*self._compiling.values()])
 
     def wait_compiled(self) -> None:
-        """Wait until every program is compiled, as a measurement of speed has to."""
+        """Wait until every program is compiled, for measurements of speed."""
         for future in [*self._compiling.values()]:
             future.result()
 
     def with_program(self, kind: str, step: Step) -> Step:
-        """The same step, with the widest page tables while the program for its own is not compiled."""
+        """Return the step, with the widest page tables if the program for its own width is not compiled yet."""
         if step.is_scored or (kind, self.shape_of(step)) in self._compiled:
             return step
         return replace(step, width=self._layout.widths[-1])
 
     def is_compiled(self, step: Step) -> bool:
-        """Whether a scoring step can run. Its program is compiled in a thread, from the first call on.
+        """Whether a scoring step can run. The first call starts to compile its program in a thread.
 
         Raises:
-            Exception: raised by the compiler.
+            Exception: the compiler's error.
         """
         key = ("scoring", self.shape_of(step))
         if key in self._compiled:
@@ -288,7 +292,7 @@ class Runner:
         return True
 
     def close(self) -> None:
-        """Wait for the compiler, under which Python cannot end."""
+        """Wait for the compiler threads, because Python cannot exit while they run."""
         for compiler in (self._narrow_compiler, self._compiler):
             compiler.shutdown(cancel_futures=True)
 
@@ -299,9 +303,9 @@ class Runner:
         return _Arrays(self._params, self._pages, self._last, self._state, *drafting)
 
     def _lowered(self, kind: str, shape: Shape) -> Iterator[tuple[str, jax.stages.Lowered]]:
-        """A step's program, and the draft model's for the same step.
+        """Yield a step's program and the draft model's for the same step, lowered.
 
-        They are traced for the shapes of arrays, not for the arrays, which steps that run meanwhile donate.
+        They are traced for abstract arrays, because steps that run meanwhile donate the real ones.
         """
         program = {"greedy": greedy_program, "sampling": sampling_program, "scoring": scoring_program}[kind]
         made = program(self._config, self._context.mesh, self._split, shape, self._dtype)
@@ -325,7 +329,7 @@ class Runner:
 
     @staticmethod
     def _draft_kind(work: Work) -> str:
-        """The draft model's program for a step: prefill of the same tokens, or the drafts that the step verifies."""
+        """Return the draft model's program for a step: prefill of the same tokens, or drafts for the step to verify."""
         return "prefill" if work.shape.num_chosen == 1 or work.kind == "scoring" else f"draft, {work.kind}"
 
     def _draft_arguments(self, work: Work, arrays: _Arrays) -> tuple[Any, ...]:
@@ -344,7 +348,7 @@ class Runner:
         return (*first, drafts, own.written, own.samplers, own.seed, own.bias, mask)
 
     def run(self, work: Work) -> Result:
-        """Dispatch a step; its results are still to come.
+        """Dispatch a step; its results are not computed yet.
 
         Raises:
             DeviceError: a program failed. After any other exception nothing was dispatched.
@@ -373,12 +377,12 @@ class Runner:
             return Result(tokens, rest[1], None)
 
     def _free_mask(self, shape: Shape) -> Array:
-        """A mask that allows all tokens, kept on the devices."""
+        """Return a mask that allows all tokens, cached on the devices."""
         size = (shape.rows, shape.num_chosen)
         if size not in self._free_masks:
             mask = np.full((*size, self.words), 0xFFFFFFFF, np.uint32)
             whole = NamedSharding(self._mesh, P())
-            # Without a program, which `jnp.full` would compile between two steps.
+            # `jnp.full` would compile a program between two steps.
             self._free_masks[size] = jax.make_array_from_callback(mask.shape, whole, lambda index: mask[index])
         return self._free_masks[size]
 

@@ -1,10 +1,10 @@
 """The scheduler: continuous batching with chunked prefill (arXiv:2309.06180, 2308.16369), and allocation of pages.
 
-Rows are shared: the next sequence to get one is of the owner with the fewest rows, then of the group (the requests of
-one HTTP request) with the fewest, then the oldest. A group without a row takes one from a group that has several, or
-from an owner with more. If pages run out, pages that only the prefix cache references are evicted; after these the
-youngest sequence of the largest group is preempted: it loses its pages, and its prompt and tokens are computed again
-later. So each group makes progress, and of its sequences the oldest: no sequence starves.
+Rows go first to the owner with the fewest rows, then to the group (the requests of one HTTP request) with the fewest,
+then to the oldest sequence. A group without a row preempts the youngest sequence of a group that has several, or of an
+owner with at least two more rows. If pages run out, pages that only the prefix cache references are evicted, and after
+these the youngest sequence of the largest group is preempted. A preempted sequence loses its pages and is computed
+again later. So each group's oldest sequence makes progress, and no sequence starves.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ class Slice(NamedTuple):
     """One sequence's row in a step.
 
     Args:
-        at: its row of the step. start: the position of its first token. tokens: those that are known; none where the
-            step takes the one that was chosen last.
-        is_chosen: whether a token is chosen after the last. drawn: the tokens chosen of the sequence before.
+        at: its row in the step.
+        start: position of its first token.
+        tokens: its known tokens; empty if its only token is the one chosen last, still on the devices.
+        is_chosen: whether a token is chosen after the last.
+        drawn: number of tokens chosen for the sequence before this step.
     """
 
     sequence: TokenSequence
@@ -43,7 +45,7 @@ class Slice(NamedTuple):
 
 
 class PageCopy(NamedTuple):
-    """A page to copy before a step, of one shard and window."""
+    """A page to copy before a step, within the pages of one shard and window."""
 
     shard: int
     window: int
@@ -56,9 +58,9 @@ class Step:
     """One step on the devices.
 
     Args:
-        is_chunk: whether it reads prompts; else it decodes.
-        rows: of each shard. width: the entries of its page tables. length: the tokens of a row.
-        is_scored: whether it reads a prompt for its log probabilities and hidden states.
+        is_chunk: whether it processes prompts; if not, it decodes.
+        rows, width, length: rows of each shard, entries of its page tables, tokens of a row.
+        is_scored: whether it processes prompts for their log probabilities and hidden states.
     """
 
     slices: list[Slice]
@@ -71,7 +73,7 @@ class Step:
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether a request in it wants log probabilities."""
+        """Whether a request in the step asks for log probabilities."""
         return self.is_scored or any(part.sequence.request.logprobs is not None for part in self.slices)
 
 
@@ -87,8 +89,8 @@ class Totals:
 class Scheduler:
     """The queue, the rows and the pages of an engine; nothing here runs on a device.
 
-    on_error: called with an exception that comes from one sequence, which it ends. can_score: whether the program of a
-    scoring step, given without its slices, is compiled.
+    on_error: called with a sequence and its exception, to end it. can_score: whether a scoring step's program is
+    compiled.
     """
 
     def __init__(
@@ -112,19 +114,19 @@ class Scheduler:
         self._copies = list[PageCopy]()
         self._on_admitted, self._on_error, self._can_score = on_admitted, on_error, can_score
         self._was_scored = False
-        """Whether the last chunk was scored: chunks of both kinds alternate."""
+        """Whether the last chunk was scored; scored and other chunks alternate."""
         self._shares = RowShares()
         self._is_settled = False
-        """Whether no waiting sequence has a claim on a row that another one has."""
+        """Whether no waiting sequence may displace a running one."""
 
     @property
     def num_pages(self) -> int:
-        """The pages of the layers that keep most, of all shards."""
+        """Number of pages over all shards, in the group of layers that has most."""
         return max(self.layout.pages) * self.layout.shards
 
     @property
     def num_free_pages(self) -> int:
-        """Of `num_pages` those that nobody holds."""
+        """Number of free pages, of the pages that `num_pages` counts."""
         most = self.layout.pages.index(max(self.layout.pages))
         return sum(pools[most].num_free for pools in self.pools)
 
@@ -134,7 +136,7 @@ class Scheduler:
         self._is_settled = False
 
     def end(self, sequence: TokenSequence) -> None:
-        """Free the row and the pages of a sequence that is done; the prefix cache keeps its own references."""
+        """Free the row and pages of a finished sequence; the prefix cache keeps its own references."""
         if sequence.row is None:
             if sequence in self.waiting:
                 self.waiting.remove(sequence)
@@ -144,7 +146,7 @@ class Scheduler:
         self._free_row(sequence)
 
     def steps(self) -> Iterable[Step]:
-        """The next steps: a decode step of all sequences whose prompts are computed, and a chunk of prompts."""
+        """Yield the next steps: a decode step of all sequences with computed prompts, and a chunk of prompts."""
         if (decode := self._decode()) is not None:
             yield decode
         if (chunk := self._chunk()) is not None:
@@ -175,7 +177,7 @@ class Scheduler:
         return found
 
     def _decode(self) -> Step | None:
-        """A decode step: the newest token of every prefilled sequence, and its draft tokens."""
+        """Return a decode step: the newest token of every prefilled sequence, and its drafts; None if none is ready."""
         slices = list[Slice]()
         for sequence in list(self.running):
             limit = sequence.request.max_tokens - sequence.num_generated
@@ -200,7 +202,7 @@ class Scheduler:
             known = [] if sequence.in_flight else [sequence.tokens[-1]]
             drawn = sequence.num_generated
             slices.append(Slice(sequence, 0, sequence.row, sequence.computed, [*known, *drafts], True, drawn))
-        # A sequence that was decoded may have lost its row to an older one.
+        # A sequence that is in the step may have been preempted for a later one.
         slices = [part for part in slices if part.sequence.row is not None]
         if not slices:
             return None
@@ -220,7 +222,7 @@ class Scheduler:
         return Step(placed, False, rows, self._width(end), length, copies=self.pop_copies())
 
     def _chunk(self) -> Step | None:
-        """A prefill step: the chunk shape with the most prompt tokens for its estimated time."""
+        """Return a prefill step: scored and other prompts alternate if both are ready; None if none is."""
         self._admit()
         ready = [
             sequence
@@ -234,13 +236,13 @@ class Scheduler:
         return next((step for step in found if step is not None), None)
 
     def _chunk_of(self, ready: list[TokenSequence], *, is_scored: bool) -> Step | None:
-        """A chunk of prompts that are all scored or all not, given from the oldest; groups take turns."""
+        """Return the prefill step with most prompt tokens for its estimated cost; all prompts are scored or none."""
         by_shard: list[list[TokenSequence]] = [[] for _ in range(self.layout.shards)]
         for sequence in in_turns(ready):
             by_shard[sequence.shard].append(sequence)
 
         def throughput(chunk: tuple[int, int]) -> float:
-            """Prompt tokens in a chunk of this shape, over its cost in tokens, padding and weight reads included."""
+            """Prompt tokens in a chunk of this shape, divided by its cost in tokens, with padding and weight reads."""
             rows, length = chunk
             count = sum(
                 min(length, len(sequence.tokens) - sequence.computed)
@@ -270,7 +272,7 @@ class Scheduler:
                 slices.append(
                     Slice(sequence, at, sequence.row, sequence.computed, tokens, is_chosen, sequence.num_generated)
                 )
-        # A sequence that was placed may have lost its row to another one.
+        # A sequence that has a slice may have been preempted for another one.
         slices = [part for part in slices if part.sequence.row is not None]
         if not slices:
             return None
@@ -279,7 +281,7 @@ class Scheduler:
             part.sequence.in_flight += part.is_chosen
             self.counters.prompt_tokens += len(part.tokens)
             if part.sequence.is_scored and part.sequence.computed == len(part.sequence.request.prompt):
-                # Scoring chooses no token: the one after the prompt is chosen by decoding its last token again.
+                # Scoring chooses no token: decoding the prompt's last token again chooses the first one.
                 part.sequence.is_scored, part.sequence.computed = False, part.sequence.computed - 1
             self._cache_prefix(part.sequence)
             self._free_out_of_window(part.sequence)
@@ -287,21 +289,21 @@ class Scheduler:
         return replace(step, slices=slices, copies=self.pop_copies())
 
     def _width(self, end: int) -> int:
-        """The entries of tables for sequences of `end` tokens."""
+        """Return the width of page tables for sequences of `end` tokens."""
         pages = -(-end // self.layout.page_size)
         return next(width for width in self.layout.widths if width >= pages)
 
     def pop_copies(self) -> list[PageCopy]:
-        """The pages to copy before the next step."""
+        """Return the pages to copy before the next step, and clear the list."""
         copies, self._copies = self._copies, []
         return copies
 
     def put_back(self, copies: list[PageCopy]) -> None:
-        """Copy pages before the next step after all."""
+        """Queue copies again that were not made."""
         self._copies = [*copies, *self._copies]
 
     def _restart_at_switch(self, sequence: TokenSequence) -> bool:
-        """Whether a sequence is at the length where LongRoPE's frequencies change; if so it is computed anew."""
+        """Whether a sequence is at the length where LongRoPE's frequencies change; if so, it is computed again."""
         switch = self.layout.switch
         if switch is None or sequence.computed < switch or sequence.prefill_length > switch:
             return False
@@ -311,13 +313,13 @@ class Scheduler:
         return True
 
     def _blame(self, sequence: TokenSequence, error: Exception) -> None:
-        """End a sequence that an exception came from. To be called while it is handled."""
+        """End the sequence that caused an exception. Call while the exception is being handled."""
         if self._on_error is None:
             raise error
         self._on_error(sequence, error)
 
     def _admit(self) -> None:
-        """Admit waiting sequences while there are rows, and pages for all of their tokens."""
+        """Admit waiting sequences while there are rows, and pages for all their tokens."""
         while self.waiting and (any(self._free_rows) or not self._is_settled):
             found = [sequence for sequence in self.waiting if self._may_begin(sequence)]
             if not found:
@@ -343,7 +345,7 @@ class Scheduler:
 
     @staticmethod
     def _is_prompt_computed(sequence: TokenSequence) -> bool:
-        """Whether the prefix cache has a sequence's prompt, for others of the same prompt."""
+        """Whether a sequence's prompt is in the prefix cache for other sequences, or it has ended."""
         return sequence.computed >= len(sequence.request.prompt) or sequence.done is not None
 
     def _assign_row(self, sequence: TokenSequence) -> bool:
@@ -365,7 +367,7 @@ class Scheduler:
         sequence.computed = sequence.inserted = hit.length if hit else 0
         sequence.shard = shard
         copies = hit.copies if hit else []
-        # The sequence writes into the page that its prefix ends inside, so that it has one of its own in every window.
+        # The sequence writes into the page within which its prefix ends, so it needs its own copy in every window.
         targets = [page[0] if (page := self._allocate(shard, window, 1)) else None for window in range(len(copies))]
         needed = length - (sequence.computed - sequence.computed % layout.page_size if copies else sequence.computed)
         if None in targets or not self._has_free_pages(shard, needed):
@@ -389,14 +391,14 @@ class Scheduler:
         return True
 
     def _shard_score(self, sequence: TokenSequence, shard: int, limit: int) -> float:
-        """How well a shard suits a sequence: the share of its tokens that is cached, plus the share of free rows."""
+        """Return how well a shard suits a sequence: cached fraction of its tokens plus fraction of free rows."""
         if self.layout.shards == 1:
             return 0.0
         known = self.prefixes[shard].longest(sequence.tokens, limit, self._prefix_salt(sequence)) if limit else 0
         return known / len(sequence.tokens) + len(self._free_rows[shard]) / self.layout.rows
 
     def _prefix_salt(self, sequence: TokenSequence) -> Hashable:
-        """Return the request's cache salt, joined with the length where a model's frequencies depend on it."""
+        """Return the request's cache salt, with the length if a model's rotary frequencies depend on it."""
         of_length = None
         if self.layout.switch is not None:
             of_length = sequence.prefill_length > self.layout.switch
@@ -409,7 +411,7 @@ class Scheduler:
         size = self.layout.page_size
         for window, pool in enumerate(self.pools[shard]):
             kept = self.layout.windows[window]
-            # Layers with a window free pages while a prompt is read.
+            # Layers with a window free pages during prefill.
             count = -(-min(tokens, tokens if kept is None else kept + self._longest_chunk) // size) + 1
             missing = min(count, self.layout.pages[window]) - pool.num_free
             if missing > 0 and self.prefixes[shard].evict(window, missing) < missing:
@@ -466,7 +468,7 @@ class Scheduler:
     def _release_pages(self, sequence: TokenSequence) -> None:
         for pool, pages in zip(self.pools[sequence.shard], sequence.pages, strict=True):
             pool.release(pages)
-        # What was to be copied for it is not needed; pages have numbers of their own in each shard and window.
+        # Drop its pending copies; page numbers are per shard and window.
         self._copies = [
             copy
             for copy in self._copies

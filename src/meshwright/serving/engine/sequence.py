@@ -18,13 +18,13 @@ class TokenSequence:
 
     Args:
         tokens: the prompt, and the generated tokens that are on the host.
-        order: of arrival; older sequences are scheduled first and preempted last.
-        computed: the tokens whose keys and values are in pages, counting dispatched steps.
-        in_flight: generated tokens of dispatched steps that are not on the host yet.
-        row: in the engine's batch, None while it waits.
+        order: number of arrival; older sequences are scheduled first and preempted last.
+        computed: number of tokens whose keys and values are in pages, counting dispatched steps.
+        in_flight: number of generated tokens of dispatched steps that are not on the host yet.
+        row: its row in the engine's batch; None while it waits.
         pages: for each window, a page for each `page_size` tokens; None for a page that was released.
-        prefill_length: its tokens at its last prefill, on which the rotary frequencies of some models depend.
-        cached: tokens of the prompt that were in the prefix cache.
+        prefill_length: number of tokens at its last prefill, on which the rotary frequencies of some models depend.
+        cached: number of prompt tokens found in the prefix cache; None before its first row.
     """
 
     request_id: str
@@ -33,39 +33,39 @@ class TokenSequence:
     tokens: list[int]
     order: int
     first: TokenSequence | None = None
-    """The sequence of the same request that computes the prompt; None for that one."""
+    """The sequence of the same request that computes the prompt; None for that sequence itself."""
     computed: int = 0
     in_flight: int = 0
     row: int | None = None
     shard: int = 0
     pages: list[list[int | None]] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
-    """For each window, the leading pages that were released."""
+    """For each window, the number of leading pages that were released."""
     is_scored: bool = False
     """Whether the prompt's log probabilities or hidden states are still to be computed, without the prefix cache."""
     inserted: int = 0
-    """Tokens whose pages were inserted into the prefix cache."""
+    """Number of tokens whose pages were inserted into the prefix cache."""
     prefill_length: int = 0
     cached: int | None = None
     done: Ending | None = None
     submitted: float = field(default_factory=monotonic)
     drafts: NgramDrafts | ModelDrafts | None = None
-    """The source of draft tokens for speculative decoding; None without."""
+    """The source of draft tokens for speculative decoding; None for no drafts."""
     matcher: Matcher | None = None
-    """The state of its constraint; None without one."""
+    """The state of its constraint; None for no constraint."""
     mask: np.ndarray | None = None
-    """The bit mask of allowed next tokens under its constraint."""
+    """The bit mask of next tokens that its constraint allows."""
     not_ends: np.ndarray | None = None
-    """The bit mask of all tokens but those that end it; None if they may end it from the first token on."""
+    """The bit mask of all tokens except stop tokens, used up to min_tokens; None if there is no minimum."""
 
     @property
     def group(self) -> tuple[str, str]:
-        """Whose it is: its owner, and the group of requests that it shares rows with."""
+        """The owner, and the group of requests with which the sequence shares rows."""
         return self.request.owner, self.request.group or self.request_id
 
     @property
     def num_generated(self) -> int:
-        """The generated tokens, those in flight included."""
+        """Number of generated tokens, including those in flight."""
         return len(self.tokens) + self.in_flight - len(self.request.prompt)
 
     @property

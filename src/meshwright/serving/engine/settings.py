@@ -1,4 +1,4 @@
-"""How an engine is laid out: its rows, its pages, the shapes of its steps."""
+"""Settings and layout of an engine: its rows, its pages, and the shapes of its steps."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ Int8 = Literal["int8"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """The settings of an engine; what is None follows from the model, the mesh and memory.
+    """The settings of an engine; settings that are None follow from the model, the mesh and memory.
 
     Args:
-        rows: the most sequences that are generated at once, over all devices.
-        context: the most tokens of a sequence, its prompt included.
+        rows: maximum number of sequences generated at once, over all devices.
+        context: maximum number of tokens of a sequence, including its prompt.
         page_size: tokens of a page.
-        cache_tokens: the tokens that the pages of layers without a window have room for, over all devices.
-        cache_split: what of the cache is split beside its heads.
-        kv_dtype: of keys and values: int8 with a scale of each token and head; None for the dtype of products.
-        weight_dtype: of the products of layers: int8 with a scale of each column; None for as they were loaded.
-        chunk_tokens: the most tokens of prompts that are read between two steps of decoding.
+        cache_tokens: number of tokens that fit in the pages of layers without a window, over all devices.
+        cache_split: how the cache is split besides by heads.
+        kv_dtype: dtype of keys and values: int8 with a scale for each token and head, or None for the compute dtype.
+        weight_dtype: dtype of the layers' matmul weights: int8 with a scale for each column, or None for the loaded
+            dtype.
+        chunk_tokens: maximum number of prompt tokens processed between two decode steps.
         prefix_cache: whether pages of sequences that ended are kept for prompts with the same prefix.
-        num_drafts: draft tokens of each step, from n-grams of the sequence or a draft model; 0 for none.
-        max_queue: requests that wait at most; others are refused (try again later).
+        num_drafts: draft tokens per step, from n-grams of the sequence or a draft model; 0 for none.
+        max_queue: maximum number of waiting sequences; further requests are refused and can be retried.
     """
 
     rows: int | None = None
@@ -58,18 +59,23 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLayout:
-    """What an engine has, all said.
+    """The layout of an engine, with all values determined.
 
     Args:
-        shards: groups of devices that have rows and pages of their own. rows: of each. pages: of each, for each window.
-        windows: the windows of the model's layers, in the order of its caches.
-        widths: the entries of page tables that programs are compiled for, ascending; the last has room for `context`.
-        decoded: the rows of each shard that decoding is compiled for, ascending; the last has all.
-        chunks: the shapes that prompts are read in: rows of each shard, and tokens of each. scored: those of them that
-            prompts are scored in.
-        chunk_overhead: the tokens of a shard that take as long as reading the weights once.
-        switch: the length from which all frequencies of a text are others (LongRoPE); None where there is none.
-        stretched_from: the length of prompts from which frequencies depend on it (dynamic scaling); None likewise.
+        context: maximum number of tokens of a sequence.
+        page_size: tokens of a page.
+        shards: groups of devices with separate rows and pages.
+        rows: rows of each shard.
+        windows: attention windows of the model's layers, in the order of its caches; None for no window.
+        pages: pages of each shard, for each window.
+        widths: page-table entries for which programs are compiled, ascending; the last one fits `context`.
+        decoded: rows per shard for which decoding is compiled, ascending; the last is all rows.
+        chunks: shapes of prompt chunks: rows of each shard, and tokens of each row.
+        scored: the chunk shapes in which prompts are scored.
+        chunk_overhead: cost of reading the weights once, as an equivalent number of a shard's tokens.
+        switch: length from which all rotary frequencies of a text change (LongRoPE); None for other models.
+        stretched_from: length from which the rotary frequencies depend on the prompt's length (dynamic scaling); None
+            for other models.
     """
 
     context: int
@@ -89,5 +95,5 @@ class EngineLayout:
     stretched_from: int | None = None
 
     def entries(self, width: int, length: int) -> tuple[int, ...]:
-        """The table entries of each window in a step of `length` tokens a row, where texts have `width` pages."""
+        """Return each window's page-table entries in a step of `length` tokens a row, for texts of `width` pages."""
         return pages_read(self.windows, self.page_size, width, length)

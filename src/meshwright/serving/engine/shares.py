@@ -1,4 +1,4 @@
-"""How the rows of an engine are shared between the owners of requests, and between their groups."""
+"""How an engine's rows are shared between the owners of requests, and between their groups."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from meshwright.serving.engine.sequence import TokenSequence
 
 
 class RowShares:
-    """The rows that each owner and each group has."""
+    """The number of rows that each owner and each group has."""
 
     def __init__(self) -> None:
         self._owners = Counter[str]()
         self._groups = Counter[tuple[str, str]]()
 
     def count(self, sequence: TokenSequence, change: int) -> None:
-        """Add or take away the row of a sequence."""
+        """Add (1) or remove (-1) the row of a sequence."""
         self._owners[sequence.request.owner] += change
         self._groups[sequence.group] += change
         if not self._owners[sequence.request.owner]:
@@ -25,11 +25,14 @@ class RowShares:
             del self._groups[sequence.group]
 
     def of(self, sequence: TokenSequence) -> tuple[int, int, int]:
-        """The rows of a sequence's owner and of its group, and its age: the least is next, the greatest goes first."""
+        """Return the rows of a sequence's owner and group, and its order of arrival, as a sort key.
+
+        The least is admitted next; the greatest is preempted first.
+        """
         return self._owners[sequence.request.owner], self._groups[sequence.group], sequence.order
 
     def displaced_by(self, sequence: TokenSequence, running: Iterable[TokenSequence]) -> TokenSequence | None:
-        """The running sequence that gives its place to one whose group has none; None where all have their share."""
+        """Return the running sequence to preempt for one whose group has no row; None if rows are shared fairly."""
         own = sequence.request.owner
         if self._groups[sequence.group]:
             return None
@@ -43,7 +46,7 @@ class RowShares:
 
 
 def in_turns(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
-    """The first sequence of each group, then the second of each, and so on."""
+    """Return the first sequence of each group, then the second of each, and so on."""
     counts, turns = Counter[tuple[str, str]](), list[int]()
     for sequence in sequences:
         turns.append(counts[sequence.group])

@@ -1,4 +1,4 @@
-"""The numbers of an engine that its server shows."""
+"""Statistics of an engine, as its server reports them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """An engine at one moment, and what it has done since it began.
+    """The state of an engine, and its totals since the start.
 
     Args:
-        queued: requests that wait. running: those in the batch.
-        num_pages: of the KV cache. used_pages: those that a request or the prefix cache needs.
-        computed_tokens: of prompts, that were computed. prefix_hit_tokens: that were in the prefix cache instead.
-        generated_tokens: tokens made, of requests that were aborted too.
-        preemptions: how often a request lost its pages to others, and was computed again or swapped in.
+        queued: sequences and requests that wait.
+        running: sequences in the batch.
+        num_pages: pages of the KV cache.
+        used_pages: pages that a request or the prefix cache holds.
+        computed_tokens: prompt tokens that were computed.
+        prefix_hit_tokens: prompt tokens found in the prefix cache instead.
+        generated_tokens: generated tokens, including those of aborted requests.
+        preemptions: how often a sequence lost its pages to others and was computed again.
         num_steps: device steps.
-        uncompiled_programs: those that are still compiled while requests are answered.
+        uncompiled_programs: programs still being compiled while requests are answered.
     """
 
     queued: int = 0

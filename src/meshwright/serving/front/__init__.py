@@ -1,1 +1,1 @@
-"""One port in front of several servers of the same model."""
+"""A proxy with one port in front of several servers of the same model."""

@@ -1,4 +1,4 @@
-"""The reverse proxy before several replicas, with retries on another replica until a response has started."""
+"""The reverse proxy before several replicas; it retries on another replica until a response has started."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from meshwright.serving.http.request_body import read_body
 from meshwright.serving.http.service import ServerState
 
 RETRY_STATUSES = (429, 503)
-"""Statuses of a replica after which another one is tried."""
+"""Response statuses of a replica after which another replica is tried."""
 
 MAX_LOST_REPLICAS = 2
-"""A request during which so many replicas died gets an error: it may be the cause."""
+"""A request during which this many replicas died gets an error, because it may be the cause."""
 
 HOP_HEADERS = frozenset(
     (b"connection", b"content-length", b"date", b"keep-alive", b"server", b"transfer-encoding", b"x-request-id")
 )
-"""Headers of a replica's response that are not passed on: they belong to its connection, or the front sets its own."""
+"""Headers of a replica's response that are not forwarded: they concern its connection, or the front sets its own."""
 
 
 class Replica(Protocol):
@@ -40,12 +40,12 @@ class Replica(Protocol):
 
     @property
     def url(self) -> str | None:
-        """Its address; None while it accepts no requests."""
+        """The replica's address; None while it accepts no requests."""
         ...
 
     @property
     def starts(self) -> int:
-        """How many times it was started."""
+        """How many times the replica was started; an increase means that its cache is lost."""
         ...
 
 
@@ -53,9 +53,9 @@ class Front:
     """The proxy between clients and replicas.
 
     Args:
-        state: keys, limits and readiness of the front itself.
+        state: API keys, limits and readiness of the front itself.
         replicas: the replicas.
-        key: the front's own API key at the replicas, which accept the keys of `state` too.
+        key: the front's own API key at the replicas, which also accept the keys in `state`.
     """
 
     def __init__(self, state: ServerState, replicas: Sequence[Replica], key: str) -> None:
@@ -76,7 +76,7 @@ class Front:
             "meshwright_front_prefix_blocks", "Blocks of prompts, by whether their replica had them cached", ("known",),
             registry=self.registry,
         )  # fmt: skip
-        # trust_env=False: proxies of the environment do not apply to this machine.
+        # trust_env=False: the environment's proxies do not apply to connections on this machine.
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}", "accept-encoding": "identity"},
             timeout=httpx.Timeout(None, connect=5.0),
@@ -85,7 +85,7 @@ class Front:
         )
 
     def app(self) -> ASGIApp:
-        """The front as an ASGI app, with its middleware."""
+        """Return the front as an ASGI app, with its middleware."""
         paths = frozenset((*(endpoint.path for endpoint in ENDPOINTS), "/", "/v1/models", "/openapi.json"))
         return add_middleware(self._handle, self._state, self._requests, paths | {"/health", "/ready", "/metrics"})
 
@@ -124,7 +124,7 @@ class Front:
     async def _until_disconnect(
         self, work: Coroutine[Any, Any, None], receive: Receive, response: _ResponseSender
     ) -> None:
-        """Run the work on a request; cancel it when the client disconnects."""
+        """Run the work on a request; cancel it if the client disconnects."""
         task = asyncio.ensure_future(work)
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         self._tasks.add(task)
@@ -142,7 +142,7 @@ class Front:
             await asyncio.gather(task, disconnect, return_exceptions=True)
 
     def _ready(self) -> list[int]:
-        """The replicas that accept requests. The prefix cache of a restarted one is empty."""
+        """Return the replicas that accept requests; forget the cached prompts of restarted ones."""
         for number, replica in enumerate(self._replicas):
             if replica.starts != self._starts[number]:
                 self._starts[number] = replica.starts
@@ -177,7 +177,7 @@ class Front:
         raise _replica_lost(number) if tried else _no_replica()
 
     async def _send(self, number: int, request: Request, body: bytes, response: _ResponseSender) -> bool:
-        """Forward a request and its response. False, with nothing sent to the client, if the replica rejects it."""
+        """Forward a request and its response. Return False, with nothing sent to the client, on a rejection."""
         url, query = self._replicas[number].url, request.url.query
         if url is None:
             return False
@@ -203,7 +203,7 @@ class Front:
         return True
 
     async def _metrics(self) -> Response:
-        """The metrics of the front and of all ready replicas."""
+        """Return the metrics of the front and of all ready replicas."""
 
         async def scrape(number: int) -> str:
             try:
@@ -219,13 +219,13 @@ class Front:
 
 
 class _Transport(httpx.AsyncHTTPTransport):
-    """Connections to replicas, of which one that ends while it is opened is a `ConnectError` as any other."""
+    """Connections to replicas; one that closes while it is opened raises `ConnectError` like any other failure."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request."""
         try:
             return await super().handle_async_request(request)
-        except AttributeError as error:  # anyio 4.16 asks a socket that is closed already for its peer.
+        except AttributeError as error:  # anyio 4.16 asks a closed socket for its peer.
             raise httpx.ConnectError(f"the connection was closed while it was opened: {error}") from error
 
 
@@ -263,7 +263,7 @@ class _ResponseSender:
 
 
 def _prompt_blocks(body: bytes) -> tuple[bytes, ...]:
-    """The blocks of a request's prompt; none for invalid JSON, for which the replica sends the error."""
+    """Return the blocks of a request's prompt; empty for invalid JSON, for which the replica sends the error."""
     try:
         fields = pydantic_core.from_json(body)
     except ValueError:

@@ -11,12 +11,14 @@ from prometheus_client.registry import Collector
 
 
 def merged_metrics(front: CollectorRegistry, texts: Mapping[int, str], num_open: Mapping[int, int]) -> bytes:
-    """The metrics of the front and of each replica, whose samples get the label `replica`, in Prometheus' text format.
+    """Return the metrics of the front and of each replica, in Prometheus' text format.
+
+    Samples of a replica get the label `replica`.
 
     Args:
         front: the front's own metrics.
         texts: the metrics of the ready replicas, by number, in Prometheus' text format.
-        num_open: the open requests of each replica.
+        num_open: number of open requests of each replica.
     """
     families: dict[str, Metric] = {}
     for number, text in texts.items():

@@ -11,24 +11,26 @@ from hashlib import blake2b
 from typing import Any
 
 BLOCK_BYTES = 128
-"""Bytes of a prompt in one block: about 32 tokens of text, two pages of the KV cache."""
+"""Bytes per block of a prompt: about 32 tokens of text, two pages of the KV cache."""
 
 MAX_PROMPT_BLOCKS = 512
-"""Blocks of one prompt that routing considers."""
+"""Maximum number of blocks of a prompt that routing considers."""
 
 MAX_REPLICA_BLOCKS = 1 << 16
-"""Blocks that are remembered for each replica, the most recently used ones."""
+"""Maximum number of blocks remembered for each replica, the most recently used ones."""
 
 IMBALANCE_REQUESTS, IMBALANCE_FACTOR = 8, 1.5
-"""Load balance comes before the prefix cache for a replica that exceeds the least busy one by both, as in SGLang's
-cache-aware policy (https://docs.sglang.ai/router/router.html)."""
+"""A replica is too busy if its open requests exceed the least busy one's by both this number and this factor.
+
+This is SGLang's cache-aware policy (https://docs.sglang.ai/router/router.html).
+"""
 
 PROMPT_FIELDS = ("tools", "instructions", "messages", "context", "prompt", "prefix_text", "input", "text")
-"""The request fields that make the prompt, in the order in which the prompt has them."""
+"""Request fields that form the prompt, in the prompt's order."""
 
 
 def prefix_blocks(fields: Mapping[str, Any]) -> tuple[bytes, ...]:
-    """Hashes of the prompt's prefixes, each one block longer: prompts with a common prefix share the first hashes."""
+    """Return hashes of the prompt's prefixes, each one block longer; a common prefix gives the same first hashes."""
     prompt = [fields[name] for name in PROMPT_FIELDS if name in fields]
     text = json.dumps(prompt, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     digest, hashes = blake2b(digest_size=8), []
@@ -56,7 +58,7 @@ class Router:
         self._replicas = [_ReplicaState() for _ in range(num_replicas)]
 
     def choose(self, blocks: Sequence[bytes], among: Collection[int]) -> int:
-        """The replica for a prompt with these blocks, out of `among`.
+        """Return the replica, one of `among`, for a prompt with these blocks.
 
         The longest cached prefix decides, then the fewest open requests, then the fewest cached blocks, which spreads
         new prompts. Replicas that are much busier than the least busy one are not considered.
@@ -90,9 +92,9 @@ class Router:
         self._replicas[number].blocks.clear()
 
     def num_open(self, number: int) -> int:
-        """The open requests of a replica."""
+        """Return the number of open requests of a replica."""
         return self._replicas[number].num_open
 
     def num_cached(self, number: int, blocks: Sequence[bytes]) -> int:
-        """How many leading blocks of a prompt a replica has."""
+        """Return how many leading blocks of a prompt a replica has cached."""
         return self._replicas[number].num_cached(blocks)

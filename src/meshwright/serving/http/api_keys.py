@@ -1,4 +1,4 @@
-"""Parse limits and API keys as `meshwright serve` gets them: NAME=VALUE words, and a file with a key a line."""
+"""Parse the limits and API keys of `meshwright serve`: NAME=VALUE words, and a file with a key per line."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ CONNECTION_LIMITS = ("head_bytes", "head_seconds", "unread_seconds")
 
 
 def parse_limits(words: Iterable[str], limits: Limits, source: str) -> Limits:
-    """Replace some limits.
+    """Return the limits with some values replaced.
 
     Args:
-        words: each NAME=VALUE, where NAME is a field of `Limits`.
-        limits: the values of the limits that no word sets.
-        source: where the words are from, for errors.
+        words: NAME=VALUE each, where NAME is a field of `Limits`.
+        limits: the limits to start from.
+        source: where the words are from, for error messages.
 
     Raises:
-        MeshwrightError: a word that sets no limit.
+        MeshwrightError: a word does not set a limit, or sets one again.
     """
     types = {field.name: float if "float" in str(field.type) else int for field in fields(Limits)}
     found = set[str]()
@@ -45,11 +45,11 @@ def parse_api_keys(lines: Iterable[str], limits: Limits, source: str) -> tuple[A
 
     Args:
         lines: the lines.
-        limits: the server's limits, for those that a line does not set.
-        source: what the lines are, for errors.
+        limits: the server's limits, used where a line does not set its own.
+        source: where the lines are from, for error messages.
 
     Raises:
-        MeshwrightError: no key, the same key twice, or a word that sets no limit of a key.
+        MeshwrightError: there is no key, a key is repeated, or a word does not set a limit of a key.
     """
     keys: dict[str, ApiKey] = {}
     for number, line in enumerate(lines, 1):

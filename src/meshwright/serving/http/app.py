@@ -39,13 +39,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )  # fmt: skip
 
 PAGE_SETTINGS = '"SETTINGS OF THE SERVER"'
-"""The placeholder in page.html that the server's settings replace."""
+"""Placeholder in page.html that is replaced by the server's settings."""
 
 PAGE_POLICY = (
     "default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
-"""The page runs its own script alone, loads nothing from elsewhere, and may not be framed by other pages."""
+"""The page runs only its own script, loads nothing from elsewhere, and must not be framed by other pages."""
 
 
 class ModelCard(BaseModel):
@@ -66,7 +66,7 @@ class ModelList(BaseModel):
 
 
 def make_app(service: Service) -> tuple[ASGIApp, AsyncEngine]:
-    """Create the app of a service. Returns it with the engine wrapper that holds its open streams."""
+    """Create the app of a service. Return it with the engine wrapper that holds its open streams."""
     metrics = Metrics(service.stats, service.means)
     async_engine = AsyncEngine(service.engine, metrics, on_closed=service.fail)
     state = AppState(service=service, async_engine=async_engine, token_decoder=TokenDecoder(service.tokenizer))
@@ -83,7 +83,7 @@ def make_app(service: Service) -> tuple[ASGIApp, AsyncEngine]:
 
 
 def _get_routes(service: Service, metrics: Metrics) -> list[BaseRoute]:
-    """The routes of GET requests, which have no body."""
+    """Return the routes of GET requests, which have no body."""
     card = ModelCard(
         id=service.model, object="model", created=service.created, owned_by="meshwright", max_model_len=service.context
     )
@@ -123,7 +123,7 @@ def _get_routes(service: Service, metrics: Metrics) -> list[BaseRoute]:
     return [
         Route("/", chat_page),
         Route("/v1/models", models),
-        # A path, because names of models may have slashes.
+        # `:path`, because names of models may have slashes.
         Route("/v1/models/{name:path}", model),
         Route("/health", health),
         Route("/ready", ready),
@@ -133,7 +133,7 @@ def _get_routes(service: Service, metrics: Metrics) -> list[BaseRoute]:
 
 
 def _chat_page(service: Service) -> Response:
-    """The chat page: one file without external assets, which talks to this server."""
+    """Return the chat page: one file without external assets, which talks to this server."""
     settings = {
         "model": service.model,
         "has_chat": service.tokenizer is not None and chat_template(service.tokenizer) is not None,
@@ -149,7 +149,7 @@ def _chat_page(service: Service) -> Response:
 
 
 def _hash_of(tag: str, html: str) -> str:
-    """The source of the page's one element of a tag, as a content security policy names it."""
+    """Return the hash of the page's only element with this tag, as a content security policy needs it."""
     source = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
@@ -159,7 +159,7 @@ def _json(body: BaseModel) -> Response:
 
 
 def _routing_error(request: Request, error: Exception) -> Response:
-    """The response to an unknown path or method."""
+    """Return the response to an unknown path or method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
@@ -172,5 +172,5 @@ def _routing_error(request: Request, error: Exception) -> Response:
 
 
 def _internal_error(request: Request, error: Exception) -> Response:
-    """The response to an unexpected exception."""
+    """Return the response to an unexpected exception."""
     return internal_error(error, request.scope[REQUEST_ID]).response()

@@ -1,4 +1,4 @@
-"""The engine as the event loop uses it: outputs pass from the engine's thread to the coroutines that wait for them."""
+"""The engine for the event loop: passes outputs from the engine's thread to the coroutines that wait for them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from meshwright.serving.http.metrics import Metrics
 from meshwright.serving.http.service import Service
 
 THREADS = 64
-"""The threads that wait for constraints to be compiled."""
+"""Number of threads that wait for constraints to be compiled."""
 
 
 class PromptOutput(NamedTuple):
-    """An output of the engine. prompt: the index of its prompt in the HTTP request."""
+    """An output of the engine. prompt: index of its prompt in the HTTP request."""
 
     prompt: int
     output: Output
@@ -54,14 +54,14 @@ class AsyncEngine:
         self.on_closed = on_closed
         self._threads = ThreadPoolExecutor(THREADS, "constraints")
         self._compiling = WeakValueDictionary[str, asyncio.Semaphore]()
-        """By owner, those whose constraints are being compiled."""
+        """A semaphore for each owner with constraints being compiled; it limits the owner's threads."""
         self._streams: set[OutputStream] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_notify: deque[OutputStream] = deque()
         self._is_notify_scheduled = False
 
     async def submit_in_thread(self, request: Request, deliver: OutputCallback) -> str:
-        """Submit a request whose constraint takes long to compile; each owner has a few threads."""
+        """Submit a request whose constraint takes long to compile, in one of its owner's few threads."""
         turns = self._compiling.setdefault(request.owner, asyncio.Semaphore(THREADS // 4))
         async with turns:
             loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ class OutputStream:
     Args:
         async_engine: the engine to submit to.
         requests: the engine's requests, one per prompt.
-        service: whose request it is, how many of the prompts are in the engine at once, and how long all may take.
+        service: the client of the request, and its limits of prompts at once and of time.
         is_streamed: whether to wake the reader at every output, or only when a completion ends.
     """
 
@@ -122,7 +122,7 @@ class OutputStream:
                 request,
                 owner=service.api_key or service.client,
                 group=group,
-                # Prefixes are shared by requests of one key, and of those by the ones with the same salt.
+                # Only requests with the same key and the same salt share prefixes.
                 cache_salt=json.dumps([service.api_key, request.cache_salt]),
             )
             for request in requests
@@ -131,13 +131,13 @@ class OutputStream:
         self._limits = limits
         self._num_submitted = 0
         self._outputs: deque[tuple[int, float, Sequence[Output]]] = deque()
-        """Outputs that were not read yet, with their prompt and time of arrival."""
+        """Outputs not read yet, each with its prompt and time of arrival."""
         self._request_ids: dict[int, str] = {}
-        """Ids in the engine of the prompts that are not finished."""
+        """Engine ids of the unfinished prompts."""
         self._num_unfinished: dict[int, int] = {}
-        """Completions of each prompt that are not finished."""
+        """Number of unfinished completions of each prompt."""
         self._timings: dict[tuple[int, int], _Timing] = {}
-        """By prompt and completion."""
+        """Times by (prompt, completion)."""
         self._error: ApiError | None = None
         self.has_news = asyncio.Event()
 
@@ -158,7 +158,7 @@ class OutputStream:
         self.has_news.set()
 
     async def collect(self) -> list[PromptOutput]:
-        """Wait for all completions: one output for each, ordered by prompt and completion.
+        """Wait for all completions; return one output for each, ordered by prompt and completion.
 
         Raises:
             ApiError: as `batches`.
@@ -173,7 +173,7 @@ class OutputStream:
         """Yield new outputs, in batches, until every completion has ended.
 
         Raises:
-            ApiError: a prompt that the engine rejects, a completion that failed, or the time limit.
+            ApiError: the engine rejects a prompt, a completion failed, or the time limit was reached.
         """
         deadline = asyncio.get_running_loop().time() + self._limits.seconds
         while self._request_ids or self._num_submitted < len(self._requests):
@@ -196,7 +196,7 @@ class OutputStream:
                 yield batch
 
     async def _submit_prompts(self) -> None:
-        """Submit prompts up to the limit. If the queue is full, the first prompt is an error and later ones wait."""
+        """Submit prompts up to the limit. If the queue is full, the first prompt raises an error; later ones wait."""
         while self._num_submitted < len(self._requests) and self._has_room():
             prompt = self._num_submitted
             self._num_unfinished[prompt] = self._requests[prompt].num_completions
@@ -219,7 +219,7 @@ class OutputStream:
                 self._timings[prompt, completion] = _Timing(submit_seconds)
 
     def _has_room(self) -> bool:
-        """Whether the next prompt may be in the engine beside those that are."""
+        """Whether the next prompt may be in the engine together with those already there."""
         held = sum(self._num_unfinished[prompt] for prompt in self._request_ids)
         wanted = held + self._requests[self._num_submitted].num_completions
         return not held or wanted <= self._limits.prompts_at_once
@@ -227,7 +227,7 @@ class OutputStream:
     async def _submit(self, request: Request, deliver: OutputCallback) -> str:
         if request.constraint is None:
             return self._async_engine.engine.submit(request, deliver)
-        # Compiling a grammar takes long: in a thread, so that the event loop goes on.
+        # Compiling a grammar takes long: do it in a thread, so that the event loop is not blocked.
         task = asyncio.ensure_future(self._async_engine.submit_in_thread(request, deliver))
         try:
             return await asyncio.shield(task)
@@ -276,7 +276,7 @@ class OutputStream:
 
 
 def answer_timeout(seconds: float) -> ApiError:
-    """The error of an answer that was not complete within its time limit."""
+    """Return the error for an answer that was not complete within its time limit."""
     # OpenAI's clients retry on 408, which would take as long again: the header tells them not to.
     return ApiError(
         f"the answer was not complete after {seconds:g} s, the limit of this server; request fewer tokens",
@@ -298,7 +298,7 @@ def _joined(outputs: Sequence[Output]) -> Output:
 
 @dataclass
 class _Timing:
-    """Times of a completion, on `time.perf_counter`'s clock, and its tokens so far."""
+    """Times of a completion in seconds of `time.perf_counter`, and its number of tokens so far."""
 
     submit_seconds: float
     first_token_seconds: float = 0.0

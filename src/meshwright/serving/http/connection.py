@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with further limits: size and time of the headers, and clients that do not read.
+"""uvicorn's HTTP protocol with further limits: size and time of the headers, and clients that stop reading.
 
 Errors before a request reaches the app are JSON too.
 """
@@ -17,15 +17,15 @@ from meshwright.serving.http.service import Limits
 
 
 def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """The protocol class for a server with these limits."""
+    """Return the protocol class for a server with these limits."""
     return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits})
 
 
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
-"""A status before the answer, which clients skip: one that is gone resets the connection when it is sent."""
+"""An interim status before the answer, which clients skip: sent to a client that is gone, it resets the connection."""
 
 PROBE_SECONDS = 0.2
-"""Between two of them: the connection that a first one has had reset is found closed by the second."""
+"""Seconds between two such probes: if the first one caused a reset, the second finds the connection closed."""
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -48,7 +48,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:
-        """Answer a client that sends no more, but may still read; close the connection of one without a request."""
+        """Keep the connection of a client that sends no more but awaits an answer; close it if there is no request."""
         cycle = self.cycle
         if (
             self._is_in_head
@@ -62,7 +62,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         return False
 
     def _probe(self) -> None:
-        """Find out whether a client that sends no more is there, until its answer begins, which does the same."""
+        """Probe whether a client that stopped sending is still there, until its answer starts and does the same."""
         if not self.transport.is_closing() and not self.cycle.response_started:
             self.transport.write(PROCESSING)
             self._probe_timer = self.loop.call_later(PROBE_SECONDS, self._probe)
@@ -117,7 +117,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._reject(ApiError(message, status=408, headers=CLOSE))
 
     def _reject(self, error: ApiError) -> None:
-        """Send an error without the app and close the connection, which cuts off a response that has started."""
+        """Send an error without the app and close the connection; a response that has started is cut off."""
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:

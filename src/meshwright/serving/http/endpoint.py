@@ -24,7 +24,7 @@ from meshwright.serving.http.service import Service
 B = TypeVar("B", bound=BaseModel)
 
 EventBatches = AsyncGenerator[list[BaseModel], None]
-"""The events of a stream, in batches: those that became ready together are sent in one write."""
+"""The events of a stream, in batches; events that become ready together are sent in one write."""
 
 EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -33,16 +33,16 @@ EVENT_HEADERS = [
 ]
 
 SECONDS_TO_SEND = 10.0
-"""The time, after the time limit of a request, during which its client may still read the answer."""
+"""Seconds after the time limit of a request in which its client may still read the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppState:
-    """What the handlers of an app share.
+    """Objects that the handlers of an app share.
 
     Args:
         service: the engine, tokenizer and limits.
-        async_engine: the engine as the event loop uses it.
+        async_engine: the engine for the event loop.
         token_decoder: decodes single tokens, for log probabilities.
     """
 
@@ -56,13 +56,13 @@ class Endpoint(Generic[B]):
     """A POST endpoint that reads JSON.
 
     Args:
-        path: the path of its URL.
-        summary: what it does, for the OpenAPI document.
-        request: the model of its request body.
-        response: the model of its response.
-        handler: makes the response, or the events of a stream, from a validated request.
-        chunk: the model of a stream's events; None for an endpoint that does not stream.
-        has_named_events: whether events have their type as a name too, and nothing follows the last one.
+        path: path of its URL.
+        summary: short description for the OpenAPI document.
+        request: pydantic model of its request body.
+        response: pydantic model of its response.
+        handler: returns the response, or the events of a stream, for a validated request.
+        chunk: pydantic model of a stream's events; None for an endpoint that does not stream.
+        has_named_events: whether events are sent with their type as name, without a `[DONE]` event at the end.
     """
 
     path: str
@@ -82,7 +82,7 @@ class EndpointApp:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; stop the work on it when the client disconnects."""
+        """Answer one request; stop working on it when the client disconnects."""
         limits = scope[LIMITS]
         request = Request(scope, receive)
         check_content_type(request)
@@ -134,7 +134,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 class _ResponseSender:
-    """Sends a response, and knows whether it has started."""
+    """Sends a response, and records whether it has started."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.is_started = False
@@ -146,7 +146,7 @@ class _ResponseSender:
         await self._send(message)
 
     async def send_events(self, batches: EventBatches, *, has_names: bool) -> None:
-        """Send server-sent events. An error before the first event is a response of its own, later the last event."""
+        """Send server-sent events. An error before the first event is raised; a later one is sent as the last event."""
         last = b"" if has_names else b"data: [DONE]\n\n"
         async with contextlib.aclosing(batches):
             try:

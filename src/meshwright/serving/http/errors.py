@@ -16,7 +16,7 @@ from meshwright.serving.engine.request import ClosedError, OverloadedError
 _LOG = logging.getLogger("meshwright.serving")
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-"""The `type` of an error by HTTP status; any other is `server_error` from 500 on, and `invalid_request_error` below."""
+"""The `type` of an error by HTTP status; other statuses are `server_error` from 500, else `invalid_request_error`."""
 
 CLOSE = {"connection": "close"}
 """Headers of a response after which the connection is closed."""
@@ -73,42 +73,42 @@ class ApiError(Exception):
         self.body = ErrorResponse(error=ErrorFields(message=message, type=kind, param=param, code=code))
 
     def renamed(self, fields: Mapping[str, str]) -> ApiError:
-        """The same error with other names for its fields, which begin its message too."""
+        """Return the same error with fields renamed, also if a field's name begins the message."""
         was = self.body.error
         param, first = fields.get(was.param or "", was.param), was.message.partition(" ")[0]
         message = fields.get(first, first) + was.message[len(first) :]
         return ApiError(message, status=self.status, param=param, code=was.code, headers=self.headers)
 
     def json(self) -> bytes:
-        """The response body."""
+        """Return the response body."""
         return self.body.model_dump_json().encode()
 
     def response(self) -> Response:
-        """The error as a Starlette response."""
+        """Return the error as a Starlette response."""
         return Response(self.json(), self.status, self.headers, "application/json")
 
 
 def respond_to_error(_: Request, error: Exception) -> Response:
-    """Starlette's exception handler for `ApiError`."""
+    """Return the response for an `ApiError`; Starlette's exception handler."""
     assert isinstance(error, ApiError)
     return error.response()
 
 
 def internal_error(error: Exception, request_id: str) -> ApiError:
-    """The error of a request that an unexpected exception ended, which is logged under the request's id."""
+    """Log an unexpected exception that ended a request, under the request's id, and return the error for the client."""
     _LOG.error("error %s ended a request", request_id, exc_info=error)
     message = f"internal server error {request_id}: {type(error).__name__}; the server's log has it under this id"
     return ApiError(message, status=500, code="fault", headers=CLOSE)
 
 
 def from_engine_error(error: MeshwrightError) -> ApiError:
-    """Map an error of `submit` to a response: 429 for a full queue, 503 for a closed engine, else 400."""
+    """Convert an error of `submit` to a response: 429 for a full queue, 503 for a closed engine, else 400."""
     if isinstance(error, OverloadedError):
         retry = {"retry-after": str(max(1, math.ceil(error.retry_seconds)))}
         return ApiError(str(error), status=429, code="overloaded", headers=retry)
     if isinstance(error, ClosedError):
         return ApiError(str(error), status=503, code="closed")
-    # The engine's errors begin with the field at fault, by the engine's name for it; of a prompt with the token.
+    # The engine's errors begin with the engine's name of the field at fault; for a prompt, with "token".
     first = str(error).partition(" ")[0]
     param = "prompt" if first == "token" else first if first in ("stop_tokens", "logit_bias") else None
     return ApiError(str(error), param=param).renamed({"stop_tokens": "stop_token_ids"})

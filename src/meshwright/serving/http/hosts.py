@@ -1,7 +1,7 @@
-"""Which hosts and origins a request may name: a page of another site must not use a server of this machine.
+"""Which hosts and origins a request may name, so that pages of other sites cannot use a server on this machine.
 
-A browser lets a page call its own site. With a name that later resolves to 127.0.0.1 (DNS rebinding, as in Ollama's
-CVE-2024-28224) that site is this server: only the Host header tells it that the page came from elsewhere.
+A browser lets a page call its own site. If the site's name later resolves to 127.0.0.1 (DNS rebinding, as in Ollama's
+CVE-2024-28224), the site is this server: only the Host header shows that the page came from elsewhere.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[?[0-9a-f:.]+\]?")
 
 
 def check_cors(origins: Sequence[str], option: str = "--cors") -> tuple[str, ...]:
-    """The origins of an option.
+    """Return the origins of an option.
 
     Raises:
-        MeshwrightError: one that is no origin.
+        MeshwrightError: a text is not an origin.
     """
     for origin in origins:
         if origin != "*" and not _is_origin(origin):
@@ -34,10 +34,10 @@ def check_cors(origins: Sequence[str], option: str = "--cors") -> tuple[str, ...
 
 
 def check_hosts(hosts: Sequence[str], option: str = "--allowed-host") -> tuple[str, ...]:
-    """The host names of an option, in lower case.
+    """Return the host names of an option, in lower case.
 
     Raises:
-        MeshwrightError: one that is no name of a host.
+        MeshwrightError: a text is not a host name.
     """
     for host in hosts:
         if host != "*" and not _NAME.fullmatch(host.lower()):
@@ -50,14 +50,14 @@ def check_hosts(hosts: Sequence[str], option: str = "--allowed-host") -> tuple[s
 def refuse_foreign(
     headers: Sequence[tuple[bytes, bytes]], bound: str, allowed: Sequence[str], origins: Sequence[str], has_keys: bool
 ) -> ApiError | None:
-    """The error of a request for another host, or, without API keys, of a page of another origin; None for others.
+    """Return the error for a request to another host or, without API keys, from a page of another origin; else None.
 
     Args:
-        headers: of the request.
-        bound: the address that the server listens on.
+        headers: headers of the request.
+        bound: address that the server listens on.
         allowed: further hosts, in lower case; "*" for all.
         origins: origins whose pages may call the server; "*" for all.
-        has_keys: whether a request needs an API key, which other sites' pages do not have.
+        has_keys: whether requests need an API key, which other sites' pages do not have.
     """
     found = {name: value.decode("latin-1") for name, value in headers if name in (b"host", b"origin")}
     host, origin = found.get(b"host"), found.get(b"origin")
@@ -89,7 +89,7 @@ def _is_origin(text: str) -> bool:
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     name = host.lower().strip()
     name = name.rpartition("]")[0] if name.startswith("[") else name.partition(":")[0]
     return name.strip("[]").removesuffix(".")
@@ -106,5 +106,5 @@ def _is_allowed(name: str, bound: str, allowed: Sequence[str]) -> bool:
     except ValueError:
         own = socket.gethostname().lower()
         return is_wildcard and name in (own, f"{own}.local")
-    # No name was resolved. A server on all interfaces has all addresses of its machine.
+    # An address needs no name resolution. A server on all interfaces may be reached by any address of its machine.
     return address.is_loopback or is_wildcard

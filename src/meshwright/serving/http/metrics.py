@@ -12,7 +12,7 @@ from meshwright.serving.engine.decode_stats import StepMeans
 from meshwright.serving.engine.stats import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of Prometheus' text format."""
+"""Content type of Prometheus' text format."""
 
 FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 """Bucket bounds of the time to first token."""
@@ -40,15 +40,15 @@ MEAN_GAUGES = {
     "cache_bytes": "Mean bytes of their KV cache pages, over all devices",
     "first_token_seconds": "Mean time to first token; the predicted one has no time in the queue",
 }
-"""The fields of `StepMeans`: each is a gauge with two samples, `origin="measured"` and `origin="predicted"`."""
+"""The fields of `StepMeans`; each is a gauge with two samples, `origin="measured"` and `origin="predicted"`."""
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own: several servers in a process do not share counters.
+    """The metrics of one server, in its own registry, so that several servers in a process do not share counters.
 
     Args:
-        stats: the engine's counters.
-        means: measured and predicted means of the decode step; None until there are any.
+        stats: returns the engine's counters; None without an engine.
+        means: returns measured and predicted means of the decode step, or None before there are any.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Metrics:
             self.registry.register(_MeansCollector(means))
 
     def observe_completion(self, *, first_token_seconds: float | None, token_seconds: float | None) -> None:
-        """Record the latencies of a complete completion; None without a first, or a second, token."""
+        """Record the latencies of a finished completion; None if it has no first token, or no second one."""
         if first_token_seconds is not None:
             self._time_to_first_token.observe(first_token_seconds)
         if token_seconds is not None:
             self._time_per_token.observe(token_seconds)
 
     def text(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -108,7 +108,7 @@ class _EngineCollector(Collector):
         self._stats = stats
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # Without it the registry would collect now, before the engine exists.
+        return ()  # Without this method the registry would collect now, before the engine exists.
 
     def collect(self) -> Iterable[Metric]:
         stats = self._stats()

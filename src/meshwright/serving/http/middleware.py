@@ -15,27 +15,27 @@ from meshwright.serving.http.hosts import refuse_foreign
 from meshwright.serving.http.service import ApiKey, Limits, ServerState
 
 PUBLIC_PATHS = {"/", "/health", "/ready"}
-"""Paths that need no API key: the chat page, which asks its user for one, and the probes of supervisors."""
+"""Paths that need no API key: the chat page, which asks its user for the key, and health probes."""
 
 PROBES = {"/health", "/ready"}
-"""Paths that are answered for any host: a load balancer may name its own."""
+"""Paths that are answered for any Host header, because load balancers may send their own."""
 
 ALWAYS_AVAILABLE = {*PUBLIC_PATHS, "/metrics", "/openapi.json", "/v1/models"}
 """Paths that are answered before the server is ready and while it shuts down."""
 
 
 LIMITS, API_KEY, REQUEST_ID = "meshwright.limits", "meshwright.api_key", "meshwright.request_id"
-"""The keys of an ASGI scope for the limits of the request, those of its API key; for that key; for its id."""
+"""Keys of an ASGI scope: the limits of the request, by default the server's; the API key; the request's id."""
 
 
 def add_middleware(app: ASGIApp, state: ServerState, requests: Counter, paths: frozenset[str]) -> ASGIApp:
     """Wrap an app in `ServerMiddleware`, and in CORS if the server has allowed origins.
 
     Args:
-        app: the app of the endpoints.
-        state: keys, limits and readiness.
+        app: the app with the endpoints.
+        state: API keys, limits and readiness.
         requests: counts responses by endpoint and status.
-        paths: the paths that are counted by name; all others count as "other".
+        paths: paths that are counted by name; all others are counted as "other".
     """
     app = ServerMiddleware(app, state, requests, paths)
     if state.cors_origins:
@@ -47,7 +47,7 @@ def add_middleware(app: ASGIApp, state: ServerState, requests: Counter, paths: f
 
 
 class ServerMiddleware:
-    """Check each request, count responses, and give each an x-request-id; see `add_middleware`."""
+    """Checks each request, counts responses, and gives each an x-request-id; see `add_middleware`."""
 
     def __init__(self, app: ASGIApp, state: ServerState, requests: Counter, paths: frozenset[str]) -> None:
         self._app = app
@@ -55,7 +55,7 @@ class ServerMiddleware:
         self._requests = requests
         self._paths = paths
         self._num_open = Counts[ApiKey | None]()
-        """Requests to the model that have no complete answer yet, by API key; None without keys."""
+        """Number of unanswered requests to the model, by API key; None is the key of requests without one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -88,7 +88,7 @@ class ServerMiddleware:
             self._num_open[key] -= is_counted
 
     def _rejection(self, scope: Scope, path: str, key: ApiKey | None, limits: Limits) -> ApiError | None:
-        """The error of a request that is not passed to the app; None for one that is."""
+        """Return the error of a request that must not reach the app; None for a request that may."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         version, num_hosts = scope["http_version"], sum(name == b"host" for name, _ in headers)
         if version not in ("1.0", "1.1") or num_hosts > 1 or (version == "1.1" and not num_hosts):
@@ -127,7 +127,7 @@ class ServerMiddleware:
         return None
 
     def _api_key(self, headers: list[tuple[bytes, bytes]]) -> ApiKey | None:
-        """The API key of a request; None without a valid one."""
+        """Return the API key of a request; None if it has no valid one."""
         header = next((value for name, value in headers if name == b"authorization"), b"")
         scheme, _, key = header.partition(b" ")
         # Compare with every key, each in constant time, so that the duration reveals nothing about the keys.
@@ -136,7 +136,7 @@ class ServerMiddleware:
 
 
 def headers_too_large(limit: int) -> ApiError:
-    """The error of a request line and headers over the limit, in bytes."""
+    """Return the error for a request line and headers over the limit, in bytes."""
     return ApiError(
         f"the request line and headers are over {limit:,} bytes; send fewer or shorter headers",
         status=431, code="too_large", headers=CLOSE,
@@ -144,7 +144,7 @@ def headers_too_large(limit: int) -> ApiError:
 
 
 def shutting_down() -> ApiError:
-    """The error of a request to a server that is shutting down."""
+    """Return the error for a request to a server that is shutting down."""
     return ApiError(
         "the server is shutting down; use another one, or try again once it is back",
         status=503, code="shutting_down", headers=CLOSE | {"retry-after": "5"},

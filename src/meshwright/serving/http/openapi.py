@@ -32,7 +32,7 @@ TEXT_PATHS = {
     "/metrics": "Metrics in Prometheus' text format",
     "/": "The chat page",
 }
-"""Paths of GET requests that are answered with text."""
+"""Paths of GET requests that are answered with text, and their summaries."""
 
 
 def openapi_document(
@@ -43,7 +43,8 @@ def openapi_document(
     Args:
         service: the server, for its name and whether it needs API keys.
         endpoints: the POST endpoints.
-        json_paths: GET requests that are answered with JSON: by path, the summary and the model of the response.
+        json_paths: GET requests that are answered with JSON: by path, the summary and the pydantic model of the
+            response.
     """
     responses: list[type[BaseModel]] = [ErrorResponse, *(response for _, response in json_paths.values())]
     responses += [model for endpoint in endpoints for model in (endpoint.response, endpoint.chunk) if model]

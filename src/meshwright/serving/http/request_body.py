@@ -1,8 +1,8 @@
-"""From the body of an HTTP request to a validated pydantic model: size and time limits, JSON, fields.
+"""Read the body of an HTTP request into a validated pydantic model: size and time limits, JSON, fields.
 
-An unknown field is an error that suggests the nearest known one. A field of OpenAI's that would change the answer and
-is not implemented is an error too. Accepted without effect are only the fields of `IgnoredFields`, which concern a
-client's account with OpenAI and change no answer. A field that is null counts as left out.
+An unknown field is an error that suggests the nearest known field. An OpenAI field that would change the answer and is
+not implemented is an error too. Only the fields of `IgnoredFields`, which concern a client's OpenAI account and never
+change an answer, are accepted without effect. A field that is null counts as left out.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from meshwright.serving.http.service import Limits
 M = TypeVar("M", bound=BaseModel)
 
 DISCARD_FACTOR = 16
-"""A body beyond its limit is still read and discarded, up to this many times the limit, before the connection is
-closed: a client that is still sending does not read the error."""
+"""A body beyond its limit is still read, up to this many times the limit, before the connection is closed.
+
+It is discarded, but a client that is still sending does not read the error.
+"""
 
 UNKNOWN_FIELD = "unknown_field"
-"""The error code of a field that this server does not know."""
+"""Error code for a field that this server does not know."""
 
 # Lists stop at their first invalid item (fail_fast): a list of a million would otherwise give a million errors.
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -44,7 +46,7 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, data: Any) -> Any:
-        """Leave out null fields, and refuse the first unknown one: pydantic would list a hundred thousand of them."""
+        """Drop null fields, and refuse the first unknown one: pydantic would list a hundred thousand of them."""
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -72,7 +74,7 @@ class IgnoredFields(RequestModel):
 
 
 def check_content_type(request: Request) -> None:
-    """Raise for a body that says to be no JSON."""
+    """Raise if the content type of a body is not JSON."""
     content_type = request.headers.get("content-type", "")
     if content_type.split(";")[0].strip().lower() != "application/json":
         # A page of another origin can send other content types without a CORS preflight.
@@ -86,7 +88,8 @@ def parse_request(model: type[M], body: bytes, limits: Limits) -> M:
     """Parse a body as JSON, and validate its fields.
 
     Raises:
-        ApiError: no JSON object, more fields or values than the limits, or a field that is unknown, missing or invalid.
+        ApiError: the body is not a JSON object, has more fields or values than the limits, or a field is unknown,
+            missing or invalid.
     """
     _check_structure(body, limits)
     try:
@@ -99,7 +102,7 @@ def parse_request(model: type[M], body: bytes, limits: Limits) -> M:
 
 
 def _check_structure(body: bytes, limits: Limits) -> None:
-    """Raise for a body of more parts than the limits, which would take long to parse: by the marks between them."""
+    """Raise if a body has more parts than the limits, counted by punctuation: parsing it would take long."""
     most = {"strings": 4 * limits.body_fields, "fields": limits.body_fields, "values": limits.body_values}
     if all(body.count(mark) <= most[what] for what, mark in (("strings", b'"'), ("fields", b":"), ("values", b","))):
         return
@@ -117,7 +120,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     """Read a request's body.
 
     Raises:
-        ApiError: a body that is too large or too slow.
+        ApiError: the body is too large or arrives too slowly.
     """
     try:
         async with asyncio.timeout(limits.body_seconds):
@@ -155,7 +158,7 @@ def validate_request(model: type[M], data: dict[str, Any]) -> M:
     """Validate the fields of a request.
 
     Raises:
-        ApiError: a field that is unknown, missing or invalid.
+        ApiError: a field is unknown, missing or invalid.
     """
     try:
         return model.model_validate(data)
@@ -164,7 +167,7 @@ def validate_request(model: type[M], data: dict[str, Any]) -> M:
 
 
 def _validation_error(error: ValidationError, model: type[BaseModel], data: dict[str, Any]) -> ApiError:
-    """Turn pydantic's errors into one `ApiError`: about the unknown field, else about the first invalid one."""
+    """Convert pydantic's errors to one `ApiError`: about the unknown field, else about the first invalid one."""
     errors = error.errors(include_url=False, include_input=False)
     unknown = next((each for each in errors if each["type"] == UNKNOWN_FIELD), None)
     if unknown is not None:
@@ -189,7 +192,7 @@ def _validation_error(error: ValidationError, model: type[BaseModel], data: dict
 
 
 def _path(data: Any, location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The keys that lead to an error in the data: pydantic's location without the names of union members."""
+    """Return the keys that lead to an error in the data: pydantic's location without the names of union members."""
     path: list[int | str] = []
     for number, key in enumerate(location):
         if isinstance(data, dict) and (key in data or number == len(location) - 1):
@@ -209,13 +212,13 @@ def _value_at(data: Any, path: Sequence[int | str]) -> Any:
 
 
 def _show_path(path: Sequence[int | str]) -> str:
-    """A path in the usual notation: messages[0].role."""
+    """Return a path in the usual notation: messages[0].role."""
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
     return text.removeprefix(".") or "the body"
 
 
 def _abbreviated(value: Any) -> str:
-    """A value of a request as an error message shows it, in about 60 characters."""
+    """Return a value of a request for an error message, in about 60 characters."""
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
     if isinstance(value, dict):

@@ -24,11 +24,14 @@ from meshwright.serving.http.service import ServerState, Service
 from meshwright.support.signals import handled_signals
 
 SECONDS_IDLE = 60
-"""The keep-alive time of a connection. OpenAI's clients keep theirs for 5 s; a server that closed one just as a request
-arrives would cause an error."""
+"""Keep-alive time of a connection.
+
+It exceeds the 5 s of OpenAI's clients, because a server that closes a connection just as a request arrives causes an
+error.
+"""
 
 SECONDS_TO_CLOSE = 5
-"""The time that clients have to read the ends of their responses at shutdown."""
+"""Seconds that clients have at shutdown to read the ends of their responses."""
 
 
 def serve_http(
@@ -42,20 +45,20 @@ def serve_http(
 ) -> None:
     """Serve until SIGTERM or SIGINT, in the main thread.
 
-    After a signal, new requests get 503, and accepted ones are completed, or end with an error after `grace_seconds`.
-    A second signal ends the process at once.
+    After a signal, new requests get 503; accepted ones are completed, or end with an error after `grace_seconds`. A
+    second signal ends the process at once.
 
     Args:
         service: the engine, tokenizer and limits.
         host: the address to listen on.
         port: the port; 0 for a free one.
-        grace_seconds: the time that accepted requests have to finish.
-        start: loads and compiles; runs in a thread while `/health` answers 200 and `/ready` 503. Its exceptions end the
-            server and are raised here.
+        grace_seconds: time for accepted requests to finish.
+        start: loads and compiles the model; runs in a thread while `/health` answers 200 and `/ready` 503. Its
+            exceptions end the server and are raised here.
         announce: called with `ready on http://HOST:PORT` when the server accepts requests.
 
     Raises:
-        MeshwrightError: an address that cannot be listened on.
+        MeshwrightError: the address cannot be listened on.
         Exception: the error that `Service.fail` was called with.
     """
     app, async_engine = make_app(service)
@@ -75,7 +78,7 @@ def serve_http(
 
 def serve_app(server: HttpServer) -> None:
     """Run a server until SIGTERM or SIGINT, in the main thread. A second signal ends the process at once."""
-    # Counts signals only: a server that is stopping for another reason still shuts down gracefully at the first.
+    # Only signals count: if the server is already stopping for another reason, the first signal is still graceful.
     was_signalled = False
 
     def handle(number: int, _: object) -> None:
@@ -91,7 +94,7 @@ def serve_app(server: HttpServer) -> None:
 
 
 class HttpServer:
-    """An app on a port; it listens from construction on.
+    """An app on a port; it listens as soon as it is constructed.
 
     Args:
         service: limits and lifecycle.
@@ -127,7 +130,7 @@ class HttpServer:
         self.is_stopping = False
 
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop` is called."""
         config = uvicorn.Config(
             self._app,
             http=limited_protocol(self._service.limits),
@@ -168,7 +171,7 @@ class HttpServer:
             runner.run(run())
 
     def stop(self) -> None:
-        """Begin to shut down. Safe from any thread and from signal handlers."""
+        """Start to shut down. Can be called from any thread and from signal handlers."""
         self.is_stopping = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # The loop is closed.
@@ -220,7 +223,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        # Use strerror: Python adds the address to some messages. Errors of name resolution have numbers of their own.
+        # Use strerror: Python adds the address to some messages. Name resolution has its own error numbers.
         number = getattr(error, "errno", None) or 0
         reason = os.strerror(number) if number > 0 else getattr(error, "strerror", error)
         raise MeshwrightError(

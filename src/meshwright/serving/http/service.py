@@ -22,10 +22,10 @@ from meshwright.support.field_types import check_fields
 T = TypeVar("T")
 
 LONG_BODY = 4096
-"""Bodies of more bytes are read and tokenized in a thread, not on the event loop; shorter ones take a millisecond."""
+"""Longer bodies, in bytes, are parsed and tokenized in a thread; shorter ones take a millisecond on the event loop."""
 
 WORKERS = ThreadPoolExecutor(4, "tokenizing")
-"""The threads for long bodies: few, as most of what they do holds Python's lock."""
+"""Threads for long bodies; only a few, because most of their work holds Python's global lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +33,21 @@ class Limits:
     """Limits of one HTTP request. The limit of the queue belongs to the engine.
 
     Args:
-        requests: requests to the model that are answered at once for one API key, or for all clients of a server
-            without keys; None for no limit.
+        requests: requests to the model answered at once for one API key, or for all clients of a server without keys;
+            None for no limit.
         body_bytes: size of the body.
-        body_fields: fields of all objects in the body.
-        body_values: items of all lists in the body, and fields.
+        body_fields: number of fields of all objects in the body.
+        body_values: number of items of all lists in the body, plus fields.
         body_seconds: time until the body is complete.
         head_bytes: size of the request line and headers.
         head_seconds: time until the headers are complete.
         seconds: time until the answer is complete.
         unread_seconds: time during which the client reads nothing of its answer.
         prompts: prompts in one request.
-        prompts_at_once: prompts of one request that the engine holds at the same time, each counted for each of its
-            completions.
-        prompt_tokens: tokens of each prompt; None for what the model's context allows.
+        prompts_at_once: completions of one request that the engine holds at the same time.
+        prompt_tokens: tokens of each prompt; None for the model's context.
         choices: completions per prompt (`n`).
-        max_tokens: tokens of each completion; None for what the model's context leaves.
+        max_tokens: tokens of each completion; None for the rest of the model's context.
         total_tokens: tokens of all completions: prompts x choices x max_tokens.
         stop_tokens: stop tokens in one request.
         stop_strings: stop strings in one request.
@@ -83,7 +82,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ApiKey:
-    """An API key. limits: limits of its requests; None for the server's."""
+    """An API key. limits: the limits of its requests; None for the server's."""
 
     key: str
     limits: Limits | None = None
@@ -91,18 +90,18 @@ class ApiKey:
 
 @dataclass(kw_only=True)
 class ServerState:
-    """Access and lifecycle of a server, read by its middleware; a front before replicas has one too.
+    """Access and lifecycle of a server, read by its middleware; a front proxy has one too.
 
     Args:
-        limits: limits of one request whose API key has none of its own.
-        api_keys: keys of which a request needs one; empty to answer all requests.
+        limits: limits of a request whose API key has none of its own.
+        api_keys: valid keys, one of which a request must have; empty to answer all requests.
         cors_origins: origins whose pages may call the server (CORS); "*" for all.
-        allowed_hosts: further hosts that requests may be for, beside localhost and `host`; "*" for all.
+        allowed_hosts: further hosts that requests may be for, besides localhost and `host`; "*" for all.
         host: the address that the server listens on; set by `HttpServer`.
         is_ready: whether requests are accepted.
         is_draining: whether the server is shutting down.
         num_active: accepted requests that have no complete answer yet.
-        failure: the error that ended the server.
+        failure: the error that ended the server; None if none did.
         on_stop: shuts the server down; set by `HttpServer`.
     """
 
@@ -118,7 +117,7 @@ class ServerState:
     on_stop: Callable[[], None] = lambda: None
 
     def fail(self, error: Exception) -> None:
-        """Shut the server down because of an error that the engine does not recover from. Thread-safe."""
+        """Shut the server down because of an error from which the engine cannot recover. Thread-safe."""
         self.failure = self.failure or error
         self.is_ready = False
         self.on_stop()
@@ -131,13 +130,12 @@ class Service(ServerState):
     Args:
         engine: the engine that answers.
         model: the name by which clients request the model.
-        context: the maximum number of tokens of a prompt and its completion together.
-        tokenizer: None for a model whose prompts and completions are token ids only.
-        stats: the engine's counters, for `/metrics`.
-        means: measured and predicted means of the decode step, for `/metrics`.
-        created: the time of the start, in seconds since 1970.
-        api_key, client, body_size: of the request that is being answered: its key, its address and the bytes of its
-            body.
+        context: maximum number of tokens of a prompt and its completion together.
+        tokenizer: the model's tokenizer; None if prompts and completions are token ids only.
+        stats: returns the engine's counters, for `/metrics`.
+        means: returns measured and predicted means of the decode step, for `/metrics`.
+        created: time of the start, in seconds since 1970.
+        api_key, client, body_size: API key, client address and bytes of the body of the request being answered.
     """
 
     engine: EngineClient
@@ -157,17 +155,17 @@ class Service(ServerState):
         return self.tokenizer.stop_tokens if self.tokenizer else ()
 
     def require_tokenizer(self, purpose: str) -> Tokenizer:
-        """The tokenizer.
+        """Return the tokenizer. purpose: what needs it, for the error message.
 
         Raises:
-            ApiError: the model has none. purpose: what needs it, for the message.
+            ApiError: the model has no tokenizer.
         """
         if self.tokenizer is None:
             raise ApiError(f"{self.model} has no tokenizer, and {purpose} needs one; give the prompt as token ids")
         return self.tokenizer
 
     def check_model(self, name: str | None) -> None:
-        """Raise 404 for a request for another model."""
+        """Raise an error with status 404 if a request is for another model."""
         if name is not None and name != self.model:
             message = f"there is no model {name[:100]!r} on this server; its model is {self.model!r}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
@@ -201,30 +199,31 @@ class Service(ServerState):
         Args:
             text: the text.
             param: the field, for errors.
-            most: tokens of which it may have no more; None where a longer text is cut or split.
-            kept: the number of tokens at its end that are used, where the others are not; None for all.
-            add_special_tokens: whether to add those that begin a text.
+            most: maximum tokens, by which texts that are far too long are refused; None if the caller cuts or splits
+                the text.
+            kept: number of tokens at the end that the caller uses; the rest may be left out. None for all.
+            add_special_tokens: whether to add the special tokens that begin a text.
 
         Raises:
-            ApiError: so many characters that the text has more tokens, or no tokenizer.
+            ApiError: the text is too long by its characters, or the model has no tokenizer.
         """
         tokenizer = self.require_tokenizer("a prompt of text")
         self.check_num_characters(param, text, most)
         return await self.run(partial(tokenizer.encode, self.end(text, kept), add_special_tokens=add_special_tokens))
 
     def end(self, text: str, num_tokens: int | None) -> str:
-        """Return the end of a text that has at least `num_tokens` tokens, by its characters; all of it for None.
+        """Return an end of a text, cut by characters, that has at least `num_tokens` tokens; all of it for None.
 
-        `LONG_BODY` characters more are kept, because tokens at the cut may differ from those of the whole text.
+        `LONG_BODY` more characters are kept, because tokens at the cut may differ from those of the whole text.
         """
         each = self.tokenizer.most_characters if self.tokenizer else None
         return text if each is None or num_tokens is None else text[-each * num_tokens - LONG_BODY :]
 
     def check_num_characters(self, param: str, text: str, most: int | None) -> None:
-        """Raise if a text must have more than `most` tokens, by its characters; None for any number."""
+        """Raise if a text must have more than `most` tokens, judged by its characters; None for no limit."""
         each = self.tokenizer.most_characters if self.tokenizer else None
         limits = [limit for limit in (most, self.limits.prompt_tokens) if limit is not None]
-        # What is short is tokenized, so that the error has the number of its tokens.
+        # A short text is tokenized, so that the error can report its number of tokens.
         if each is not None and limits and len(text) > max(LONG_BODY, each * min(limits)):
             raise ApiError(
                 f"{param} has {len(text):,} characters, which are at least {-(-len(text) // each):,} tokens; it may"
@@ -233,7 +232,7 @@ class Service(ServerState):
             )  # fmt: skip
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call a function whose time grows with the body: in a thread if the body is long."""
+        """Call a function whose time grows with the body; in a thread if the body is long."""
         if self.body_size <= LONG_BODY:
             return function()
         return await asyncio.get_running_loop().run_in_executor(WORKERS, function)

@@ -18,7 +18,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.serving.load.requests import LoadRequest
 
 MAX_REASON = 300
-"""The characters that are kept of a server's error message."""
+"""Maximum number of characters kept of a server's error message."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Target:
 
     Args:
         url: its address, without /v1.
-        model: the model to request.
-        api_key: its API key, if it requires one.
-        timeout_seconds: the maximum time between parts of an answer.
+        model: name of the model to request.
+        api_key: API key, if the server requires one.
+        timeout_seconds: maximum time between parts of an answer.
     """
 
     url: str
@@ -40,7 +40,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Load:
-    """The arrival of requests: a Poisson process of `rate` per second, or `concurrency` at all times."""
+    """The arrival of requests: a Poisson process of `rate` per second, or `concurrency` requests at all times."""
 
     rate: float | None = None
     concurrency: int | None = None
@@ -54,14 +54,14 @@ class Answer:
     """The timing and result of one request. Times are in seconds from the start of the load.
 
     Args:
-        begin: when it was sent.
+        begin: when the request was sent.
         end: when its last part arrived.
         arrivals: when each part with tokens arrived.
         prompt_tokens: tokens of the prompt, as the server counts them.
-        output_tokens: tokens of the answer, as the server counts them, or else its parts.
+        output_tokens: tokens of the answer, as the server counts them; if it does not, the number of parts.
         error: the kind of failure; empty for a complete answer.
         reason: the server's error message.
-        late_seconds: how much later than scheduled it was sent.
+        late_seconds: how much later than scheduled the request was sent.
     """
 
     begin: float
@@ -75,7 +75,7 @@ class Answer:
 
 
 def find_model(url: str, api_key: str | None, timeout_seconds: float) -> str:
-    """The first model in a server's `/v1/models`.
+    """Return the first model in a server's `/v1/models`.
 
     Raises:
         MeshwrightError: no server answers, or it has no list of models.
@@ -100,16 +100,13 @@ def drive(
     *,
     seed: int,
 ) -> list[Answer]:
-    """Send all requests and wait for their answers.
+    """Send all requests and wait for their answers, which are returned in the order in which they ended.
 
     Args:
         target: the server.
         requests: the requests, in the order in which they are sent.
         load: their arrival.
-        seed: of the random arrival times.
-
-    Returns:
-        The answers, in the order in which they ended.
+        seed: seed of the random arrival times.
     """
     return asyncio.run(_drive(target, requests, load, seed))
 
@@ -144,7 +141,7 @@ async def _drive(target: Target, requests: Sequence[LoadRequest], load: Load, se
 
 
 def _arrivals(rate: float, seed: int) -> Iterator[float]:
-    """The arrival times of a Poisson process, whose gaps are exponential."""
+    """Yield the arrival times of a Poisson process, whose gaps are exponential."""
     rng, at = Random(seed), 0.0
     while True:
         yield at
@@ -211,7 +208,7 @@ async def _answer(
 
 
 def _message(text: str) -> str:
-    """The message of an error in OpenAI's format, or else its text, in one line."""
+    """Return the message of an error in OpenAI's format, or else its text, in one line."""
     with suppress(ValueError, LookupError, TypeError):
         text = str(json.loads(text)["error"]["message"])
     return " ".join(text.split())[:MAX_REASON]

@@ -16,8 +16,7 @@ from meshwright.units import parse_number
 PERCENTILES = (50, 90, 99)
 
 MEASURES = ("ttft", "tpot", "itl", "e2e")
-"""Latencies in seconds: time to first token, time per output token (a mean per answer), inter-token latency, and
-end to end."""
+"""Latencies in seconds: time to first token, mean time per output token, inter-token latency, end to end."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +25,18 @@ class LoadFigures:
 
     Args:
         load: the arrival of its requests.
-        num_requests: requests that were sent.
-        num_answered: complete answers.
-        errors: the number of failures of each kind.
-        reasons: the server's first error message of each kind, if it had one.
-        seconds: the time from the first request to the end of the last answer.
-        prompt_tokens: tokens of the prompts of complete answers.
+        num_requests: number of requests sent.
+        num_answered: number of complete answers.
+        errors: number of failures of each kind.
+        reasons: the server's first error message for each kind of failure, if it had one.
+        seconds: time from the first request to the end of the last answer.
+        prompt_tokens: prompt tokens of complete answers.
         output_tokens: tokens of complete answers.
-        latencies: the mean and percentiles of each of `MEASURES`, as {"mean": …, "p50": …}; without values, no entry.
-        slo: the latency limits, in seconds by measure.
-        goodput: answers a second that keep every limit of `slo`; None without limits.
-        late_seconds: the 99th percentile of how much later than scheduled requests were sent. If it is large, the
-            client was the bottleneck and not the server.
+        latencies: mean and percentiles of each of `MEASURES`, as {"mean": …, "p50": …}; without values, no entry.
+        slo: latency limits, in seconds by measure.
+        goodput: answers per second that meet every limit in `slo`; None without limits.
+        late_seconds: 99th percentile of how much later than scheduled requests were sent. If it is large, the client
+            was the bottleneck and not the server.
     """
 
     load: Load
@@ -55,16 +54,16 @@ class LoadFigures:
 
     @property
     def requests_per_second(self) -> float:
-        """Complete answers a second."""
+        """Complete answers per second."""
         return self.num_answered / self.seconds
 
     @property
     def output_tokens_per_second(self) -> float:
-        """Tokens of complete answers a second."""
+        """Tokens of complete answers per second."""
         return self.output_tokens / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as JSON data."""
+        """Return the figures as JSON data."""
         rates = {"requests": self.requests_per_second, "output_tokens": self.output_tokens_per_second}
         return asdict(self) | {f"{name}_per_second": rate for name, rate in rates.items()}
 
@@ -95,7 +94,7 @@ def load_figures(load: Load, answers: Sequence[Answer], slo: Mapping[str, float]
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """Parse latency limits, as `ttft=0.5,tpot=0.05`: seconds by measure."""
+    """Parse latency limits in seconds by measure, such as `ttft=0.5,tpot=0.05`."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
@@ -110,7 +109,7 @@ def read_slo(text: str) -> dict[str, float]:
 
 
 def _values(answer: Answer, measure: str) -> Iterable[float]:
-    """The values of a measure in one answer; none if it has too few tokens."""
+    """Return the values of a measure in one answer; empty if it has too few tokens."""
     if measure == "e2e":
         return (answer.end - answer.begin,)
     if not answer.arrivals:
@@ -125,6 +124,6 @@ def _values(answer: Answer, measure: str) -> Iterable[float]:
 
 
 def _summary(values: Sequence[float]) -> dict[str, float]:
-    """The mean and percentiles of values."""
+    """Return the mean and percentiles of values."""
     percentiles = np.percentile(values, PERCENTILES).tolist()
     return {"mean": float(np.mean(values))} | {f"p{n}": v for n, v in zip(PERCENTILES, percentiles, strict=True)}

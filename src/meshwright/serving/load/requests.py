@@ -11,21 +11,29 @@ from typing import Any, NamedTuple
 from meshwright.errors import MeshwrightError
 
 PROMPT_LEN, OUTPUT_LEN = (246.0, 547.0), (322.0, 244.0)
-"""Mean and standard deviation of the tokens of ShareGPT's prompts and answers, from NanoFlow's table of data sets (Zhu
-et al., arXiv:2408.12757). Lengths come from log-normal distributions with these. Within the limits below their means
-are 168 and 320 tokens; vLLM's paper (Kwon et al., arXiv:2309.06180, figure 11) has 161 and 338."""
+
+"""Mean and standard deviation of the lengths of ShareGPT's prompts and answers, in tokens.
+
+They are from NanoFlow's table of data sets (Zhu et al., arXiv:2408.12757). Lengths are sampled from log-normal
+distributions with these. With the limits below, the means are 168 and 320 tokens; vLLM's paper (Kwon et al.,
+arXiv:2309.06180, figure 11) has 161 and 338.
+"""
 
 MIN_LEN, MAX_PROMPT_LEN, MAX_LEN = 4, 1024, 2048
-"""Limits in tokens: of a prompt and of an answer at least, of a prompt and of both together at most. Lengths outside
-are sampled again, as vLLM's benchmark leaves such conversations out."""
+"""Limits in tokens: minimum of a prompt and of an answer, maximum of a prompt, maximum of both together.
+
+Lengths outside are sampled again, because vLLM's benchmark leaves such conversations out.
+"""
 
 PROMPT_TOKENS = range(32, 96)
-"""The token ids of random prompts: in every vocabulary, and rarely special tokens. As bytes they are ASCII's digits,
-capitals and punctuation."""
+"""Token ids of random prompts; they exist in every vocabulary, and are rarely special tokens.
+
+As bytes they are ASCII digits, capitals and punctuation.
+"""
 
 
 class LoadRequest(NamedTuple):
-    """One request. is_random: of random tokens, so that its answer must not end before max_tokens."""
+    """One request. is_random: whether its prompt is random tokens, so that end tokens must not end the answer early."""
 
     prompt: str | list[int]
     max_tokens: int
@@ -41,18 +49,18 @@ def random_requests(
     output_len: int | None = None,
     variant: int = 0,
 ) -> list[LoadRequest]:
-    """Requests of random tokens with ShareGPT's distribution of lengths.
+    """Return requests of random tokens with ShareGPT's distribution of lengths.
 
     Args:
-        count: the number of requests.
-        seed: of lengths and tokens.
-        max_len: the maximum tokens of a prompt and its answer; below `MAX_LEN` all lengths shrink in proportion.
+        count: number of requests.
+        seed: seed of lengths and tokens.
+        max_len: maximum tokens of a prompt and its answer; below `MAX_LEN` all lengths shrink in proportion.
         prompt_len: tokens of every prompt; None for ShareGPT's distribution.
         output_len: tokens of every answer; None for ShareGPT's distribution.
-        variant: another variant has other tokens in prompts of the same lengths, so that no prefix is cached.
+        variant: each variant has other tokens in prompts of the same lengths, so that no prefix is cached.
 
     Raises:
-        MeshwrightError: lengths beyond max_len.
+        MeshwrightError: the lengths exceed max_len.
     """
     least = (prompt_len or 1) + (output_len or 1)
     if least > max_len:
@@ -68,7 +76,7 @@ def random_requests(
 
 
 def _lengths(rng: Random) -> tuple[int, int]:
-    """Random lengths of a prompt and its answer."""
+    """Sample the lengths of a prompt and its answer."""
     while True:
         prompt, output = random_length(rng, *PROMPT_LEN), random_length(rng, *OUTPUT_LEN)
         if MIN_LEN <= prompt <= MAX_PROMPT_LEN and output >= MIN_LEN and prompt + output <= MAX_LEN:
@@ -84,12 +92,10 @@ def random_length(rng: Random, mean: float, deviation: float) -> int:
 def read_requests(path: Path, *, output_len: int) -> list[LoadRequest]:
     """Read requests from JSON lines, each {"prompt": text or token ids, "max_tokens": number}.
 
-    Args:
-        path: the file.
-        output_len: max_tokens of lines without it.
+    output_len: max_tokens of lines without it.
 
     Raises:
-        MeshwrightError: a file that cannot be read, or an invalid line.
+        MeshwrightError: the file cannot be read, or a line is invalid.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,1 +1,1 @@
-"""The data of a run: sources that are open, their rows, and the batch of any step."""
+"""The data of a run: opened sources, their rows, and the batch of any step."""

@@ -1,4 +1,4 @@
-"""A step's batch: rows in an order that only the seed decides, laid over the mesh, and read before they are wanted."""
+"""The batch of a step: rows in an order that depends only on the seed, sharded over the mesh, and read in advance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.execution.training.data.rows import Rows, empty_row
 from meshwright.execution.training.data.run_data import RunData
 
 AHEAD = 2
-"""Batches read ahead, all held in memory."""
+"""Number of batches read in advance; all are held in memory."""
 
 
 class Batches:
@@ -25,8 +25,8 @@ class Batches:
 
     Args:
         data: the rows.
-        sharding: of a batch [rows, seq_len]; each process reads only the rows of its own devices.
-        shape: of a batch.
+        sharding: sharding of a batch [rows, seq_len]; each process reads only the rows of its own devices.
+        shape: shape of a batch, (rows, seq_len).
         seed: determines the order of the rows.
         order: token positions in storage order, from `runtime.attention.sequence.token_order`; None for natural order.
         draws: whether a batch contains the random key of its step.
@@ -57,7 +57,7 @@ class Batches:
 
         `tokens` and `targets` [rows, seq_len] always. If needed: `positions` of tokens, if rows have documents or
         tokens are reordered; `segments`, the document number of a token in its row from 1, 0 for padding; `weights` of
-        the losses, with mean 1; `draws` [2], the key of the step.
+        the losses, with mean 1; `draws` [2], the random key of the step.
         """
         wanted = range(step, step + 1 + AHEAD)
         self._ahead = {at: batch for at, batch in self._ahead.items() if at in wanted}
@@ -69,7 +69,8 @@ class Batches:
     def row(self, step: int) -> dict[str, Any]:
         """Return the data fields of a step's metrics.
 
-        Per source: documents, tokens, bad records, and `epoch`, how often its rows have been read after the step.
+        Per source: documents, tokens and `epoch`, how often its rows have been read after the step; and counts of bad
+        records.
         """
         sources, items = self._items(step)
         epochs = dict(zip(self._names, self._mixture.epochs((step + 1) * self._arrangement[1][0]), strict=True))
@@ -94,7 +95,7 @@ class Batches:
         return row | ({"bad_data": left_out} if left_out else {})
 
     def sizes(self, steps: int) -> dict[str, dict[str, float]]:
-        """Return, per source, its rows and the epochs read in `steps` steps."""
+        """Return, per source, its number of rows and the epochs read in `steps` steps."""
         epochs = self._mixture.epochs(steps * self._arrangement[1][0])
         return {
             rows.name: {"rows": rows.count, "epochs": round(each, 6)}
@@ -111,15 +112,15 @@ class Batches:
         }
 
     def in_order(self, rows: Sequence[Rows]) -> HeldOut:
-        """The batches of other rows in their order, laid as these are."""
+        """Return the batches of other rows in their own order, with the same sharding and shape."""
         return HeldOut(rows, *self._arrangement)
 
     def close(self) -> None:
-        """End reading."""
+        """Stop reading."""
         self._reader.shutdown(wait=True, cancel_futures=True)
 
     def _items(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The source and the number in it of each row of a step's batch."""
+        """Return, for each row of a step's batch, the number of its source and its row number in that source."""
         count = self._arrangement[1][0]
         return self._mixture.at(np.arange(step * count, (step + 1) * count))
 
@@ -132,9 +133,9 @@ class Batches:
 
 
 class HeldOut:
-    """The batches of the rows that are held out, in their order; the last one is filled up with padding.
+    """Batches of held-out rows in order; the last batch is completed with padding.
 
-    Windows have no padding: those that fill no batch are left out.
+    Windows cannot be padded: windows that do not fill a batch are left out.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class HeldOut:
             )
 
     def __len__(self) -> int:
-        """The number of batches; 0 where nothing is held out."""
+        """Return the number of batches; 0 if nothing is held out."""
         full, rest = divmod(self._count, self._num_rows)
         return full + (rest > 0 and self._layout.can_pad)
 
@@ -177,7 +178,7 @@ class HeldOut:
 
 
 class _Layout:
-    """Rows as the arrays of a batch on a mesh. can_pad: whether rows may be padding."""
+    """Converts rows to the arrays of a batch on a mesh. can_pad: whether a batch may be completed with padding."""
 
     def __init__(
         self, rows: Sequence[Rows], sharding: NamedSharding, shape: tuple[int, int], order: np.ndarray | None
@@ -189,14 +190,14 @@ class _Layout:
         self._here = sorted({row for index in indices for row in range(*index[0].indices(shape[0]))})
 
     def place(self, sources: np.ndarray, items: np.ndarray) -> dict[str, Array]:
-        """The batch of some rows, and padding after them."""
+        """Return the batch of some rows, followed by padding."""
         read = [
             self._rows[sources[row]].read(int(items[row])) if row < len(items) else empty_row(self._shape[1])
             for row in self._here
         ]
         arrays = {name: np.stack([row[name] for row in read]) for name in self._names}
         if self.can_pad:
-            # Scaled by the loss of the whole batch, so that means over parts of it add up to the mean over tokens.
+            # Scaled by the loss tokens of the whole batch, so that the mean over microbatches is the mean over tokens.
             losses = sum(
                 self._rows[source].sizes(items[sources == source]).loss_tokens for source in np.unique(sources)
             )

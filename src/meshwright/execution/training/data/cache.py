@@ -13,7 +13,7 @@ from meshwright.support.files import user_cache, write_error
 
 
 def cache_directory() -> Path:
-    """Where stores of runs are cached: meshwright/tokens in $XDG_CACHE_HOME, or in ~/.cache."""
+    """Return the directory of cached token stores: meshwright/tokens in $XDG_CACHE_HOME, or in ~/.cache."""
     return user_cache() / "tokens"
 
 
@@ -32,15 +32,15 @@ def locked_directory(key: str) -> Iterator[Path]:
 
 
 def cached_directory(key: str, make: Callable[[Path], None]) -> Path:
-    """Return the directory of a key, filled by `make` if it does not exist; it is complete or absent.
+    """Return the directory of a key, filled by `make` if it does not exist; a directory that exists is complete.
 
     Raises:
-        MeshwrightError: it cannot be written.
+        MeshwrightError: the directory cannot be written.
     """
     with locked_directory(key) as directory:
         if not directory.is_dir():
             partial = directory.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)  # That of a process that was killed.
+            shutil.rmtree(partial, ignore_errors=True)  # Left by a process that was killed.
             try:
                 partial.mkdir()
                 make(partial)

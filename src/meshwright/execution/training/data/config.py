@@ -23,11 +23,16 @@ RowKind = Literal["windows", "packed", "padded"]
 class DataConfig:
     """Sources of a run's tokens, and how they become rows.
 
-    sources: files, folders or token stores, all or none with a weight, as `wiki.jsonl=0.7`; Python's standard library
-    by default. fields: record templates (`data.template`), of one source as `qa.jsonl=[question],answer`, or of all
-    others as `text`; by default taken from the first record of a source. rows: see `RowKind`; None for windows of text
-    and packed documents. held_out: share left out of training for evaluation. bad_data: how to treat unusable records.
-    folder: where the run began, to which relative sources refer; not part of the run's identity; None in older runs.
+    Args:
+        sources: files, folders or token stores, all or none with a weight, as `wiki.jsonl=0.7`; by default Python's
+            standard library.
+        fields: record templates (`data.template`): for one source as `qa.jsonl=[question],answer`, or as `text` for all
+            other sources; by default taken from the first record of a source.
+        rows: kind of rows (`RowKind`); None for windows of text and packed documents.
+        held_out: share of the documents or windows left out of training for evaluation.
+        bad_data: how to treat unusable records.
+        folder: folder in which the run started, to which relative sources refer; not part of the run's identity. None
+            in older runs.
     """
 
     sources: tuple[str, ...] = ()
@@ -45,7 +50,7 @@ class DataConfig:
             raise MeshwrightError(f"held_out is {self.held_out}; it is a share from 0 to below 1, as 0.01")
 
     def template(self, path: str) -> str | None:
-        """Return the record template of a source; None to take it from the first record."""
+        """Return the record template of a source; None if it is taken from the first record."""
         templates = parse_templates(self.fields)
         return templates.get(path, templates.get(""))
 
@@ -61,11 +66,11 @@ class DataConfig:
     def find_path(self, name: str) -> str:
         """Resolve a path of the config.
 
-        A relative path is looked up in the folder where the run began, then in the current one: both may have moved
-        together.
+        A relative path is looked up in the folder where the run started, then in the current folder, because run and
+        data may have been moved together.
 
         Raises:
-            MeshwrightError: it is in neither.
+            MeshwrightError: the path is in neither folder.
         """
         if self.folder is None or Path(name).is_absolute() or self.folder == os.getcwd():
             return name
@@ -80,7 +85,7 @@ class DataConfig:
         )
 
     def relative(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Paths from the current folder, weights after them, as paths from the folder where the run began."""
+        """Convert paths (each with an optional weight) from the current folder to the folder where the run started."""
         if self.folder is None or self.folder == os.getcwd():
             return tuple(names)
         return tuple(self._relative(name) for name in names)
@@ -91,5 +96,5 @@ class DataConfig:
 
 
 def is_there(path: str) -> bool:
-    """Whether a path, or a pattern, has a file or folder."""
+    """Whether a path exists, or a glob pattern matches one."""
     return os.path.lexists(path) or bool(glob(path, recursive=True))

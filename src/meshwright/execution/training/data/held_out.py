@@ -1,4 +1,4 @@
-"""Held-out documents or windows: a share of a source, by a hash of each number."""
+"""Hold out a share of a source's documents or windows, selected by a hash of each number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 
 BLOCK = 1 << 15
-"""Numbers that are in memory at a time."""
+"""Numbers in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the part is everything."""
+        """Whether the part contains all numbers."""
         return self.limit is None
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """The numbers, some at a time."""
+        """Yield the numbers in blocks of at most `BLOCK`."""
         for numbers in _blocks(self.count):
             if self.limit is None:
                 yield numbers
@@ -36,13 +36,13 @@ class Part:
                 yield numbers[(_hash(numbers) <= np.uint64(self.limit)) == self.is_held_out]
 
     def write(self, directory: Path) -> None:
-        """Write the numbers into a file of a directory."""
+        """Write the numbers into a file in a directory."""
         with (directory / "numbers").open("wb") as file:
             for numbers in self.blocks():
                 file.write(numbers.tobytes())
 
     def open_numbers(self, directory: Path) -> np.ndarray:
-        """The numbers that `write` wrote, mapped into memory."""
+        """Return the numbers written by `write`, memory-mapped."""
         return np.asarray(np.memmap(directory / "numbers", np.int64, "r"))
 
 
@@ -66,7 +66,7 @@ def _blocks(count: int) -> Iterator[np.ndarray]:
 
 
 def _hash(numbers: np.ndarray) -> np.ndarray:
-    """Numbers mixed to 64 bits (SplitMix64, https://doi.org/10.1145/2714064.2660195, figure 17)."""
+    """Hash numbers to 64 bits (SplitMix64, https://doi.org/10.1145/2714064.2660195, figure 17)."""
     mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

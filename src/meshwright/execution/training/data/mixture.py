@@ -1,4 +1,4 @@
-"""The source and item number of the n-th item of a run: a function of the seed and n alone."""
+"""The source and item number of the n-th item of a run, which depend only on the seed and n."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.training.data.rows import Rows
 
 PERIOD = 10_000
-"""Items after which the sources of a mixture come in the same order again: a weight counts to a ten-thousandth."""
+"""Items after which the order of sources in a mixture repeats; weights are rounded to 1/10,000."""
 
 
 class Mixture:
-    """Shuffled items of several sources, in proportion to their weights; without weights, each item equally often.
+    """Shuffled items of several sources in proportion to their weights; without weights, in proportion to their sizes.
 
-    An item is repeated only after all items of its source.
+    An item is repeated only after all items of its source were used.
     """
 
     def __init__(self, sources: Sequence[Rows], weights: Sequence[float] | None, seed: int) -> None:
-        import grain  # Of [train]; a second that commands which only read a run's config do not wait for.
+        import grain  # From the extra [train]; it takes a second, which commands that only read a config do not need.
 
         self.sources = tuple(sources)
         counts = np.array([rows.count for rows in sources])
@@ -34,12 +34,12 @@ class Mixture:
             grain.MapDataset.range(count).seed((seed + number) % 2**32).shuffle().repeat()
             for number, count in enumerate(orders)
         ]
-        # How often each order stands in the pattern before each of its places, and in all of it.
+        # How often each order occurs in the pattern before each position, and in the whole pattern.
         chosen = self._pattern[:, None] == np.arange(len(orders))
         self._before, self._each = np.cumsum(chosen, axis=0) - chosen, chosen.sum(axis=0)
 
     def at(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The sources [n] and the items in them [n] of items of the run."""
+        """Return the sources [n], and the item numbers in these sources [n], of items of the run."""
         cycles, places = np.divmod(numbers, len(self._pattern))
         orders = self._pattern[places]
         ranks = cycles * self._each[orders] + self._before[places, orders]
@@ -50,7 +50,7 @@ class Mixture:
         return sources, items - self._firsts[sources]
 
     def epochs(self, number: int) -> list[float]:
-        """Return how often each source's items occur before an item; the fraction refers to the next items."""
+        """Return, per source, how often its items were read before item `number`, including partial epochs."""
         cycle, place = divmod(number, len(self._pattern))
         if not self._is_weighted:
             return [number / sum(rows.count for rows in self.sources)] * len(self.sources)
@@ -59,7 +59,7 @@ class Mixture:
 
 
 def _pattern(sources: Sequence[Rows], weights: Sequence[float]) -> np.ndarray:
-    """The order in which sources take turns, each spread evenly over it [PERIOD]."""
+    """Return the source of each item in a period, with each source spread evenly [PERIOD]."""
     shares = np.array(weights, float) / sum(weights) * PERIOD
     counts = np.floor(shares).astype(int)
     for number in np.argsort(counts - shares, kind="stable")[: PERIOD - counts.sum()]:

@@ -1,4 +1,4 @@
-"""Documents into rows of a length, from their lengths alone."""
+"""Pack documents into rows of fixed length; only their lengths are needed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import numpy as np
 from meshwright.execution.data.document import Dataset
 
 CHUNK = 4096
-"""Documents that are packed by themselves: no row has documents of two chunks, so that chunks are packed at once."""
+"""Documents packed independently of others: no row has documents of two chunks, so all chunks are packed at once."""
 
 
 class Pieces(NamedTuple):
     """Pieces to be packed into rows: documents, or parts of long ones.
 
-    documents, starts: int64 [pieces]; slots, loss_counts: int32 [pieces]. A piece of n slots has n inputs from its
-    start, the n following tokens as targets, and a number of targets with loss; None if all have it. long: documents
-    split or cut; lost: documents without loss after cutting.
+    A piece of n slots has n input tokens from its start and the n following tokens as targets.
+
+    Args:
+        documents: document of each piece, int64 [pieces].
+        starts: first token of each piece in its document, int64 [pieces].
+        slots: number of inputs of each piece, int32 [pieces].
+        loss_counts: number of its targets with loss, int32 [pieces]; None if all targets have loss.
+        long: number of documents split or cut.
+        lost: number of documents without loss after cutting.
     """
 
     documents: np.ndarray
@@ -29,10 +35,10 @@ class Pieces(NamedTuple):
 
 
 def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
-    """Documents as pieces of at most `seq_len` slots.
+    """Divide documents into pieces of at most `seq_len` slots.
 
-    A longer document is split into pieces where all its tokens have loss; where some have none it is cut, because what
-    comes later would stand without its prompt.
+    A longer document is split if all tokens of the dataset have loss. If not, it is cut, because a later piece would
+    lack its prompt.
     """
     slots = np.asarray(dataset.offsets[documents + 1] - dataset.offsets[documents]) - 1
     is_long = slots > seq_len
@@ -58,13 +64,13 @@ def pieces(dataset: Dataset, documents: np.ndarray, seq_len: int) -> Pieces:
 
 
 def pack(slots: np.ndarray, seq_len: int) -> np.ndarray:
-    """Return the number of each row's first piece, [rows + 1], with pieces packed greedily in order.
+    """Pack pieces greedily in order; return the number of each row's first piece, [rows + 1].
 
     slots: length of each piece, at most seq_len. Vectorized: each iteration finds one row in every chunk.
     """
     count = len(slots)
     ends = np.cumsum(slots, dtype=np.int64)
-    # The piece that the next row begins with, if a row begins with this one.
+    # For each piece: if a row begins with it, the piece with which the next row begins.
     following = np.searchsorted(ends, ends - slots + seq_len, side="right")
     np.minimum(following, (np.arange(count) // CHUNK + 1) * CHUNK, out=following)
     begins = np.zeros(count + 1, bool)

@@ -1,4 +1,4 @@
-"""A step's batch of pairs: in an order that only the seed decides, laid over the policy's mesh and the reference's."""
+"""Batches of preference pairs, in an order that depends only on the seed, sharded for the policy and the reference."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.data.pairs import PairData, RunPairs
 
 REFERENCE_BATCH = "of_reference"
-"""Batch fields for a reference that runs in the step: the same text in its mesh's layout."""
+"""Name of the batch entry for a reference that runs in the step: the same rows, sharded for the reference's mesh."""
 
 
 class BatchPlacement(NamedTuple):
-    """Where the rows of a batch are stored: a mesh, its layout, the order of tokens (None: as in the text)."""
+    """Where the rows of a batch are stored: a mesh, its layout, and the order of tokens (None: as in the text)."""
 
     mesh: Mesh
     layout: ShardingContext
@@ -29,13 +29,13 @@ class BatchPlacement(NamedTuple):
 
     @classmethod
     def of(cls, mesh: Mesh, layout: ShardingContext, seq_len: int, strategy: Strategy) -> BatchPlacement:
-        """The place of a step's batch."""
+        """Return the placement of a step's batch."""
         return cls(mesh, layout, token_order(seq_len, layout, strategy))
 
     def rows(self, tokens: np.ndarray, weights: np.ndarray) -> dict[str, Array]:
         """Return `tokens`, `targets` and `weights` [b, s] of rows [b, s + 1], and `positions` if tokens are reordered.
 
-        Each process makes the shards of its own devices.
+        Each process creates the shards of its own devices.
         """
         arrays = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
         if self.order is not None:
@@ -46,7 +46,7 @@ class BatchPlacement(NamedTuple):
 
 
 def put_in_shards(array: np.ndarray, sharding: NamedSharding) -> Array:
-    """An array that each process has whole, in shards."""
+    """Shard an array that every process has whole."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
@@ -55,8 +55,9 @@ class PairBatches:
 
     Args:
         pairs: training and held-out pairs.
-        policy, reference: layouts of their rows; reference is None if it ran before the first step.
-        log_probabilities: of all rows by that reference, [pairs, 2].
+        policy: placement of the policy's rows.
+        reference: placement of the reference's rows; None if the reference ran before the first step.
+        log_probabilities: log-probabilities of all rows from that earlier run, [pairs, 2].
         seed: determines the order.
         draws: whether a batch contains the random key of its step.
     """
@@ -83,20 +84,20 @@ class PairBatches:
         self._seed = seed if draws else None
 
     def row(self, step: int) -> dict[str, Any]:
-        """Return the data fields of a step's metrics: epochs read after it."""
+        """Return the data fields of a step's metrics: the epochs read after the step."""
         return {"epoch": round((step + 1) * self._size / len(self._training), 6)}
 
     def close(self) -> None:
-        """Stop reading; this class prefetches nothing."""
+        """Do nothing: this class reads nothing in advance."""
 
     def items(self, step: int) -> dict[str, list[int]]:
-        """The numbers of a step's pairs, in the order of the batch."""
+        """Return the numbers of a step's pairs, in batch order."""
         return {"pairs": self._training[np.asarray(self._numbers[step])].tolist()}
 
     def __getitem__(self, step: int) -> Mapping[str, Any]:
         """Return the batch of a step, in the format of `training.step.abstract_batch`.
 
-        Without `log_probabilities` it has the fields `REFERENCE_BATCH` instead of `reference`.
+        Without `log_probabilities` it has the entry `REFERENCE_BATCH` instead of `reference`.
         """
         batch = self._of(self._training[np.asarray(self._numbers[step])])
         if self._seed is not None:
@@ -106,15 +107,15 @@ class PairBatches:
 
     @property
     def num_held_out(self) -> int:
-        """The batches of pairs that are held out; pairs that fill no batch are left out."""
+        """The number of batches of held-out pairs; pairs that do not fill a batch are left out."""
         return len(self._held_out) // self._size
 
     def held_out(self, number: int) -> dict[str, Any]:
-        """A batch of the pairs that are held out, in their order."""
+        """Return a batch of held-out pairs, in order."""
         return self._of(self._held_out[number * self._size : (number + 1) * self._size])
 
     def _of(self, numbers: np.ndarray) -> dict[str, Any]:
-        """The batch of some pairs."""
+        """Return the batch of some pairs."""
         tokens, weights = self._data.rows(numbers)
         batch: dict[str, Any] = self._policy.rows(tokens, weights)
         mesh, layout, _ = self._policy

@@ -1,7 +1,8 @@
-"""Pairs of a chosen and a rejected answer as rows of one length, and how those are cut that are longer.
+"""Pairs of a chosen and a rejected answer, as rows of one length.
 
-A prompt that leaves its answers no room loses its beginning, in both rows of a pair alike. A pair with an answer that
-no row has room for is left out, because a cut answer is one that nobody chose. Both are counted.
+A prompt that leaves too little space for the answers is cut at its beginning, by the same number of tokens in both rows
+of the pair. A pair with an answer longer than a row is left out, because nobody has chosen a cut answer. Both cases are
+counted.
 """
 
 from __future__ import annotations
@@ -32,15 +33,17 @@ KINDS = {
     "prompt_cut": "prompts cut at their beginning",
     "answer_too_long": "pairs left out for an answer longer than a row",
 }
-"""Descriptions of the counts of pairs, besides bad records."""
+"""Descriptions of the counts of cut and omitted pairs; bad records are counted apart."""
 
 
 @dataclass(frozen=True)
 class PairData:
     """Pairs of a run, memory-mapped.
 
-    tokens: int32 [pairs, 2, s + 1], the chosen row of a pair, then the rejected one, padded with zeros. has_loss: uint8
-    [pairs, 2, s], 1 if the next token belongs to the answer. counts: pairs cut, left out or bad.
+    Args:
+        tokens: int32 [pairs, 2, s + 1], the chosen row of a pair, then the rejected one, padded with zeros.
+        has_loss: uint8 [pairs, 2, s], 1 if the next token belongs to the answer.
+        counts: numbers of pairs cut, left out or bad, by kind.
     """
 
     tokens: np.ndarray
@@ -51,13 +54,13 @@ class PairData:
         return len(self.tokens)
 
     def rows(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens int32 [b, s + 1] and weights float32 [b, s] of the rows of some pairs, two of each in succession."""
+        """Return tokens int32 [b, s + 1] and weights float32 [b, s] of some pairs; both rows of a pair are adjacent."""
         tokens, has_loss = (array[numbers].reshape(-1, array.shape[-1]) for array in (self.tokens, self.has_loss))
         return tokens, has_loss.astype(np.float32)
 
     @property
     def fingerprint(self) -> str:
-        """Checksum of all rows, which identifies what is precomputed for them."""
+        """Checksum of all rows, which identifies data precomputed for them."""
         checksum = hashlib.sha256(self.tokens.reshape(-1).data)
         checksum.update(self.has_loss.reshape(-1).data)
         return checksum.hexdigest()
@@ -71,9 +74,9 @@ class PairData:
 
 
 class RunPairs(NamedTuple):
-    """All preference pairs of a run, with the numbers of those to train on and of held-out ones.
+    """All preference pairs of a run, with the numbers of training pairs and of held-out pairs.
 
-    fingerprint: of the run's own sources.
+    fingerprint: checksum of the pairs from the run's own sources, without other sources for evaluation.
     """
 
     data: PairData
@@ -87,10 +90,10 @@ def open_pairs(
 ) -> RunPairs:
     """Open the pairs of a run.
 
-    evaluated: other sources whose pairs are all held out; otherwise the share given by `config`.
+    evaluated: other sources, whose pairs are all held out; if empty, the share given by `config` is held out.
 
     Raises:
-        MeshwrightError: as `load_pairs`, or fewer training or held-out pairs than a batch.
+        MeshwrightError: as `load_pairs`, or there are fewer training or held-out pairs than a batch has.
     """
     sources, evaluated = ([config.find_path(name) for name in names] for names in (config.sources, evaluated))
     data = load_pairs(sources, tokenizer, workload, config.bad_data)
@@ -115,12 +118,12 @@ def load_pairs(
 ) -> PairData:
     """Load pairs from JSON Lines, Parquet, Arrow or token stores, as rows for a workload.
 
-    Records have `prompt`, `chosen` and `rejected`, as text or chat messages. Without a tokenizer text is bytes. rule:
-    how to treat records that are not pairs.
+    Records have `prompt`, `chosen` and `rejected`, as text or chat messages. Without a tokenizer, text is read as
+    bytes. rule: how to treat records that are not pairs.
 
     Raises:
-        MeshwrightError: no sources, a record that is not a pair, a token outside the vocabulary, or fewer pairs than a
-            batch.
+        MeshwrightError: there are no sources, a record is not a pair, a token is outside the vocabulary, or there are
+            fewer pairs than a batch has.
     """
     if not sources:
         raise MeshwrightError(
@@ -138,9 +141,10 @@ def load_pairs(
 
 
 def _map_to_files(parts: Iterable[tuple[np.ndarray, np.ndarray]], seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [n, 2, s + 1] and loss [n, 2, s] of parts of the pairs, one after another, mapped from files.
+    """Write groups of pairs to files, and return all tokens [n, 2, s + 1] and loss [n, 2, s], memory-mapped.
 
-    The files have no name and are gone with the process. They are in the cache, because /tmp may itself be memory.
+    The files have no name and disappear with the process. They are in the cache directory, because /tmp may be in
+    memory.
     """
     directory, count = cache_directory(), 0
     try:
@@ -171,7 +175,7 @@ def _rows(pair: Pair, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pairs(sources: Sequence[str], tokenizer: Tokenizer | None, vocab: int, bad: BadData) -> Iterator[Pair]:
-    """The pairs of all sources, one after another."""
+    """Yield the pairs of all sources, one source after another."""
     for name in sources:
         source = find_source(name)
         if isinstance(source, FileSource):
@@ -184,7 +188,7 @@ def _pairs(sources: Sequence[str], tokenizer: Tokenizer | None, vocab: int, bad:
 
 
 def _of_files(source: FileSource, tokenizer: Tokenizer | None, vocab: int, bad: BadData) -> Iterator[Pair]:
-    """The pairs of files."""
+    """Yield the pairs of a source of files."""
     if source.kind == "text":
         raise MeshwrightError(f"{source.name} is text; objective='dpo' reads records with prompt, chosen and rejected")
     encoder = find_encoder(source, None, tokenizer, vocab=vocab, pairs=True)
@@ -199,11 +203,11 @@ def _of_files(source: FileSource, tokenizer: Tokenizer | None, vocab: int, bad: 
 
 
 def _fitting(pairs: Iterable[Pair], seq_len: int, counts: dict[str, int]) -> Iterator[Pair]:
-    """Yield the pairs that fit rows of seq_len + 1 tokens; `counts` gets those cut and left out."""
+    """Yield the pairs that fit rows of seq_len + 1 tokens, and count pairs cut and left out in `counts`."""
     for pair in pairs:
         if (over := max(len(row.tokens) for row in pair) - seq_len - 1) <= 0:
             yield pair
-        # One token of the prompt is left, which predicts the first of an answer.
+        # At least one token of the prompt is left, to predict the first token of the answer.
         elif over < min(int(_loss(row).argmax()) for row in pair):
             counts["prompt_cut"] += 1
             yield Pair(*(Document(row.tokens[over:], _loss(row)[over:]) for row in pair))
@@ -212,10 +216,10 @@ def _fitting(pairs: Iterable[Pair], seq_len: int, counts: dict[str, int]) -> Ite
 
 
 def _loss(row: Document) -> np.ndarray:
-    """Return which tokens of a row belong to the answer, [n]; the first token is context in any case."""
+    """Return whether each token of a row belongs to the answer, bool [n]; without loss marks, all but the first do."""
     return np.arange(len(row.tokens)) > 0 if row.loss is None else row.loss
 
 
 def _padded(array: np.ndarray, length: int) -> np.ndarray:
-    """An array [n] with zeros behind it, [length]."""
+    """Pad an array [n] with zeros at its end, to [length]."""
     return np.pad(array, (0, length - len(array)))

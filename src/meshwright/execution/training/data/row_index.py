@@ -1,10 +1,10 @@
-"""Which documents make each row: arrays in files, written in blocks and mapped, so that memory is flat in the data.
+"""Index of the documents in each row: arrays in files, written in blocks and mapped, so memory use is constant.
 
-documents, starts, slots      of the pieces, in the order that they are packed in (`packing.Pieces`)
-row_starts                    int64 [rows + 1]: the first piece of each row
-tokens                        int64 [rows + 1]: the tokens before each row
-losses                        int64 [rows + 1]: those of them with loss; only where some have none
-index.json                    how many there are, how many documents were split or cut, and how many lost all loss
+documents, starts, slots      arrays of the pieces, in packing order (`packing.Pieces`)
+row_starts                    int64 [rows + 1]: number of the first piece of each row
+tokens                        int64 [rows + 1]: number of tokens before each row
+losses                        int64 [rows + 1]: number of tokens with loss before each row; only if some have none
+index.json                    numbers of pieces, rows, documents split or cut, and documents that lost all loss
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from meshwright.execution.data.document import Dataset
 from meshwright.execution.training.data.packing import CHUNK, pack, pieces
 
 BLOCK = 8 * CHUNK
-"""Documents or pieces that are in memory at a time."""
+"""Documents or pieces in memory at a time."""
 
 _DTYPES = {"slots": np.int32, "loss_counts": np.int32}
-"""Dtypes of files; int64 for all others."""
+"""Dtypes of these files; all other files are int64."""
 
 
 class RowIndex(NamedTuple):
-    """Memory-mapped arrays of an index. long, lost: of all documents, as in `packing.Pieces`."""
+    """Memory-mapped arrays of an index. long, lost: counts over all documents, as in `packing.Pieces`."""
 
     documents: np.ndarray
     starts: np.ndarray
@@ -54,10 +54,10 @@ def write_row_index(
     Args:
         directory: the directory.
         dataset: the dataset of the documents.
-        documents: their numbers, in blocks.
+        documents: numbers of the documents, in blocks.
         seq_len: slots of a row.
         is_packed: whether several documents share a row.
-        seed: determines their order; None for the given order.
+        seed: determines the order of the pieces; None keeps the given order.
 
     Raises:
         MeshwrightError: no document has loss.
@@ -79,10 +79,10 @@ def write_row_index(
 
 
 def read_row_index(directory: Path) -> RowIndex:
-    """The index that `write_row_index` wrote.
+    """Return the index written by `write_row_index`.
 
     Raises:
-        MeshwrightError: a file is missing or cut.
+        MeshwrightError: a file is missing or truncated.
     """
     try:
         info = json.loads((directory / "index.json").read_text())
@@ -97,7 +97,7 @@ def read_row_index(directory: Path) -> RowIndex:
 
 
 def _shuffle(paths: Iterable[Path], count: int, seed: int) -> None:
-    """Bring the elements of several files into the same order."""
+    """Shuffle the elements of several files, all in the same order."""
     order_path = next(iter(paths)).with_name("order")
     order = np.asarray(np.memmap(order_path, np.int64, "w+", shape=(count,)))
     for start in range(0, count, BLOCK):
@@ -140,5 +140,5 @@ def _append(path: Path, array: np.ndarray) -> None:
 
 
 def _map_file(path: Path, count: int) -> np.ndarray:
-    # A view without the type of maps, whose every element would be made an array of its own first.
+    # A plain view: indexing an np.memmap makes an object for every element.
     return np.asarray(np.memmap(path, _DTYPES.get(path.stem, np.int64), "r", shape=(count,)))

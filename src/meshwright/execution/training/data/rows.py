@@ -1,4 +1,4 @@
-"""The rows of batches: windows of text, packed or padded documents; each read by its number."""
+"""The rows of batches: windows of text, packed documents or padded documents; each row is read by its number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ Arrays = dict[str, np.ndarray]
 
 
 class Rows(Protocol):
-    """Rows by number. name: of the source. count: of rows. notes: document counts. names: arrays of a row."""
+    """Rows by number.
+
+    Args:
+        name: name of the source.
+        count: number of rows.
+        notes: numbers of documents split, cut or left out, by kind.
+        names: names of the arrays of a row.
+    """
 
     name: str
     count: int
@@ -22,7 +29,7 @@ class Rows(Protocol):
     names: tuple[str, ...]
 
     def read(self, row: int) -> Arrays:
-        """The arrays of a row [seq_len]."""
+        """Return the arrays of a row, each [seq_len]."""
         ...
 
     def sizes(self, rows: np.ndarray) -> Sizes:
@@ -31,7 +38,13 @@ class Rows(Protocol):
 
 
 class Sizes(NamedTuple):
-    """documents: whole ones or pieces; None of windows. tokens: without padding. loss_tokens: those with loss."""
+    """Totals of some rows.
+
+    Args:
+        documents: number of documents or pieces of them; None for windows.
+        tokens: number of tokens without padding.
+        loss_tokens: number of tokens with loss.
+    """
 
     documents: int | None
     tokens: int
@@ -39,7 +52,7 @@ class Sizes(NamedTuple):
 
 
 class WindowRows:
-    """Windows of a text that overlap by one token: a window's last target is the next one's first input."""
+    """Windows of a text that overlap by one token: the last target of a window is the first input of the next."""
 
     names: tuple[str, ...] = ("tokens", "targets")
 
@@ -48,7 +61,7 @@ class WindowRows:
         self._dataset, self._seq_len, self._windows = dataset, seq_len, windows
 
     def read(self, row: int) -> Arrays:
-        """`tokens` and `targets` [seq_len]."""
+        """Return `tokens` and `targets` [seq_len]."""
         start = int(self._windows[row]) * self._seq_len
         stop, pieces = start + self._seq_len + 1, []
         offsets = self._dataset.offsets
@@ -67,7 +80,7 @@ class WindowRows:
 
 
 class DocumentRows:
-    """Documents in rows, one segment each: several if packed, else one and padding."""
+    """Documents in rows, each document a segment: several in a row if packed, else one with padding."""
 
     names: tuple[str, ...] = ("tokens", "targets", "positions", "segments", "weights")
 
@@ -79,11 +92,14 @@ class DocumentRows:
 
     @property
     def fill(self) -> float:
-        """Return the fraction of tokens in the rows that are not padding."""
+        """The fraction of tokens in the rows that are not padding."""
         return float(self._index.tokens[-1]) / (self.count * self._seq_len)
 
     def read(self, row: int) -> Arrays:
-        """`tokens`, `targets`, `positions`, `segments` (from 1; 0 is padding) and `weights` (0 or 1) [seq_len]."""
+        """Return `tokens`, `targets`, `positions`, `segments` (0 for padding, else from 1) and `weights` (0 or 1).
+
+        Each array is [seq_len].
+        """
         arrays, index = empty_row(self._seq_len), self._index
         at = 0
         for segment, piece in enumerate(range(index.row_starts[row], index.row_starts[row + 1]), start=1):
@@ -99,7 +115,7 @@ class DocumentRows:
         return arrays
 
     def sizes(self, rows: np.ndarray) -> Sizes:
-        """What some rows have together."""
+        """Return the totals of some rows."""
         documents, tokens, losses = (
             int((array[rows + 1] - array[rows]).sum())
             for array in (self._index.row_starts, self._index.tokens, self._index.losses)
@@ -108,11 +124,11 @@ class DocumentRows:
 
 
 def empty_row(seq_len: int) -> Arrays:
-    """A row of padding [seq_len]."""
+    """Return a row of padding [seq_len]."""
     row = {name: np.zeros(seq_len, np.int32) for name in ("tokens", "targets", "positions", "segments")}
     return row | {"weights": np.zeros(seq_len, np.float32)}
 
 
 def text_windows(dataset: Dataset, seq_len: int) -> int:
-    """How many windows a text has."""
+    """Return the number of windows in a text."""
     return max(int(dataset.offsets[-1]) - 1, 0) // seq_len

@@ -1,4 +1,4 @@
-"""The data of a run, open: its sources as rows for training and rows held out."""
+"""Open the data of a run: the sources as rows for training and held-out rows."""
 
 from __future__ import annotations
 
@@ -36,8 +36,12 @@ Note = Callable[[str], None]
 class RunData:
     """The data of a run.
 
-    training, held_out: the rows of each source. weights: of the sources in a mixture; None where every row counts the
-    same. bad: bad records by source and kind. fingerprint: a checksum of all documents and their order.
+    Args:
+        training: the training rows of each source.
+        held_out: the held-out rows of each source.
+        weights: weights of the sources in a mixture; None if all rows are equally frequent.
+        bad: numbers of bad records by source and kind.
+        fingerprint: a checksum of all documents and their order.
     """
 
     training: tuple[Rows, ...]
@@ -48,7 +52,7 @@ class RunData:
 
 
 class _Opened(NamedTuple):
-    """A source that is open. bad: bad records by kind."""
+    """An opened source. bad: numbers of bad records by kind."""
 
     name: str
     dataset: Dataset
@@ -64,17 +68,18 @@ def open_data(
     seed: int,
     on_note: Note = lambda line: None,
 ) -> RunData:
-    """The data of a run; records and text that a tokenizer reads become a store in the cache first, once.
+    """Open the data of a run. Records, and text for a tokenizer, are first converted to cached token stores, once.
 
     Args:
         config: the sources.
-        workload: the batch and its rows.
-        tokenizer: None for bytes.
-        seed: decides which documents are packed together.
-        on_note: called with each line that a user should read.
+        workload: batch size, sequence length and vocabulary.
+        tokenizer: the tokenizer; None reads text as bytes.
+        seed: determines which documents are packed together.
+        on_note: called with each line for the user.
 
     Raises:
-        MeshwrightError: a source that cannot be read, a bad record, tokens of another tokenizer, too little data.
+        MeshwrightError: a source cannot be read, a record is bad, tokens are of another tokenizer, or there is too
+            little data.
     """
     rows = default_rows(config)
     sources = _open_sources(config, workload, tokenizer, on_note=on_note)
@@ -112,9 +117,9 @@ def default_rows(config: DataConfig) -> RowKind:
 
 
 def check_templates(config: DataConfig, evaluated: Sequence[str] = ()) -> None:
-    """Raise where a template is of no source, or of one without records.
+    """Raise if a record template is for a source that the run does not read, or for a source without records.
 
-    evaluated: other sources that the run reads, for evaluation.
+    evaluated: other sources, which the run reads for evaluation.
     """
     templates = parse_templates(config.fields)
     if not templates:
@@ -131,7 +136,7 @@ def check_templates(config: DataConfig, evaluated: Sequence[str] = ()) -> None:
 
 
 def _without_fields(source: FileSource | StoreSource) -> str:
-    """Return what a source without records is; empty if it has records."""
+    """Return a description of a source that has no records, such as "is text"; empty if the source has records."""
     if isinstance(source, StoreSource):
         return "is a store of tokens"
     return "is text" if source.kind == "text" else ""
@@ -140,7 +145,7 @@ def _without_fields(source: FileSource | StoreSource) -> str:
 def _open_sources(
     config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, *, on_note: Note
 ) -> list[_Opened]:
-    """The sources, open."""
+    """Open all sources of a run."""
     return [
         _open_store(source, workload, tokenizer)
         if isinstance(source, StoreSource)
@@ -150,7 +155,7 @@ def _open_sources(
 
 
 def _open_store(source: StoreSource, workload: Workload, tokenizer: Tokenizer | None) -> _Opened:
-    """A store that `meshwright tokenize` made; one of another tokenizer is an error."""
+    """Open a store made by `meshwright tokenize`; raise if its tokens are of another tokenizer."""
     store = TokenStore(source.directory)
     info = store.info
     if info.form == "pairs":
@@ -178,7 +183,7 @@ def _open_files(
     *,
     on_note: Note,
 ) -> _Opened:
-    """Open files: text as bytes directly, anything else through a store in the cache."""
+    """Open files: text read as bytes directly, anything else through a token store in the cache."""
     if source.kind == "text" and tokenizer is None:
         checksum = check_text(source.files)
         return _Opened(source.name, TextBytes(source.files), {}, checksum)
@@ -199,7 +204,7 @@ def fingerprint(tokenizer: Tokenizer | None) -> str:
 
 
 def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
-    """The items of a source that are split into those for training and those held out."""
+    """Return how many windows or documents a source has, to be split into training and held-out ones."""
     if rows == "windows":
         if source.dataset.loss_counts is not None:
             raise MeshwrightError(
@@ -210,7 +215,7 @@ def _count(source: _Opened, seq_len: int, rows: RowKind) -> int:
 
 
 def _rows(source: _Opened, seq_len: int, part: Part, rows: RowKind, seed: int | None) -> Rows:
-    """The rows of a part of the documents or windows of a source."""
+    """Return the rows of a part of a source's documents or windows."""
     sizes = source.dataset.offsets.tolist() if isinstance(source.dataset, TextBytes) else None
     key = repr((INDEX_FORMAT, source.fingerprint, sizes, seq_len, part, rows, seed))
     if rows == "windows":
@@ -229,11 +234,11 @@ def _rows(source: _Opened, seq_len: int, part: Part, rows: RowKind, seed: int | 
 
 
 INDEX_FORMAT = 1
-"""The version of what `cached_directory` keeps of rows."""
+"""Version of the row indices in the cache."""
 
 
 def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
-    """Report omitted records, and how full rows are."""
+    """Report omitted records and poorly filled rows."""
     if left_out := describe_bad(source.bad):
         on_note(f"{source.name}: left out {left_out}")
     for what, count in rows.notes.items():
@@ -248,11 +253,11 @@ def _tell(source: _Opened, rows: Rows, on_note: Note) -> None:
 
 
 MIN_FILL = 0.7
-"""A note is printed if less than this share of the rows is not padding."""
+"""A note is printed if packed rows are less full than this fraction."""
 
 
 def _check_enough(data: RunData, sources: Sequence[_Opened], workload: Workload, rows: RowKind) -> None:
-    """Raise if there are fewer rows than a batch."""
+    """Raise if there are fewer rows than a batch has."""
     have = sum(one.count for one in data.training)
     if have >= workload.batch:
         return

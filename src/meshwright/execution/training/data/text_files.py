@@ -1,4 +1,4 @@
-"""Text files read as bytes: tokens as they stand on the disk."""
+"""Text files read as bytes: each byte is a token."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from meshwright.execution.data.document import Document
 
 
 class TextBytes:
-    """Files as a `Dataset`: each is a document, and a newline stands between one and the next.
+    """Files as a `Dataset`: each file is a document, with a newline between files.
 
-    Files are read, not mapped: to read a mapped file that was cut meanwhile ends the process (SIGBUS).
+    Files are read, not mapped: reading a mapped file that was truncated meanwhile ends the process (SIGBUS).
     """
 
     loss_counts = None
@@ -30,10 +30,10 @@ class TextBytes:
         self.offsets = np.concatenate([[0], np.cumsum(sizes + (np.arange(len(files)) < len(files) - 1))])
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
-        """Bytes `start` to `stop` of a file with the newline after it.
+        """Return bytes `start` to `stop` of a file, with the newline after it.
 
         Raises:
-            MeshwrightError: the file cannot be read, or was changed since it was checked.
+            MeshwrightError: the file cannot be read, or was changed since it was opened.
         """
         length = int(self.offsets[document + 1] - self.offsets[document])
         stop = length if stop is None else min(stop, length)
@@ -53,7 +53,7 @@ class TextBytes:
 
 
 def _stat(path: Path) -> tuple[int, int]:
-    """The size of a file, and when it was last changed."""
+    """Return the size of a file in bytes, and its modification time in nanoseconds."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -67,10 +67,10 @@ def standard_library() -> list[Path]:
 
 
 def check_text(files: Sequence[Path]) -> str:
-    """A checksum of files of text.
+    """Return a checksum of text files.
 
     Raises:
-        MeshwrightError: one cannot be read, is not UTF-8 or is binary.
+        MeshwrightError: a file cannot be read, is not UTF-8 or is binary.
     """
     checksum = hashlib.sha256()
     for path in files:

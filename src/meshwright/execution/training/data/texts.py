@@ -1,4 +1,4 @@
-"""Text files as they are, for `meshwright eval`."""
+"""Read whole text files, for `meshwright eval`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from meshwright.errors import MeshwrightError
 
 BYTES = 256
-"""The vocabulary of text read as bytes."""
+"""Vocabulary size of text read as bytes."""
 
 
 def read_texts(paths: Sequence[str]) -> dict[str, bytes]:
-    """The UTF-8 text of each file by its path; a folder stands for every `.txt`, `.md` and `.py` file in it."""
+    """Return the UTF-8 text of each file by its path; a folder means all `.txt`, `.md` and `.py` files in it."""
     texts = {str(file): _read_text(file) for path in paths for file in _text_files(Path(path))}
     if not any(texts.values()):
         raise MeshwrightError(
@@ -23,7 +23,7 @@ def read_texts(paths: Sequence[str]) -> dict[str, bytes]:
 
 
 def _read_text(file: Path) -> bytes:
-    """The bytes of a file of text; one that holds something else is an error, and so is one of another format."""
+    """Return the bytes of a text file; raise if it is in another format, not UTF-8, or binary."""
     if file.suffix in NOT_TEXT:
         raise MeshwrightError(
             f"{file} is not plain text ({NOT_TEXT[file.suffix]}); --data reads text as it is: take its text out first"
@@ -57,11 +57,11 @@ NOT_TEXT = {
     ".zst": "compressed",
     ".zip": "compressed",
 }
-"""Files that hold text within another format, which would be learned with it."""
+"""Formats, by file suffix, that contain text together with markup that the model would learn too."""
 
 
 def _text_files(path: Path) -> list[Path]:
-    """The file itself, or the text files in a folder, in an order that does not depend on the disk."""
+    """Return the file itself, or the text files in a folder, sorted by path."""
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md", ".py") and file.is_file())
     if not path.is_file():

@@ -1,1 +1,1 @@
-"""Preference tuning: losses of pairs of answers, and the frozen reference that they are held against."""
+"""Preference tuning: losses of pairs of answers, and the frozen reference model for comparison."""

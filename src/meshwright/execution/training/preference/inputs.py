@@ -1,7 +1,7 @@
-"""The reference of a run, live or precomputed, and its files in the run directory.
+"""The reference model of a run, live or precomputed, and its files in the run directory.
 
 `reference/` has the parameters of a live reference, in the compute dtype, as a checkpoint for any mesh; or
-`log_probabilities.npz` of a precomputed one. So a run continues even if its initial weights are gone or changed. A
+`log_probabilities.npz` of a precomputed one. So a run can resume even if its initial weights are gone or changed. A
 policy with adapters needs these weights anyway: its live reference is its own frozen parameters, and nothing is stored.
 """
 
@@ -50,12 +50,12 @@ def pair_inputs(
     on_note: Note,
     on_bytes: Callable[[int], None],
 ) -> StepInputs:
-    """Return the pairs of a run at step `start`, with their reference.
+    """Return the inputs of a run on preference pairs from step `start`, with their reference.
 
     The reference is the initial policy; a resumed run reads it from its directory.
 
     Raises:
-        MeshwrightError: the stored reference is gone, damaged, or of other pairs.
+        MeshwrightError: the stored reference is gone, damaged, or was computed for other pairs.
     """
     layout, seq_len = ShardingContext(config.mesh, rules_of(config.strategy)), config.workload.seq_len
     policy, more = (
@@ -67,7 +67,7 @@ def pair_inputs(
     counts = {"pairs": len(pairs.training), "epochs": round(epochs, 6)} | data.counts
     if words := data.describe():
         on_note(words)
-    # What is computed before the first step is computed as a live one would be, on the policy's mesh.
+    # A precomputed reference is computed like a live one, on the policy's mesh.
     own = reference_pass(replace(config.workload, reference="live"), config.mesh, config.strategy)
     assert own is not None
     if config.workload.reference == "precomputed":
@@ -93,7 +93,7 @@ def pair_inputs(
         return text | {"reference": jax.device_put(made, rows)}
 
     def keep() -> None:
-        # The base of adapters is read or drawn again where the run goes on, and checked (`run_directory.frozen`).
+        # The base of adapters is read or initialised again on resume, and checked (`run_directory.frozen`).
         if not has_adapters:
             _save(directory, config, params)
 
@@ -106,20 +106,20 @@ def pair_inputs(
 
 
 def _without_adapters(params: Any) -> Any:
-    """Return the base parameters below a model's adapters: the same arrays."""
+    """Return the base parameters of a model with adapters, as the same arrays."""
     return drop_paths(params, [path for path, _ in leaves(params) if is_adapter(path)])
 
 
 def _compiled(own: ReferencePass, mesh: Mesh) -> Callable[..., Array]:
-    """The reference's pass for its mesh."""
+    """Return the reference's forward pass, compiled for its mesh."""
     with jax.set_mesh(mesh):
         return reference_step(own).lower(abstract_reference(own, mesh), text_batch(own, mesh)).compile()
 
 
 def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable[[int], None]) -> Any:
-    """The parameters that the policy begins with, on a mesh in the compute dtype.
+    """Return the policy's initial parameters, on the reference's mesh in the compute dtype.
 
-    They are rounded to the policy's own dtype on the way, so that both begin with the same numbers.
+    They are first rounded to the policy's own dtype, so that both models start with the same numbers.
     """
     weights, layout = (
         Path(config.weights) if config.weights else None,
@@ -134,7 +134,7 @@ def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable
 
 
 def _save(directory: Path, config: RunConfig, params: Any) -> None:
-    """Write the parameters of a live reference, once."""
+    """Write the parameters of a live reference, if they are not written yet."""
     with Checkpoints(directory / FOLDER) as checkpoints:
         if checkpoints.latest is None:
             checkpoints.save(0, {"params": params}, {"config": config.to_json()})
@@ -142,7 +142,7 @@ def _save(directory: Path, config: RunConfig, params: Any) -> None:
 
 
 def _restored(directory: Path, own: ReferencePass, mesh: Mesh) -> Any:
-    """The parameters that a run keeps of its reference, on any mesh."""
+    """Read the stored parameters of a run's reference, on any mesh."""
     checkpoints = Checkpoints(directory / FOLDER)
     if checkpoints.whole(lambda line: None) is None:
         raise MeshwrightError(
@@ -162,7 +162,7 @@ def _log_probabilities(
     place = BatchPlacement.of(mesh, layout, own.workload.seq_len, own.strategy)
     batches: list[np.ndarray] = []
     for at in range(0, len(data), size):
-        # The last batch is filled with pairs that have been.
+        # The last batch is filled up with the first pairs.
         numbers = np.arange(at, at + size) % len(data)
         tokens, weights = data.rows(numbers)
         with jax.set_mesh(mesh):
@@ -171,7 +171,7 @@ def _log_probabilities(
 
 
 def _write(directory: Path, log_probabilities: np.ndarray, data: PairData) -> None:
-    """Store the reference's log-probabilities, and the fingerprint of the pairs."""
+    """Store the reference's log-probabilities and the fingerprint of the pairs, if they are not stored yet."""
     if jax.process_index() or (directory / FOLDER / FILE).is_file():
         return
     out = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Losses of pairs of a chosen and a rejected answer, by their log-probabilities under policy and reference.
+"""Losses of pairs of a chosen and a rejected answer, from their log-probabilities under policy and reference.
 
 DPO (arXiv:2305.18290, equation 7), its conservative form, in which a label may be wrong (Mitchell 2023,
 ericmitchell.ai/cdpo.pdf), and IPO (arXiv:2310.12036, equation 17).
@@ -27,11 +27,12 @@ from meshwright.support.field_types import check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class Preference:
-    """How pairs make a loss.
+    """The loss of a preference pair.
 
-    loss: `dpo`, or `ipo`, whose margin is held at 1 / (2 beta) and does not grow without end. beta: what holds the
-    policy near the reference, higher is nearer. label_smoothing: of `dpo`, the share of pairs whose answers are taken
-    to be the wrong way round.
+    Args:
+        loss: `dpo`, or `ipo`, which holds the margin at 1 / (2 beta) instead of letting it grow without bound.
+        beta: strength with which the policy is kept near the reference.
+        label_smoothing: for `dpo`, the assumed share of pairs whose labels are swapped.
     """
 
     loss: Literal["dpo", "ipo"] = "dpo"
@@ -51,20 +52,20 @@ class Preference:
 
 
 SETTINGS = ("beta", "label_smoothing", "preference_loss")
-"""The settings of a run that set its fields (`training.settings`)."""
+"""Names of the run's settings that set the fields of `Preference` (`training.settings`)."""
 
 
 OF_TEXT = {
     "fields": "pairs are records with prompt, chosen and rejected",
     "rows": "each answer of a pair is a padded row",
 }
-"""The settings of a run that pairs do not read, and why not."""
+"""Settings that do not apply to preference pairs, and the reason."""
 
 
 def check_preference_options(said: Collection[str], workload: Workload) -> None:
     """Raise if pair options are given for a text workload, or text options for pairs.
 
-    said: the given settings of a run.
+    said: names of the settings that were given.
     """
     if workload.objective == "dpo" and (idle := [name for name in OF_TEXT if name in said]):
         raise MeshwrightError(f"{idle[0]} is not for objective='dpo': {OF_TEXT[idle[0]]}; leave --{idle[0]} out")
@@ -77,7 +78,7 @@ DPO = Preference()
 
 
 class PairParts(NamedTuple):
-    """Measurements of a pair loss. means: over pairs, in the order of `MEANS`. load: of experts, if any."""
+    """Measurements of a pair loss: means over pairs, in the order of `MEANS`, and the expert load, if any."""
 
     means: Array
     load: Load | None = None
@@ -98,11 +99,11 @@ MEANS = (
     "log_probability_chosen",
     "log_probability_rejected",
 )
-"""The means over a step's pairs.
+"""Names of the means over a step's pairs.
 
-The reward of an answer is beta times how much likelier the policy makes it than the reference (equation 5 without its
-constant); the margin is the chosen one's less the rejected one's; the accuracy is the share of pairs in which it is
-above 0.
+The reward of an answer is beta times its log-probability under the policy minus that under the reference (equation 5
+without its constant). The margin is the chosen answer's reward minus the rejected one's; the accuracy is the share of
+pairs with a margin above 0.
 """
 
 assert len(MEANS) == PAIR_MEANS
@@ -117,7 +118,7 @@ def pair_loss(
     preference: Preference,
     **how: Any,
 ) -> tuple[Array, PairParts]:
-    """Return the mean loss of a batch of pairs with its measurements; MoE balancing loss is added.
+    """Return the mean loss of a batch of pairs, including the MoE balancing loss, with its measurements.
 
     batch: as for `models.decoder.log_probabilities_and_load`, and `reference` [b], the log-probability of each row
     under the reference. how: further arguments of that function.
@@ -133,18 +134,18 @@ def pair_loss(
 
 
 def pair_means(policy: Array, reference: Array, preference: Preference, layout: ShardingContext) -> Array:
-    """The means [7] over pairs, `MEANS`, of log-probabilities [b] under the policy and under the reference.
+    """Return the means [7] over pairs named by `MEANS`, from log-probabilities [b] under the policy and the reference.
 
-    Rows alternate: the chosen answer of a pair, then its rejected one. The first mean is the loss. The reference's gets
-    no gradient.
+    Rows alternate: the chosen answer of a pair, then its rejected one. The first mean is the loss. The reference's
+    log-probabilities get no gradient.
     """
     reference = jax.lax.stop_gradient(reference)
-    # One sum over devices for all of them.
+    # Stacked, so that all means share one sum over devices.
     return jnp.mean(jnp.stack(_of_pairs(_in_pairs(policy, layout), _in_pairs(reference, layout), preference)), axis=1)
 
 
 def _of_pairs(policy: Array, reference: Array, preference: Preference) -> list[Array]:
-    """What `MEANS` names of each pair [p]; policy, reference: log-probabilities [p, 2]."""
+    """Return the values named by `MEANS` for each pair, each [p]; policy, reference: log-probabilities [p, 2]."""
     ratios = policy - reference
     rewards = preference.beta * ratios
     margins = rewards[:, 0] - rewards[:, 1]
@@ -158,6 +159,6 @@ def _of_pairs(policy: Array, reference: Array, preference: Preference) -> list[A
 
 
 def _in_pairs(rows: Array, layout: ShardingContext) -> Array:
-    """An array of rows [b] as pairs [b / 2, 2], without communication: both rows of a pair are on one device."""
+    """Reshape rows [b] to pairs [b / 2, 2], without communication: both rows of a pair are on one device."""
     split = layout.spec("batch")[0]
     return jax.lax.reshape(rows, (rows.shape[0] // 2, 2), out_sharding=P(split, None))

@@ -1,4 +1,4 @@
-"""The frozen reference of preference tuning: its forward pass, on a mesh of its own, and its parameters."""
+"""The frozen reference model of preference tuning: its forward pass, on its own mesh, and its parameters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def reference_step(own: ReferencePass) -> Callable[..., Array]:
     def run(params: Any, batch: Mapping[str, Array]) -> Array:
         if count == 1:
             return part(params, batch)
-        # Else XLA gathers the weights once for all parts, and has them whole as long.
+        # Without the barrier XLA gathers the weights once for all microbatches, and keeps them whole all that time.
         each = lambda batch: part(*jax.lax.optimization_barrier((params, batch)))  # noqa: E731
         batches = {name: microbatches(array, count, layout, together=2) for name, array in batch.items()}
         return _in_rows(jax.lax.map(each, batches), layout)
@@ -52,7 +52,7 @@ def reference_step(own: ReferencePass) -> Callable[..., Array]:
 
 
 def _in_rows(parts: Array, layout: ShardingContext) -> Array:
-    """Join the results of microbatches [m, b / m] into batch order [b]."""
+    """Join the results of microbatches [m, b / m] in batch order, [b]."""
     count, size = parts.shape
     split = layout.spec("batch")[0]
     pairs = jax.lax.reshape(parts, (count, size // 2, 2), out_sharding=P(None, split, None))
@@ -62,8 +62,8 @@ def _in_rows(parts: Array, layout: ShardingContext) -> Array:
 def abstract_reference(own: ReferencePass, mesh: Mesh) -> Any:
     """Return the parameters of a reference as shapes, dtypes and shardings: sharded weights in the compute dtype.
 
-    Vectors, which are used in float32, have the policy's dtype, so that a reference equals a policy with its
-    parameters.
+    Norm scales and biases, which are used in float32, have the policy's dtype, so that a reference computes the same as
+    a policy with its parameters.
     """
     declared, read = parameters(own.workload.config), own.workload
     vectors = {path for path, parameter in leaves(declared) if parameter.role == "vector"}
@@ -88,7 +88,7 @@ def lower_reference_step(mesh: Mesh, *, workload: dict[str, Any], strategy: dict
 
 
 def text_batch(own: ReferencePass, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the batch of a reference as shapes and shardings."""
+    """Return the batch of a reference as shapes, dtypes and shardings."""
     layout = ShardingContext(own.mesh, rules_of(own.strategy))
     batch = abstract_batch(own.workload, layout, mesh, own.strategy)
     return {name: batch[name] for name in ("tokens", "targets", "weights", "positions") if name in batch}

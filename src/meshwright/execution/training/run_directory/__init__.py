@@ -1,1 +1,1 @@
-"""The run directory: files that a run keeps on disk, and resuming from them."""
+"""The run directory: the files that a run keeps on disk, and resuming from them."""

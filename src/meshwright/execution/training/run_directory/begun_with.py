@@ -1,4 +1,4 @@
-"""Check that a run belongs to the model or plan that a command names: one command begins a run and resumes it."""
+"""Check that a run belongs to the model or plan of a command, if one command both starts and resumes a run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from meshwright.planning.plan import Plan, is_plan_file
 
 
 def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig, directory: Path) -> dict[str, Any]:
-    """Raise if a run was begun with another model or other weights than `what` and the options `said`.
+    """Raise if a run was started with another model or other weights than `what` and the options `said`.
 
-    Returns the options that remain to be compared with the run's, including those of a plan.
+    Returns the remaining options, including those of a plan, which are still to be compared with the run's.
     """
     said = dict(said)
     source = find_pretrained(what, said.pop("weights", None), from_scratch=said.pop("from_scratch", False))
@@ -32,18 +32,18 @@ def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig,
                 f"{name} is {now or 'none'}; {directory} was begun with {then or 'none'}, and only a new run can have"
                 " another"
             )
-    if said.get("remat") == "auto":  # What the planner chose then is the run's.
+    if said.get("remat") == "auto":  # The run keeps what the planner chose when it started.
         del said["remat"]
     if isinstance(what, Plan) or (isinstance(what, (str, Path)) and is_plan_file(what)):
         plan = plan_to_run(what, {})
         model, said = plan.workload.model, _of_workload(plan.workload) | said
-        if plan.mesh == before.mesh:  # For another mesh the run's own choices may be the only ones.
+        if plan.mesh == before.mesh:  # On another mesh only the run's own strategy may be valid.
             strategy = {name: getattr(plan.strategy, name) for name in STRATEGY_OPTIONS}
             said = {name: value for name, value in strategy.items() if value is not None} | said
     elif isinstance(what, Workload):
         model, said = what.model, _of_workload(what) | said
     else:
-        # Adapters are among the options that are left.
+        # Adapters are among the remaining options.
         model = replace(read_model(what, said.pop("num_layers", None)), lora=before.workload.config.lora)
     ours = before.workload.model
     if model != ours:
@@ -56,7 +56,7 @@ def check_begun_with(what: PlanLike, said: Mapping[str, Any], before: RunConfig,
 
 
 def _of_workload(workload: Workload) -> dict[str, Any]:
-    """The options that a workload answers."""
+    """Return the options that a workload determines."""
     return {
         "batch": workload.batch,
         "seq_len": workload.seq_len,

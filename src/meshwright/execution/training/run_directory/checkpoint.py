@@ -1,7 +1,7 @@
 """Checkpoints written by Orbax: atomic, with checksums, and readable on any mesh.
 
 `checkpoints/STEP` has a folder for each part of the state (params, optimizer, …), the config of the run at that time,
-and the checksums of all these files. It is written as `STEP.partial` and renamed when everything in it is on disk, so a
+and the checksums of all these files. It is written as `STEP.partial` and renamed when all its files are on disk, so a
 process can be killed at any moment. Partial checkpoints are deleted when the next one is written.
 """
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
 Note = Callable[[str], None]
-"""Takes a line that a user should read."""
+"""Called with a line for the user."""
 
 PARTIAL = ".partial"
-"""Suffixes of directories that are not checkpoints yet, or no longer."""
+"""Suffix of directories that are not yet checkpoints, or are being deleted."""
 
 _POLL_SECONDS, _MOST_SECONDS = 0.05, 1200.0
-"""How the first process waits for the checksums of the others; Orbax waits as long for their shards."""
+"""Interval and limit of the first process's wait for the other processes' checksums; Orbax has the same limit."""
 
 
 class Checkpoints:
@@ -60,12 +60,12 @@ class Checkpoints:
         self._finishing: threading.Thread | None = None
         self._failure: Exception | None = None
         self._step, self._began, self._seconds = 0, 0.0, 0.0
-        # Orbax and asyncio log the traceback of a write that failed in the background; it is raised here, as one line.
+        # Orbax and asyncio log tracebacks of failed background writes; here the error is raised, in one line.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def __enter__(self) -> Checkpoints:
-        # A run waits for it before its first step, not at its first checkpoint. Listing checkpoints does not need it.
+        # Import Orbax before the first step, not at the first checkpoint. Listing checkpoints does not need it.
         import orbax.checkpoint  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
         return self
@@ -76,31 +76,31 @@ class Checkpoints:
             self.wait()
         finally:
             if self._writer is not None:
-                with suppress(Exception):  # A failure to write, which `wait` has raised.
+                with suppress(Exception):  # A failed write, which `wait` has already raised.
                     self._writer.close()
                 self.clean()
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints that are there, damaged ones too."""
+        """The steps of all existing checkpoints, including damaged ones."""
         if not self._directory.is_dir():
             return []
         return sorted(int(path.name) for path in self._directory.iterdir() if path.name.isdigit())
 
     @property
     def latest(self) -> int | None:
-        """Steps taken at the last checkpoint; None if there is none."""
+        """Number of steps taken at the last checkpoint; None if there is none."""
         return max(self.steps, default=None)
 
     def save(self, step: int, state: State, about: Mapping[str, Any]) -> None:
-        """Copy the state after `step` steps off the devices and begin to write it, with plain data by name.
+        """Copy the state after `step` steps off the devices and begin to write it, with plain data by name (`about`).
 
-        Training can continue at once. It becomes a checkpoint after `commit`, when all files are written.
+        Training can continue at once. The copy becomes a checkpoint after `commit`, when all files are written.
         """
         import orbax.checkpoint as ocp
 
         self.wait()
-        if jax.process_count() == 1:  # One of several processes that gave up here would leave the others waiting.
+        if jax.process_count() == 1:  # If one of several processes raised here, the others would wait for it.
             check_free(self._directory.parent, state, what=f"write checkpoint {step}")
         _ignore_closed_loops()
         arrays: dict[str, Any] = {name: ocp.args.StandardSave(part) for name, part in state.items()}
@@ -109,15 +109,15 @@ class Checkpoints:
         try:
             if self._writer is None:
                 self._writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
-            with suppress(Exception):  # Of one that was begun and never committed.
+            with suppress(Exception):  # An error of an earlier write that was never committed.
                 self._writer.wait_until_finished()
             self.clean()
             self._writer.save(self._path(step, PARTIAL), args=ocp.args.Composite(**arrays, **data))
-        except Exception as error:  # Orbax and TensorStore raise what they like, on a full disk too.
+        except Exception as error:  # Orbax and TensorStore raise errors of many types, also for a full disk.
             raise self._write_error(error) from None
 
     def commit(self) -> None:
-        """Let what `save` began become a checkpoint: the metrics of its steps are written."""
+        """Let the files written since `save` become a checkpoint; called once the metrics of its steps are written."""
         self._finishing = threading.Thread(target=self._finish)
         self._finishing.start()
 
@@ -139,28 +139,28 @@ class Checkpoints:
                 _flush_directory(self._directory)
                 self._delete_old()
             self._seconds = time.perf_counter() - self._began
-        except Exception as error:  # Of another thread: `check` and `wait` raise it in the training's own.
+        except Exception as error:  # This is a background thread: `check` and `wait` raise it in the training thread.
             self._failure = error
 
     def _delete_old(self) -> None:
-        """Delete the checkpoints that are not kept any more."""
+        """Delete checkpoints that are no longer kept."""
         for step in {*self.steps} - self._saving.kept(self.steps):
-            # Renamed first: what is deleted in part never looks like a checkpoint that was damaged.
+            # Renamed first, so that a partly deleted checkpoint does not look like a damaged one.
             shutil.rmtree(self._path(step).rename(self._path(step, PARTIAL)), ignore_errors=True)
 
     def clean(self) -> None:
-        """Delete what processes that were killed while they saved, or deleted, have left."""
+        """Delete files left by processes that were killed while they saved or deleted a checkpoint."""
         if jax.process_index() == 0:
             for pattern in (f"*{PARTIAL}*", "*.orbax-checkpoint-tmp*"):
                 for path in self._directory.glob(pattern):
                     shutil.rmtree(path, ignore_errors=True)
 
     def check(self) -> float | None:
-        """Return the write time of a checkpoint completed since the last call; raise if writing failed."""
+        """Return the seconds spent writing a checkpoint completed since the last call, else None; raise on failure."""
         return None if self._finishing is None or self._finishing.is_alive() else self.wait()
 
     def wait(self) -> float | None:
-        """Wait for pending writes, then return as `check` does."""
+        """Wait for pending writes, then return like `check`."""
         if self._finishing is None:
             return None
         self._finishing.join()
@@ -171,7 +171,7 @@ class Checkpoints:
         return self._seconds
 
     def _write_error(self, error: Exception) -> MeshwrightError:
-        """Return the error for a checkpoint that could not be written; its files are deleted."""
+        """Return the error for a checkpoint that could not be written, and delete its files."""
         with suppress(OSError):
             self.clean()
         if isinstance(error, MeshwrightError):
@@ -186,9 +186,10 @@ class Checkpoints:
         return MeshwrightError(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}")
 
     def whole(self, on_note: Note, *, parts: tuple[str, ...] = ()) -> int | None:
-        """Return the last complete checkpoint over all processes; None if there is none.
+        """Return the step of the last checkpoint that is complete on all processes; None if there is no checkpoint.
 
-        Damaged checkpoints are skipped with a note. parts: parts of the state that must be complete; all by default.
+        Damaged checkpoints are skipped with a note; raises if all are damaged. parts: parts of the state that must be
+        complete; all by default.
         """
         damaged: list[str] = []
         folders = (*parts, "config") if parts else ()
@@ -208,9 +209,9 @@ class Checkpoints:
         return None
 
     def restore(self, step: int, abstract: State, *, source: Mapping[str, str] | None = None) -> State:
-        """Read the state after `step` steps, with the shapes, dtypes and shardings of `abstract`, and only its parts.
+        """Read the state after `step` steps, with the parts, shapes, dtypes and shardings of `abstract`.
 
-        Other dtypes are cast while reading. source: the checkpoint part to read a part from, if its name differs.
+        Other dtypes are cast while reading. source: for a part stored under another name, that name.
         """
         import orbax.checkpoint as ocp
 
@@ -227,7 +228,7 @@ class Checkpoints:
         return found
 
     def config(self, step: int) -> dict[str, Any]:
-        """The config that a run had when it wrote a checkpoint."""
+        """Return the config that a run had when it wrote a checkpoint."""
         return self.about(step, "config") or {}
 
     def about(self, step: int, name: str) -> dict[str, Any] | None:
@@ -236,7 +237,7 @@ class Checkpoints:
         return json.loads(path.read_bytes()) if path.is_file() else None
 
     def set_aside(self, step: int, why: str) -> Path:
-        """Rename a checkpoint, so that it is none; its new path."""
+        """Rename a checkpoint so that it no longer counts as one; return its new path."""
         path = self._path(step)
         name = f"{step}.{why}"
         while (to := path.with_name(name)).exists():
@@ -248,7 +249,7 @@ class Checkpoints:
 
 
 def check_free(directory: Path, state: State, *, what: str) -> None:
-    """Raise where the disk of a directory has not the bytes of a state (its shapes will do) free."""
+    """Raise if a directory's disk has less free space than the bytes of a state (abstract arrays are enough)."""
     needed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     while not directory.exists():
         directory = directory.parent
@@ -260,7 +261,7 @@ def check_free(directory: Path, state: State, *, what: str) -> None:
 
 
 def _flush_directory(directory: Path) -> None:
-    """Have the names in a directory outlive a power failure, where its file system can."""
+    """Make the names in a directory survive a power failure, if its file system supports it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -272,7 +273,7 @@ def _flush_directory(directory: Path) -> None:
 
 
 def _ignore_closed_loops() -> None:
-    """Keep TensorStore's threads from printing a traceback each where a write failed and its event loop is gone."""
+    """Keep TensorStore's threads from printing tracebacks after a failed write, when their event loop is closed."""
     before = sys.unraisablehook
     if getattr(before, "ignores_closed_loops", False):
         return

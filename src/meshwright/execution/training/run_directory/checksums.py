@@ -1,6 +1,7 @@
-"""Checksums of the files of a directory, in the form that `sha256sum -c` reads.
+"""Checksums of the files of a directory, in the format of `sha256sum -c`.
 
-Several processes that see one directory share the work: each has every n-th file, and a file of checksums of its own.
+Several processes that share one directory divide the work: each handles every n-th file, and writes its own checksum
+file.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 def write_checksums(directory: Path, *, part: int = 0, parts: int = 1) -> None:
-    """Write the checksums of the `part`-th of every `parts` files below a directory, in an order that all agree on.
+    """Write the checksums of every `parts`-th file below a directory, starting with file `part`, in sorted order.
 
-    These files are on the disk then, and outlive a power failure.
+    The files are also flushed to disk, so that they survive a power failure.
     """
     files = sorted(_files(directory))[part::parts]
     with ThreadPoolExecutor() as pool:
@@ -41,11 +42,13 @@ def _name(part: int, parts: int) -> str:
 
 
 def find_damage(directory: Path, *, folders: Collection[str] = (), part: int = 0, parts: int = 1) -> str:
-    """Return the first damage in the files of a directory; an empty text if there is none.
+    """Return a description of the first damage in the files of a directory; empty if there is none.
 
-    Missing files, changed files, files without a checksum, and damaged checksum files count as damage. folders: check
-    only these, and the files next to them; all by default. part, parts: the share of the files to read, as in
-    `write_checksums`.
+    Missing files, changed files, files without a checksum, and damaged checksum files count as damage.
+
+    Args:
+        folders: check only these folders, and the files next to them; all by default.
+        part, parts: the share of the files to read, as in `write_checksums`.
     """
     try:
         written = {file: digest for file, digest in _read_checksums(directory).items() if _is_in(file, folders)}
@@ -72,7 +75,7 @@ def _is_in(file: str, folders: Collection[str]) -> bool:
 
 
 def _read_checksums(directory: Path) -> dict[str, str]:
-    """The digest of each file; a ValueError where a file of checksums is none."""
+    """Return the digest of each file; raise a ValueError if a checksum file is missing or damaged."""
     found: dict[str, str] = {}
     for path in sorted(directory.glob(f"{NAME}*")):
         text = path.read_bytes().decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Compare a checkpoint with the run that resumes it: every difference is reported, and an error unless allowed."""
+"""Compare a checkpoint with the run that resumes it; every difference is reported, and is an error unless allowed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from meshwright.execution.training.run_directory.run import RunConfig, config_fr
 from meshwright.support.field_types import not_a_choice
 
 ALLOWED = ("data", "dtype", "optimizer", "tokenizer")
-"""The kinds of differences that `--allow` takes. Another model is another run."""
+"""Kinds of differences that `--allow` accepts. A different model is always an error."""
 
 OF_KIND = {"param_dtype": "dtype", "moment_dtype": "dtype", "master_weights": "dtype", "optimizer": "optimizer"}
-"""The options that decide the arrays of a checkpoint and may be others where their kind is allowed."""
+"""Options that determine the arrays of a checkpoint but may differ if their kind of difference is allowed."""
 
 _NOTED = ("workload.batch", "workload.seq_len", "seed", "optimizer.")
 """Config fields that do not affect arrays, but change how the run continues."""
 
 
 class Difference(NamedTuple):
-    """A field that is `now` in a run, and `then` in its checkpoint."""
+    """A config field or checksum that is `now` in a run and was `then` in its checkpoint."""
 
     kind: str
     name: str
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
 
 def read_allowed(text: str | Collection[str] | None) -> frozenset[str]:
-    """The kinds of differences that are allowed, from `optimizer,data` or their names."""
+    """Read the allowed kinds of differences, from a text such as `optimizer,data` or a collection of names."""
     names = text.split(",") if isinstance(text, str) else (text or ())
     for name in names:
         if name not in ALLOWED:
@@ -43,7 +43,7 @@ def read_allowed(text: str | Collection[str] | None) -> frozenset[str]:
 
 
 def config_differences(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[Difference]:
-    """Each field that decides the arrays of a checkpoint, or their meaning, and is another in a config."""
+    """Return the differences in fields that determine the arrays of a checkpoint or their meaning."""
     before, found = _arrays_of(config_from_data(checkpoint).to_json()), []
     for path, now in _arrays_of(config.to_json()).items():
         if now != (then := before.get(path)):
@@ -62,7 +62,7 @@ def other_settings(config: RunConfig, checkpoint: Mapping[str, Any]) -> list[str
 
 
 def identity_differences(identity: Mapping[str, str], checkpoint: Mapping[str, str] | None) -> list[Difference]:
-    """Return the differences of tokenizer and data by checksum; a missing checksum is no difference."""
+    """Return the differences of tokenizer and data by checksum; a missing checksum does not count."""
     return [
         Difference(name, f"the {name}", now[:12], then[:12])
         for name, now in identity.items()
@@ -71,7 +71,7 @@ def identity_differences(identity: Mapping[str, str], checkpoint: Mapping[str, s
 
 
 def check_allowed(differences: Collection[Difference], allowed: Collection[str], where: str) -> list[str]:
-    """Return a line for each allowed difference; raise one error with all others."""
+    """Return a line for each allowed difference; raise one error that lists all others."""
     refused = [each for each in differences if each.kind not in allowed]
     if refused:
         kinds = sorted({each.kind for each in refused})
@@ -91,7 +91,7 @@ def _arrays_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The leaves of nested mappings by their paths."""
+    """Return the leaves of nested mappings by path."""
     found: dict[str, Any] = {}
     for name, value in data.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}

@@ -1,4 +1,4 @@
-"""Frozen parameters of a run: on resume they are read or drawn again, and identified by fingerprints.
+"""Frozen parameters of a run: on resume they are read or initialised again, and compared by fingerprints.
 
 They never change, so checkpoints do not contain them: they come from the run's Hugging Face directory, or from its
 seed. A checkpoint has a fingerprint of each, so that a run never continues with different ones.
@@ -25,7 +25,7 @@ from meshwright.execution.training.trainable import drop_paths, merge_trees
 
 
 def saved_parts(config: RunConfig, state: State) -> State:
-    """Return the parts of a state for a checkpoint; frozen parameters become fingerprints, `frozen`."""
+    """Return the parts of a state that a checkpoint stores; frozen parameters become their fingerprints, `frozen`."""
     if not (frozen := config.workload.frozen_paths):
         return state
     trained = drop_paths(state["params"], frozen)
@@ -33,7 +33,7 @@ def saved_parts(config: RunConfig, state: State) -> State:
 
 
 def abstract_parts(config: RunConfig, wanted: State, mesh: Mesh) -> State:
-    """`saved_parts` as shapes and shardings, of the same of a state."""
+    """Return the result of `saved_parts` for an abstract state, as shapes, dtypes and shardings."""
     if not (frozen := config.workload.frozen_paths):
         return wanted
     trained = drop_paths(wanted["params"], frozen)
@@ -50,10 +50,10 @@ def with_frozen(
     strategy: Strategy,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> State:
-    """Add the frozen parameters to a restored state, read or drawn again, with layers in order.
+    """Add the frozen parameters, read or initialised again, to a restored state; layers are in model order.
 
     Raises:
-        MeshwrightError: they differ from those of the checkpoint.
+        MeshwrightError: the parameters differ from those with which the run started.
     """
     if "frozen" not in found:
         return found
@@ -79,15 +79,15 @@ def with_frozen(
 
 
 def paths_of(tree: Any) -> frozenset[str]:
-    """The paths of the leaves of a tree."""
+    """Return the paths of a tree's leaves."""
     return frozenset(path for path, _ in leaves(tree))
 
 
 @jax.jit
 def fingerprints(params: Any) -> Any:
-    """A number for each array that tells it from others: a sum of hashes of its elements' bits and positions.
+    """Return a uint32 for each array that identifies its contents: a sum of hashes of its elements' bits and positions.
 
-    Whole numbers are added in any order, so that the number is the same on every mesh.
+    Integer sums do not depend on their order, so the fingerprint is the same on every mesh.
     """
     return map_leaves(lambda _, array: _fingerprint(array), params)
 
@@ -101,7 +101,7 @@ def _fingerprint(array: Array) -> Array:
         index = lax.broadcasted_iota(jnp.uint32, array.shape, dim, out_sharding=spec)
         found = found + index * jnp.uint32(stride * 0x9E3779B1 % 2**32)
         stride *= array.shape[dim]
-    # The finalizer of MurmurHash3, so that what differs in few bits differs in many.
+    # The finalizer of MurmurHash3, so that values that differ in few bits get hashes that differ in many.
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         found = (found ^ (found >> jnp.uint32(shift))) * jnp.uint32(factor)
     return jnp.sum(found ^ (found >> jnp.uint32(16)), dtype=jnp.uint32)

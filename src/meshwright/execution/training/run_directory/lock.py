@@ -16,7 +16,7 @@ from meshwright.execution.training.run_directory.checkpoint import Note
 from meshwright.support.files import check_new_directory, write_error
 
 BEAT_SECONDS, WATCH_SECONDS = 5.0, 30.0
-"""How often a process touches its lock, and how long another waits to see it touched (NFS shows it 3 s late)."""
+"""Interval at which a process touches its lock, and how long another waits to see that (NFS shows it 3 s late)."""
 
 
 class RunLock:
@@ -54,13 +54,13 @@ class RunLock:
         self._beat.start()
 
     def _touch(self) -> None:
-        """Show others, every few seconds, that this process lives."""
+        """Touch the lock file every few seconds, to show other processes that this one is alive."""
         while not self._ended.wait(BEAT_SECONDS):
             with suppress(OSError):
                 os.utime(self._path)
 
     def _open(self) -> int:
-        """A descriptor of the lock that no other process has locked."""
+        """Open the lock file, lock it, and return its descriptor; raise if another process trains."""
         while True:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             self._descriptor = descriptor
@@ -77,13 +77,13 @@ class RunLock:
                 raise TemporaryError(
                     f"{self._path.parent} is in use: {holder} trains in it; wait until it ends, or stop it"
                 )
-            # The process before may have deleted the file between our opening and our locking it.
+            # The previous holder may have deleted the file after it was opened here and before it was locked.
             if self._path.exists() and os.path.samestat(os.fstat(descriptor), self._path.stat()):
                 return descriptor
             os.close(descriptor)
 
     def _read(self) -> tuple[int, str] | None:
-        """Return the process id and host in the file; None if it has none."""
+        """Return the process id and host in the file; None if the file is empty or damaged."""
         try:
             data = json.loads(os.pread(self._descriptor, 1000, 0))
             return int(data["process"]), str(data["machine"])
@@ -91,19 +91,19 @@ class RunLock:
             return None
 
     def _holder(self) -> str:
-        """Who wrote the lock, in words."""
+        """Describe the process that wrote the lock; empty if none did."""
         if (found := self._read()) is None:
             return ""
         process, machine = found
         return f"process {process}" + ("" if machine == socket.gethostname() else f" on {machine}")
 
     def _is_here(self) -> bool:
-        """Whether a process of this machine wrote the lock, or nobody has yet."""
+        """Whether a process of this machine wrote the lock, or no process has written it yet."""
         found = self._read()
         return found is None or found[1] == socket.gethostname()
 
     def _is_touched(self) -> bool:
-        """Whether the holder of the lock shows that it lives, as far as can be told in `WATCH_SECONDS`."""
+        """Whether the lock's holder touches it within `WATCH_SECONDS`, which shows that it is alive."""
         if self._read() is None:
             return False
         before, until = os.stat(self._path).st_mtime_ns, time.monotonic() + WATCH_SECONDS
@@ -111,16 +111,16 @@ class RunLock:
         while time.monotonic() < until:
             time.sleep(min(1.0, WATCH_SECONDS / 10))
             try:
-                with self._path.open("rb") as file:  # NFS asks its server anew where a file is opened.
+                with self._path.open("rb") as file:  # NFS asks its server for the file's attributes on each open.
                     if os.fstat(file.fileno()).st_mtime_ns != before:
                         return True
-            except FileNotFoundError:  # Released.
+            except FileNotFoundError:  # The lock was released.
                 return False
         return False
 
     def release(self) -> None:
-        """Delete the lock, and the directories that were made for it if nothing else was put there."""
-        with self._releasing:  # Where a signal ends the process, another thread releases it.
+        """Delete the lock, and the directories created for it if they are empty."""
+        with self._releasing:  # If a signal ends the process, another thread calls this.
             if self._is_released:
                 return
             self._is_released = True

@@ -1,4 +1,4 @@
-"""`resolved.yaml` of a run directory: what `--config` takes to begin the same run again."""
+"""`resolved.yaml` of a run directory: options for `--config` that start the same run again."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from meshwright.support.files import write_file
 FILE = "resolved.yaml"
 
 _SAID = ("learning_rate", "warmup_steps", "seed")
-"""Settings that are always written: their defaults depend on others, or affect random draws."""
+"""Settings that are always written: their defaults depend on other settings, or they affect random numbers."""
 
 _HEAD = "# What began this run, for `meshwright train --config`; what is not here has its default.\n"
 
 
 def resolved_yaml(config: RunConfig) -> str | None:
-    """The text of the file; None where no options mean the run: its model was an object, or its plan was changed."""
+    """Return the text of the file; None if no options describe the run: an object as model, or a plan changed since."""
     if config.source is None:
         return None
     if is_plan_file(config.source):
@@ -48,14 +48,14 @@ def resolved_yaml(config: RunConfig) -> str | None:
 
 
 _OTHERWISE = ("on", "batch_tokens", "hardware", "memory_headroom")
-"""Workload options written elsewhere, or equivalent to another one."""
+"""Workload options that are written elsewhere or are equivalent to another option."""
 
 
 def _of_run(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """The options of a run's strategy and its settings, those alone that are not their defaults."""
+    """Yield the strategy options and settings of a run that differ from their defaults."""
     for name in STRATEGY_OPTIONS:
         value = getattr(config.strategy, name)
-        # What is chosen for a chip or a batch is said in any case.
+        # These defaults are chosen for a chip or a batch, so they are always written.
         if value != getattr(DEFAULT, name) or name in ("attention", "num_microbatches"):
             yield name, value
     yield "steps", config.steps
@@ -76,13 +76,13 @@ def _of_run(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for YAML, as a user would type it."""
+    """Return a value for YAML, in the form in which a user would type it."""
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, MeshShape) else value
 
 
 def write_resolved(directory: Path, config: RunConfig) -> None:
-    """Write the file into a run directory."""
+    """Write `resolved.yaml` into a run directory."""
     if (text := resolved_yaml(config)) is not None:
         write_file(directory / FILE, text)

@@ -1,4 +1,4 @@
-"""Where a run starts and what an ended one leaves: its last whole checkpoint, the state there, its files."""
+"""Start and resume a run: its last complete checkpoint, the state there, and the files it leaves when it stops."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from meshwright.execution.training.watch.goodput import note_restart
 
 
 def is_first_process() -> bool:
-    """Whether this process writes and prints for all of a run's."""
+    """Whether this process writes and prints for all processes of the run."""
     return jax.process_index() == 0
 
 
 def last_step(
     config: RunConfig, directory: Path, checkpoints: Checkpoints, on_note: Note, *, allow: Collection[str] = ()
 ) -> int:
-    """Return the steps of the last complete checkpoint, 0 if there is none. Raises an error if its config differs.
+    """Return the step of the last complete checkpoint, 0 if there is none; raise if its config differs.
 
     allow: kinds of differences to accept (`compatible.ALLOWED`).
     """
@@ -95,7 +95,7 @@ def check_identity(
     *,
     allow: Collection[str],
 ) -> None:
-    """Raise if data or tokenizer differ from those of the checkpoint, unless allowed."""
+    """Raise if the data or tokenizer differ from the checkpoint's and the difference is not allowed."""
     if start:
         differences = identity_differences(identity, checkpoints.about(start, "identity"))
         for line in check_allowed(differences, allow, f"{directory} cannot go on from checkpoint {start}"):
@@ -103,7 +103,7 @@ def check_identity(
 
 
 def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note) -> None:
-    """Write the files of a run after its first step, and set damaged checkpoints of later steps aside.
+    """Write the files of a run after its first step, and rename damaged checkpoints of later steps.
 
     first: the row of that step.
     """
@@ -131,7 +131,7 @@ def end_failed_start(directory: Path, start: int) -> None:
 
 
 def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
-    """Return what a stopped run has left on disk, and how to continue."""
+    """Return a description of what a stopped run has left on disk, and of the command that continues it."""
     steps = Checkpoints(directory).steps
     if not steps:
         return "no checkpoint was written" + (
@@ -151,7 +151,7 @@ def first_state(
     start: int,
     on_bytes: Callable[[int], None],
 ) -> State:
-    """The state after `start` steps."""
+    """Return the state after `start` steps: the initial state, or a checkpoint's."""
     if start == 0:
         weights = Path(config.weights) if config.weights else None
         return initial_state(
@@ -168,9 +168,10 @@ def first_state(
 
 
 def _in_stages(state: State, wanted: State, config: RunConfig, layout: ShardingContext) -> State:
-    """A state with its layers in the slots of a layout, which uses up the one it is made of.
+    """Move layers into the slots of a layout's pipeline stages. Deletes the arrays of `state`.
 
-    One array after another: all at once the devices would hold the state twice, which training never does.
+    Arrays are moved one at a time, because moving all at once would hold the state twice in memory, more than training
+    does.
     """
 
     def move(path: tuple[Any, ...], array: Array, to: jax.ShapeDtypeStruct) -> Array:
@@ -190,8 +191,8 @@ def _restored(
 ) -> State:
     """Read the parts of a state from a checkpoint, as `kept`, also for other dtypes or another optimizer.
 
-    Float32 copies and their narrower parameters are read from each other. Moments of another optimizer are not read:
-    the new optimizer starts with its own, at the current point of the learning-rate schedule.
+    Float32 copies and parameters in a narrower dtype are read from each other. Moments of another optimizer are not
+    read: the new optimizer starts with its own, at the current point of the learning-rate schedule.
     """
     before = config_from_data(checkpoints.config(start))
     wanted, source = abstract_parts(config, kept, mesh), {}
@@ -234,5 +235,5 @@ def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh)
 
 
 def _saved_layout(config: RunConfig, layout: ShardingContext) -> ShardingContext:
-    """Return the sharding of a state while it is written and read."""
+    """Return the layout of a state while it is written and read, with layers in model order."""
     return in_order(layout, config.workload.config, config.strategy)

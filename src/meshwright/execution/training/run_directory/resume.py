@@ -1,4 +1,4 @@
-"""Resume a run: allowed changes, their report, the learning-rate schedule, and loading trained parameters."""
+"""Resume a run: which settings may change, a report of changes, the learning-rate schedule, and reading parameters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from meshwright.planning.library import PlanLike
 from meshwright.planning.options import LORA_OPTIONS, STRATEGY_OPTIONS, read_adapters, read_names, read_strategy
 
 SHAPES = ("num_layers", *OF_KIND)
-"""Config fields that determine the arrays of a checkpoint."""
+"""Options that determine the shapes and dtypes of a checkpoint's arrays."""
 
 FROZEN = (*LORA_OPTIONS, "freeze")
 """Options that determine which arrays a checkpoint has."""
@@ -56,9 +56,12 @@ def resumed_run(
 ) -> tuple[RunConfig, list[str]]:
     """Return the config of a resumed run, and a line for each changed setting.
 
-    Steps, hardware, mesh and free settings can always change. Other changes are errors unless `change` is true;
-    settings that checkpoints depend on never change. A repeated value is not a change. what: the model or plan that the
-    run must have been begun with. allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).
+    Steps, hardware, mesh and settings with `resume` "free" can always change. Other changes are errors unless `change`
+    is true; settings that checkpoints depend on never change. A repeated value is not a change.
+
+    Args:
+        what: the model or plan with which the run must have been started; None to skip this check.
+        allow: kinds of checkpoint differences to accept (`compatible.ALLOWED`).
     """
     said = given(options, ("from_scratch", *TrainOptions.__annotations__))
     before = read_config(directory)
@@ -67,7 +70,7 @@ def resumed_run(
             said[name] = before.data.relative(as_texts(said[name]))
     if what is not None:
         said = check_begun_with(what, said, before, directory)
-    if said.get("packed") and before.data.rows is not None:  # How rows are made says it, in a run.
+    if said.get("packed") and before.data.rows is not None:  # In a run, `rows` determines this.
         del said["packed"]
         said.setdefault("rows", "packed")
     never = {"from_scratch", *(name for name, setting in SETTINGS.items() if setting.resume == "never")}
@@ -117,7 +120,7 @@ def _change(
     is_allowed: bool,
     allow: Collection[str],
 ) -> list[str]:
-    """Return a line for each changed setting; raise one error with all changes that are not allowed."""
+    """Return a line for each changed setting; raise one error that lists all changes that are not allowed."""
     after, lines, refused = _with(said, before, num_devices), [], []
     for name in said:
         old, new = option_value(name, before), option_value(name, after)
@@ -126,7 +129,7 @@ def _change(
         if (kind := OF_KIND.get(name)) in allow:
             lines.append(f"{name}: {new!r} instead of {old!r}")
             continue
-        # Frozen weights are kept in the dtype of products.
+        # Frozen weights are stored in the compute dtype.
         is_shape = name in (*SHAPES, *FROZEN) or (name == "dtype" and before.workload.frozen_paths)
         if is_shape or name in REFERENCES:
             made = "the checkpoints of {} were made" if is_shape else "{} was begun"
@@ -161,7 +164,7 @@ def option_value(name: str, config: RunConfig) -> Any:
 
 
 def _with(said: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunConfig:
-    """Return a config with the given options."""
+    """Return a config with the given options replaced."""
     workload = _workload(said, before.workload)
     strategy = {name: value for name, value in said.items() if name in STRATEGY_OPTIONS}
     fields = read_strategy(strategy, num_devices)
@@ -172,7 +175,7 @@ def _with(said: Mapping[str, Any], before: RunConfig, num_devices: int) -> RunCo
 
 
 def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
-    """Return a workload with the given options."""
+    """Return a workload with the given options replaced."""
     if "batch" in said and "batch_tokens" in said:
         raise MeshwrightError("--batch and --batch-tokens say the same thing; leave one out")
     counts = {
@@ -207,9 +210,9 @@ def _workload(said: Mapping[str, Any], before: Workload) -> Workload:
 
 
 def _with_end(config: RunConfig, directory: Path, steps: int | None) -> tuple[RunConfig, list[str]]:
-    """Return the config with a new number of steps; the schedule is extended if it would end before them.
+    """Return the config with a new number of steps; the schedule is stretched if it would end before them.
 
-    Otherwise all later steps would run at the schedule's final rate, a tenth of the peak.
+    Without that, all later steps would run at the schedule's final rate, by default a tenth of the peak.
     """
     taken = Checkpoints(directory).latest or 0
     if steps is None or steps == config.steps or steps <= taken:
@@ -235,7 +238,7 @@ def restore_params(
 ) -> Any:
     """Read the parameters of the last complete checkpoint of a run, on a mesh, in a dtype.
 
-    Adapters are merged into their weights. Frozen parameters are read or drawn as in the run. Call under
+    Adapters are merged into their weights. Frozen parameters are read or initialised as in the run. Call under
     `jax.set_mesh`, on a mesh without stages. Raises an error if there is no checkpoint, or if it is of another model.
     """
     checkpoints, step = _last_checkpoint(directory, config, on_note)
@@ -262,7 +265,7 @@ def restore_adapters(directory: Path, config: RunConfig, mesh: Mesh, on_note: No
 
 
 def _last_checkpoint(directory: Path, config: RunConfig, on_note: Note) -> tuple[Checkpoints, int]:
-    """Return the checkpoints of a run and the last complete step; raise if there is none, or of another model."""
+    """Return a run's checkpoints and the last complete step; raise if there is none or its model differs."""
     checkpoints = Checkpoints(directory)
     if (step := checkpoints.whole(on_note, parts=("params", "frozen"))) is None:
         resume = f"meshwright train {shlex.quote(str(directory))} --resume"

@@ -1,4 +1,4 @@
-"""A run directory: `config.json` (what runs), `metrics.jsonl` (a line a step), `checkpoints/`, a lock while it runs.
+"""A run directory: `config.json` (settings), `metrics.jsonl` (a line per step), `checkpoints/`, a lock while it runs.
 
 docs/run_directory.md describes each file.
 """
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 class RunStoppedError(MeshwrightError):
-    """A run that had begun cannot continue; the message has the reason and what is left of it."""
+    """A run that had started cannot continue; the message has the reason and what is left on disk."""
 
 
 class NotFiniteError(MeshwrightError):
@@ -42,18 +42,18 @@ class NotFiniteError(MeshwrightError):
 
 
 MAX_SEED = 2**32 - 1
-"""The largest seed that NumPy and Grain take."""
+"""The largest seed that NumPy and Grain accept."""
 
 
 def check_seed(seed: int) -> None:
-    """Raise if a number is not a seed."""
+    """Raise if a value is not a valid seed."""
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= MAX_SEED:
         raise MeshwrightError(f"seed is {seed!r}; it is a whole number from 0 to {MAX_SEED}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All that a run depends on."""
+    """All settings of a run, as stored in `config.json`."""
 
     workload: Workload
     mesh: MeshShape
@@ -66,20 +66,20 @@ class RunConfig:
     evaluating: EvaluationConfig = field(default_factory=EvaluationConfig)
     watching: WatchConfig = field(default_factory=WatchConfig)
     preference: Preference = field(default_factory=Preference)
-    """How pairs make a loss, where the workload's objective is `dpo`."""
+    """The loss of preference pairs, for the objective `dpo`."""
     strategy: Strategy = DEFAULT
     hardware_file: str | None = None
-    """The TOML file of a chip that is not one of the project's."""
+    """TOML file that describes the chip; None for a chip of the project's own files."""
     memory_headroom: float | None = None
-    """The share of memory that the plan kept for the error of its prediction."""
+    """Share of memory that the plan keeps free for the error of its prediction."""
     adapter: str | None = None
-    """PEFT directory of the initial adapters; None if they are drawn or there are none."""
+    """PEFT directory of the initial adapters; None if adapters are initialised randomly or there are none."""
     weights: str | None = None
-    """Hugging Face directory of the initial weights; None if they are drawn."""
+    """Hugging Face directory of the initial weights; None if they are initialised randomly."""
     source: str | None = None
     """Name of the model of a new run: preset, file or directory; None if it was given as an object."""
     tokenizer: str | None = None
-    """Hugging Face directory of the tokenizer; None for bytes."""
+    """Hugging Face directory of the tokenizer; None if text is read as bytes."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -89,18 +89,18 @@ class RunConfig:
 
     @property
     def system(self) -> System:
-        """The system that `hardware` names."""
+        """The chips and memory headroom that `hardware` and related fields describe."""
         system = parse_system(self.hardware, hardware_file=self.hardware_file)
         return replace(system, memory_headroom=self.memory_headroom)
 
     @property
     def plan(self) -> Plan:
-        """The plan of its step."""
+        """The plan of the run's step."""
         return make_plan(self.workload, self.mesh, self.system, self.strategy)
 
     @property
     def draws(self) -> bool:
-        """Whether a step draws at random: dropout, of the layers or of what adapters read."""
+        """Whether a step needs random numbers: for dropout in layers or of the adapters' inputs."""
         return self.strategy.dropout > 0 or self.workload.lora_dropout > 0
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def begin_run(directory: Path, config: RunConfig, start: int) -> None:
 
 
 def read_config(directory: Path) -> RunConfig:
-    """The config of a run; a directory that holds none is an error."""
+    """Read the config of a run; raise if the directory has none."""
     path = directory / "config.json"
     if not path.is_file():
         if copy := find_config_copy(directory):
@@ -141,7 +141,7 @@ def read_config(directory: Path) -> RunConfig:
 
 
 def find_config_copy(directory: Path) -> str:
-    """Return how to restore a run's config.json from its last checkpoint; empty if there is none."""
+    """Return a sentence on how to restore config.json from the run's last checkpoint; empty if there is none."""
     copies = [path for path in directory.glob("checkpoints/*/config/metadata") if path.parts[-3].isdigit()]
     if not copies:
         return ""
@@ -151,7 +151,7 @@ def find_config_copy(directory: Path) -> str:
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether the `config.json` of a directory is a run's and not a model's."""
+    """Whether the `config.json` in a directory is that of a run, not of a model."""
     try:
         return "workload" in json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError, TypeError, RecursionError):
@@ -175,7 +175,7 @@ _READERS = {Workload: workload_from_data, Strategy: strategy_from_data, Optimize
 
 
 def append_metrics(directory: Path, row: Row) -> None:
-    """Append a step to `metrics.jsonl`; NaN and infinity become null."""
+    """Append a line to `metrics.jsonl`; NaN and infinity become null."""
     plain = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
     }
@@ -198,7 +198,7 @@ def read_metrics(directory: Path) -> list[Row]:
 
 
 def read_json_lines(path: Path, fields: Set[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file that a run appends to, with their line numbers; nothing if there is no file.
+    """Return the objects in a file that a run appends to, with file and line number; empty if there is no file.
 
     An incomplete last line of a killed process is skipped. Raises an error if another line is not an object with
     `fields`.
@@ -261,11 +261,11 @@ def _no_line(line: bytes) -> str:
 
 
 _MEASURED = {"step", "mesh", "hardware", "step_seconds", "memory_peak_bytes"}
-"""Fields of every row."""
+"""Fields that every row has."""
 
 
 def _is_row(row: Row) -> bool:
-    """Whether a row has all that is measured, as numbers: of its fields only mesh and hardware are text."""
+    """Whether a row has all measured fields, with mesh and hardware as text and all other fields not."""
     if not row.keys() >= _MEASURED:
         return False
     if any(isinstance(value, str) is not (name in ("mesh", "hardware")) for name, value in row.items()):

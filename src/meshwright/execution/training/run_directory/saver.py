@@ -1,8 +1,8 @@
 """Checkpointing in the training loop: when to save, how long steps wait, and what happens if saving fails.
 
-A failed checkpoint, such as on a full disk, does not end the run: it is reported, counted (`failed_saves`), and tried
-again at the next one. Only the last one must succeed. With several processes each must write its part of every
-checkpoint: a process that cannot ends the run with its name.
+A failed checkpoint, for example on a full disk, does not end the run: it is reported and counted (`failed_saves`), and
+the next checkpoint is tried. Only the last one must succeed. With several processes, each must write its part of every
+checkpoint: a process that cannot ends the run with its own error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Saver:
         self._log = log
         self._on_note = on_note
         self._failed = 0
-        self._saved_at = time.monotonic()  # No clock that is set while a run trains.
+        self._saved_at = time.monotonic()  # Not the wall clock, which may be set while a run trains.
         self._step: int | None = None
         self.is_due = False
 
@@ -62,7 +62,7 @@ class Saver:
         self.is_due = is_late or self._saving.is_due(taken)
 
     def check(self) -> None:
-        """Log the checkpoint that is there since the last call, or note that it could not be written."""
+        """Log a checkpoint completed since the last call, or report that it could not be written."""
         try:
             self._log_written(self._checkpoints.check())
         except MeshwrightError as error:
@@ -113,8 +113,8 @@ class Saver:
     def _note_failure(self, error: MeshwrightError) -> None:
         """Report a failed checkpoint; the run continues.
 
-        Raises the error if it cannot: the directory is gone, or there are several processes. The others would wait for
-        this process's part of the checkpoint until Orbax gives up after 20 minutes.
+        Raises the error if the run cannot continue: the directory is gone, or there are several processes. The others
+        would wait for this process's part of the checkpoint until Orbax gives up after 20 minutes.
         """
         if not self._directory.is_dir() or jax.process_count() > 1:
             raise error

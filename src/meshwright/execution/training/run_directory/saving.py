@@ -15,9 +15,12 @@ from meshwright.support.field_types import check_fields
 class Saving:
     """When checkpoints are written, and which are kept.
 
-    every, minutes: steps and minutes between checkpoints; 0 is never, but the last one is always written. keep: number
-    of recent checkpoints to keep; keep_every: also keep the first checkpoint of every N steps, 0 for none.
-    grace_seconds: time to save and exit after a SIGTERM.
+    Args:
+        every: steps between checkpoints; 0 for none. The last step is always saved.
+        minutes: minutes between checkpoints; 0 for none.
+        keep: number of recent checkpoints to keep.
+        keep_every: also keep the first checkpoint of every N steps; 0 for none.
+        grace_seconds: time to save and exit after a SIGTERM.
     """
 
     every: int = 0
@@ -46,7 +49,7 @@ class Saving:
         return self.every > 0 and taken % self.every == 0
 
     def kept(self, steps: Sequence[int]) -> set[int]:
-        """Return the checkpoints to keep, given their steps in order."""
+        """Return the steps of the checkpoints to keep, given all their steps in order."""
         firsts: dict[int, int] = {}
         for step in steps:
             if self.keep_every and step >= self.keep_every:

@@ -1,1 +1,1 @@
-"""The update of a train step: what becomes of gradients, by which optimizer, and which steps are left out."""
+"""The update of a train step: from gradients to new parameters, by optimizer, and which steps are skipped."""

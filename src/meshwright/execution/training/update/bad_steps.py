@@ -1,4 +1,4 @@
-"""Bad steps: NaN or infinite loss or gradients, or gradients far larger than before. They stop a run, or are skipped.
+"""Bad steps, which end the run or are skipped: NaN or infinite loss or gradients, or gradients far above earlier ones.
 
 A skipped step leaves parameters and moments unchanged inside the compiled step, which receives a limit for its gradient
 norm. The limit follows from the norms of earlier steps in `metrics.jsonl`, so a resumed run skips the same steps.
@@ -25,19 +25,24 @@ from meshwright.execution.training.update.skipping import NORM_LIMIT
 from meshwright.support.files import append_line, write_file
 
 WINDOW = 64
-"""The steps before one over whose norms the median is taken."""
+"""Number of earlier steps over whose gradient norms the median is taken."""
 
 FEWEST = 16
-"""The norms that a median is taken of at least; with fewer nothing is a spike."""
+"""Minimum number of norms for a median; with fewer, no norm is a spike."""
 
 DELAY = 3
-"""Steps between a step and the last norm considered: devices have the batch before the previous step is read."""
+"""Steps between a step and the newest norm in its median, because batches are sent before metrics are read."""
 
 FILE = "bad_steps.jsonl"
 
 
 class NormLimits:
-    """Limits of the gradient norm of each step, from the norms of earlier steps. rows: of steps already taken."""
+    """Limits of the gradient norm of each step, from the norms of earlier steps.
+
+    Args:
+        factor: limit as a multiple of the running median; None for no limit.
+        rows: metrics of the steps already taken.
+    """
 
     def __init__(self, factor: float | None, rows: Iterable[Row]) -> None:
         self._factor = factor
@@ -46,13 +51,13 @@ class NormLimits:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        """The metrics of a step; one that was left out does not count."""
+        """Add the metrics of a step; a skipped step does not count."""
         norm = row.get("grad_norm")
         if norm is not None and math.isfinite(norm) and not row.get("skipped"):
             self._norms.append((row["step"], norm))
 
     def limit(self, step: int) -> float:
-        """That of a step: infinite where nothing is a spike."""
+        """Return the limit of a step; infinite if no norm is a spike."""
         norms = [norm for at, norm in self._norms if at <= step - DELAY][-WINDOW:]
         if self._factor is None or len(norms) < FEWEST:
             return math.inf
@@ -60,7 +65,7 @@ class NormLimits:
 
 
 class LimitedBatches:
-    """Batches with the gradient norm above which a step counts as bad, for each step."""
+    """Batches of each step, with the gradient norm above which the step is bad (`NORM_LIMIT`)."""
 
     def __init__(self, batches: BatchSource, limits: NormLimits, mesh: Mesh) -> None:
         self._batches, self._limits = batches, limits
@@ -73,9 +78,11 @@ class LimitedBatches:
 
 
 class BadSteps:
-    """The bad steps of a run, and the number skipped in a row.
+    """Recognises bad steps of a run, and counts how many were skipped in a row.
 
-    factor: multiple of the running median from which a norm is a spike. rows: of steps already taken.
+    Args:
+        factor: multiple of the running median above which a norm is a spike; None for no spikes.
+        rows: metrics of the steps already taken.
     """
 
     def __init__(self, factor: float | None, rows: Sequence[Row]) -> None:
@@ -85,7 +92,7 @@ class BadSteps:
             self._count(row)
 
     def reason(self, row: Row) -> str:
-        """Return what is wrong with a step by its metrics; empty for a good one. Call for each step in order."""
+        """Return the reason why a step is bad, from its metrics; empty for a good step. Call for each step in order."""
         self._count(row)
         limit = self.limits.limit(row["step"])
         self.limits.add(row)
@@ -101,7 +108,10 @@ class BadSteps:
 
 
 def log_bad_step(directory: Path, row: Row, reason: str, batch: Mapping[str, Any]) -> None:
-    """Add a line to `bad_steps.jsonl`. batch: the seed, and the numbers of the rows that the step read."""
+    """Add a line to `bad_steps.jsonl`.
+
+    batch: the seed, and the numbers of the data rows that the step read.
+    """
     finite = {name: row[name] for name in ("loss", "grad_norm") if math.isfinite(row[name])}
     append_line(directory / FILE, json.dumps({"step": row["step"], "why": reason, **finite, **batch}))
 

@@ -1,6 +1,6 @@
-"""Muon: momentum made orthogonal for the matrices within layers, AdamW for all else.
+"""Muon: orthogonalised momentum for the matrices within layers, AdamW for all other parameters.
 
-`step.passes.muon` says which parameters are matrices and what dealing them out communicates.
+`step.passes.muon` decides which parameters are matrices, and describes the collectives that distribute them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meshwright.mesh import LAYOUT
 
 
 class MuonState(NamedTuple):
-    """Step count and moments: the first of every parameter, the second of parameters that are not matrices."""
+    """Step count, first moments of all parameters, and second moments of parameters that are not matrices."""
 
     count: Array
     mu: Any
@@ -33,8 +33,8 @@ class MuonState(NamedTuple):
 def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingContext) -> optax.GradientTransformation:
     """Return the Muon transformation of gradients, before weight decay.
 
-    github.com/KellerJordan/Muon with the scale of arXiv:2502.16982 and Nesterov momentum, as
-    `optax.contrib.scale_by_muon`. Products use the workload's compute dtype.
+    It is github.com/KellerJordan/Muon with the scale of arXiv:2502.16982 and Nesterov momentum, as
+    `optax.contrib.scale_by_muon`. Matmuls use the workload's compute dtype.
     """
     declared = matrices(workload)
     dtype = DTYPES[workload.compute_dtype]
@@ -76,7 +76,7 @@ def scale_by_muon(optimizer: Optimizer, workload: Workload, layout: ShardingCont
 
 
 def _lacking(kept: float, count: Array) -> Array:
-    """Bias correction of a moment that started at zero (arXiv:1412.6980, section 3)."""
+    """Return the bias correction 1 - kept**count of a moment that started at zero (arXiv:1412.6980, section 3)."""
     return 1 - kept**count
 
 
@@ -122,7 +122,7 @@ def orthogonalise(array: Array, parameter: Parameter, layout: ShardingContext, d
 
 
 def newton_schulz(x: Array, *, eps: float) -> Array:
-    """Matrices [count, rows, columns] with all their singular values near one."""
+    """Move all singular values of matrices [count, rows, columns] close to one, by Newton-Schulz iterations."""
     is_tall = x.shape[1] > x.shape[2]
     x = jnp.swapaxes(x, 1, 2) if is_tall else x
     norm = jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(1, 2), keepdims=True))

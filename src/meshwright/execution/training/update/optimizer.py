@@ -1,4 +1,4 @@
-"""Optimizer settings of a run: learning rates, schedule, decay, clipping; the strategy names the optimizer."""
+"""Optimizer settings of a run: learning rates, schedule, weight decay, clipping; the strategy names the optimizer."""
 
 from __future__ import annotations
 
@@ -34,26 +34,29 @@ USED: Mapping[str, frozenset[str]] = {
     "final_rate": frozenset({"cosine", "linear", "wsd"}),
     "max_bad_steps": frozenset({"skip"}),
 }
-"""The optimizers, schedules or ways with bad steps that read a setting; one that is not here all do."""
+"""The optimizers, schedules or bad-step rules that use a setting; settings that are not listed are used by all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """The learning rate of each step and parameter, and how far gradients and weights are held back.
+    """Learning rate of each step and parameter, weight decay, clipping and the handling of bad steps.
 
-    learning_rate: the highest, at the end of the warm-up. schedule: what it does then: falls as a cosine or a line to
-    `final_rate` of it at `decay_steps`; stays and falls in the last `decay_share` of the steps after the warm-up (wsd,
-    arXiv:2404.06395); or stays (constant). first_rate: the share of it at the first step; None for 1 / warmup_steps,
-    0 in runs begun before that could be said.
-
-    weight_decay: what each step takes of a weight, times the learning rate; not of what `no_decay` names. b1, b2, eps:
-    AdamW's (arXiv:1711.05101) and Lion's (arXiv:2302.06675). momentum: Muon's. clip_norm: the most that the norm of all
-    gradients may be, 0 for any. rates: `PATTERN=FACTOR` each, by which the learning rate of the parameters that a
-    pattern names is multiplied; of two that name one the later counts.
-
-    spike_factor: a step is bad, beside those whose loss or gradients are no numbers, where the norm of its gradients is
-    this often their running median; None for none. max_bad_steps: where bad steps are left out
-    (`Strategy.on_bad_step`), as many one after the other end the run.
+    Args:
+        learning_rate: the highest rate, reached at the end of the warm-up.
+        schedule: the rate after the warm-up. cosine, linear: falls to `final_rate` of the highest at `decay_steps`. wsd
+            (arXiv:2404.06395): stays, and falls in the last `decay_share` of the steps after the warm-up. constant:
+            stays.
+        first_rate: the rate at the first step as a share of the highest; None for 1 / warmup_steps. 0 in runs of
+            versions before this setting.
+        weight_decay: share of a weight subtracted per step, times the learning rate; not for parameters in `no_decay`.
+        b1, b2, eps: constants of AdamW (arXiv:1711.05101) and Lion (arXiv:2302.06675).
+        momentum: Muon's momentum.
+        clip_norm: maximum norm of all gradients together; 0 for no clipping.
+        rates: `PATTERN=FACTOR` entries; the learning rate of parameters that match is multiplied by the factor of the
+            last entry that they match.
+        spike_factor: a step is bad if its gradient norm exceeds this multiple of the running median; None: only a loss
+            or gradients that are not finite make a step bad.
+        max_bad_steps: if bad steps are skipped (`Strategy.on_bad_step`), the run ends after this number in a row.
     """
 
     learning_rate: float = 3e-3
@@ -94,23 +97,23 @@ class Optimizer:
             raise MeshwrightError(f"spike_factor is {self.spike_factor}; it is a number above 1, as 10")
         if self.max_bad_steps < 1:
             raise MeshwrightError(f"max_bad_steps is {self.max_bad_steps}; it is a whole number from 1")
-        self.factors  # noqa: B018  Read, so that a mistake in them is told here.
+        self.factors  # noqa: B018  Read, so that a mistake in it is reported here.
 
     @property
     def factors(self) -> tuple[tuple[str, float], ...]:
-        """The patterns of `rates` with their factors."""
+        """The patterns in `rates` with their factors."""
         return tuple(map(_factor, self.rates))
 
     def factor(self, path: str) -> float:
-        """Factor on the learning rate of a parameter."""
+        """Return the factor on the learning rate of a parameter."""
         return next((factor for pattern, factor in reversed(self.factors) if matches(pattern, path)), 1.0)
 
     def decays(self, path: str) -> bool:
-        """Whether weight decay takes from a parameter."""
+        """Whether weight decay applies to a parameter."""
         return not any(matches(pattern, path) for pattern in self.no_decay)
 
     def optax_schedule(self) -> optax.Schedule:
-        """The learning rate at each step."""
+        """Return the learning rate as an Optax schedule."""
         warmup = optax.linear_schedule(self._first, self.learning_rate, self.warmup_steps)
         last, ends = self.learning_rate * self.final_rate, self.end - self.warmup_steps
         if self.schedule == "cosine":
@@ -126,18 +129,18 @@ class Optimizer:
 
     @property
     def end(self) -> int:
-        """The step at which the schedule reaches its last rate."""
+        """The step at which the schedule reaches its final rate."""
         return max(self.decay_steps, self.warmup_steps + 1)
 
     @property
     def _first(self) -> float:
-        """The learning rate at the first step of a warm-up."""
+        """The learning rate at the first step."""
         share = 1 / max(1, self.warmup_steps) if self.first_rate is None else self.first_rate
         return self.learning_rate * share
 
     @property
     def _falls_from(self) -> int:
-        """The step from which on the rate of wsd falls."""
+        """The step from which the wsd rate falls."""
         return self.end - max(1, round(self.decay_share * (self.end - self.warmup_steps)))
 
     def rate(self, step: int) -> float:
@@ -155,7 +158,7 @@ class Optimizer:
 def check_optimizer_options(optimizer: Optimizer, said: Collection[str], strategy: Strategy, model: Model) -> None:
     """Raise if an optimizer option has no effect, or names no parameter of a model.
 
-    said: the given settings (`training.settings`).
+    said: names of the settings that were given (`training.settings`).
     """
     ways = {"optimizer": strategy.optimizer, "lr_schedule": optimizer.schedule, "on_bad_step": strategy.on_bad_step}
     for setting in said:
@@ -181,8 +184,8 @@ def default_warmup(steps: int) -> int:
 def optimizer_from_data(data: Any, path: str = "") -> Optimizer:
     """Read the optimizer of a `config.json`.
 
-    A config without schedule is of an early version and keeps its behaviour: one schedule, which starts at rate 0, and
-    weight decay of all but norms and expert-choice biases.
+    A config without a schedule is from an early version and keeps its behaviour: the cosine schedule, starting at rate
+    0, and weight decay of all parameters except norms and expert-choice biases.
     """
     if isinstance(data, Mapping) and "schedule" not in data:
         data = {"first_rate": 0.0, "no_decay": ["*norm*", "choice_bias"], **data}
@@ -190,7 +193,7 @@ def optimizer_from_data(data: Any, path: str = "") -> Optimizer:
 
 
 def _factor(text: str) -> tuple[str, float]:
-    """A pattern and its factor."""
+    """Parse `PATTERN=FACTOR`."""
     pattern, equals, number = text.rpartition("=")
     try:
         factor = parse_number(number) if equals and pattern else -1.0

@@ -1,4 +1,4 @@
-"""A step that is left out: inside the compiled step the state stays as it was."""
+"""Skip a bad step: inside the compiled step, the state stays as it was."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import optax
 from jax import Array
 
 NORM_LIMIT = "norm_limit"
-"""The part of a batch that has the most that the norm of the gradients may be, one float32."""
+"""Name of the batch entry with the maximum norm of the gradients, one float32."""
 
 
 def is_bad(loss: Array, norm: Array, limit: Array) -> Array:
-    """Whether a step is to be left out, as a boolean scalar."""
+    """Whether to skip a step, as a boolean scalar: loss or norm is not finite, or the norm exceeds the limit."""
     return ~(jax.numpy.isfinite(loss) & jax.numpy.isfinite(norm) & (norm <= limit))
 
 
 def unless(bad: Array, before: Any, after: Any) -> Any:
-    """Return the state after a step, or the state before if it is bad; the learning-rate schedule advances."""
+    """Return the state after a step, or the state before it if the step is bad; the learning-rate count advances."""
 
     def is_schedule(node: Any) -> bool:
         return isinstance(node, optax.ScaleByScheduleState)

@@ -1,4 +1,4 @@
-"""The optimizers that a strategy names, through Optax: how gradients, which are clipped before, change parameters."""
+"""The optimizers that a strategy names, in Optax: how gradients, which are already clipped, change parameters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from meshwright.execution.training.update.optimizer import Optimizer
 def transformation(
     optimizer: Optimizer, workload: Workload, layout: ShardingContext, strategy: Strategy = DEFAULT
 ) -> optax.GradientTransformation:
-    """Return the Optax transformation; moments are in the strategy's dtype between steps.
+    """Return the Optax transformation of a strategy's optimizer; between steps, moments are in the strategy's dtype.
 
-    AdamW (arXiv:1711.05101), Lion (arXiv:2302.06675), Adafactor (arXiv:1804.04235) without momentum, plain SGD, or Muon
-    (`update.muon`), the only one that depends on the workload and on shardings.
+    Optimizers: AdamW (arXiv:1711.05101), Lion (arXiv:2302.06675), Adafactor (arXiv:1804.04235) without momentum, SGD
+    without momentum, and Muon (`update.muon`), the only one that depends on the workload and on shardings.
     """
     rate, decay = optimizer.optax_schedule(), optimizer.weight_decay
 
@@ -53,14 +53,14 @@ def transformation(
 
 
 def _by_path(function: Any, params: Any) -> Any:
-    """Return a tree like the parameters, with the value of a function of each path (`layers.query`)."""
+    """Return a tree like the parameters, with the value of `function` at each path (`layers.query`)."""
     return jax.tree.map_with_path(
         lambda path, _: function(".".join(str(getattr(key, "key", key)) for key in path)), params
     )
 
 
 def _scaled(made: optax.GradientTransformation, optimizer: Optimizer) -> optax.GradientTransformation:
-    """The transformation with the updates of groups of parameters multiplied, which keeps nothing more."""
+    """Multiply a transformation's updates by the optimizer's factor of each parameter; its state does not change."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         updates, state = made.update(updates, state, params)
@@ -70,7 +70,7 @@ def _scaled(made: optax.GradientTransformation, optimizer: Optimizer) -> optax.G
 
 
 def _with_standard_promotion(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Wrap a transformation in standard dtype promotion: Optax raises a float decay to an integer count."""
+    """Wrap a transformation in standard dtype promotion, because Optax raises a float decay to an integer count."""
 
     def init(params: Any) -> Any:
         with jax.numpy_dtype_promotion("standard"):
@@ -84,7 +84,7 @@ def _with_standard_promotion(transformation: optax.GradientTransformation) -> op
 
 
 def _moments_in(transformation: optax.GradientTransformation, dtype: Dtype) -> optax.GradientTransformation:
-    """The transformation, the arrays that it keeps narrowed between steps; each step is made in their own dtype."""
+    """Store the floating-point state of a transformation in `dtype` between steps; updates use the original dtypes."""
 
     def narrow(state: Any) -> Any:
         return jax.tree.map(

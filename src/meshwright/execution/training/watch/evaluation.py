@@ -1,7 +1,7 @@
 """Evaluation of a run: loss on held-out text, and multiple-choice tasks.
 
-Parameters stay in place: the programs read the sharded arrays of the state. The loss uses the forward pass of the
-training step; without a backward pass it needs less memory than the step, so the planned peak holds.
+Parameters are not copied: the programs read the sharded arrays of the state. The loss uses the forward pass of the
+training step; without a backward pass it needs less memory than the step, so the planned peak memory holds.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ class HeldOutBatches(Protocol):
     def __getitem__(self, number: int) -> Mapping[str, Array]: ...
 
     def loss_tokens(self, number: int) -> int:
-        """The tokens of a batch whose loss counts."""
+        """Return the number of tokens of a batch whose loss counts."""
         ...
 
 
 class HeldOutPairs(NamedTuple):
-    """Held-out batches of pairs.
+    """Held-out batches of preference pairs.
 
-    count: number of batches. batch: (params, number) -> a batch with its reference log-probabilities; params: of the
-    policy.
+    Args:
+        count: number of batches.
+        batch: (policy parameters, number) -> a batch with its reference log-probabilities.
     """
 
     count: int
@@ -47,20 +48,20 @@ class HeldOutPairs(NamedTuple):
 
 
 class _StoppedError(Exception):
-    """The run stops while it is evaluated."""
+    """Raised inside an evaluation when the run is asked to stop."""
 
 
 class Evaluator:
     """Evaluates parameters on the same batches and tasks each time.
 
     Args:
-        config: of the run.
-        layout: how parameters are stored.
-        batches: all held-out batches.
+        config: config of the run.
+        layout: how parameters are sharded.
+        batches: all held-out batches; None if there are none.
         tasks: tasks to answer; None for none.
 
     Raises:
-        MeshwrightError: there is neither a batch nor a task, or batches are requested and there are none.
+        MeshwrightError: there are neither batches nor tasks, or a number of batches is requested and there are none.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Evaluator:
     def __call__(self, params: Any, is_stopping: Callable[[], bool] = lambda: False) -> Row | None:
         """Evaluate parameters; return the metrics and the time taken (`eval_seconds`). Call under `jax.set_mesh`.
 
-        is_stopping: asked before each batch; if true, the evaluation is abandoned and None returned.
+        is_stopping: asked before each batch; if true, the evaluation is abandoned and the result is None.
         """
         began = time.perf_counter()
         row: Row = {}
@@ -112,7 +113,7 @@ class Evaluator:
             yield number
 
     def _losses(self, params: Any, batches: HeldOutBatches, is_stopping: Callable[[], bool]) -> Row:
-        """The mean loss of a token in nats, its exponential, and the tokens that count."""
+        """Return the mean loss per token in nats, its exponential (perplexity), and the number of tokens that count."""
         losses, counts = [], []
         for number in self._numbers(is_stopping):
             # Read one by one: simulated devices, which share cores, would time out on each other.
@@ -123,7 +124,7 @@ class Evaluator:
         return {"eval_loss": mean, "eval_perplexity": math.exp(min(mean, 700.0)), "eval_tokens": tokens}
 
     def _of_pairs(self, params: Any, batches: HeldOutPairs, is_stopping: Callable[[], bool]) -> Row:
-        """The means over all pairs, `MEANS`, and how many pairs they are; batches are of one size."""
+        """Return the means over all pairs, named by `MEANS`, and the number of pairs; all batches are of one size."""
         if not self._count:
             return {}
         found = [

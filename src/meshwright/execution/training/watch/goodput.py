@@ -1,7 +1,8 @@
-"""Where the time of a run went, over all its restarts: goodput accounts, as AXLearn keeps them.
+"""Goodput: where the time of a run went, over all its restarts, as AXLearn accounts for it.
 
 Every second from the start of the first process to the last row is in one account (https://github.com/apple/axlearn,
-`axlearn/cloud/gcp/measurement.py`, names the events; Google's ml-goodput-measurement the badput that we call accounts).
+`axlearn/cloud/gcp/measurement.py`, names the events; our accounts of lost time are the badput categories of Google's
+ml-goodput-measurement).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ACCOUNTS = {
     "down": "no process trained: from the last row of one to the start of the next",
     "other": "anything else between steps",
 }
-"""Accounts of time, and what each contains."""
+"""Accounts of time, and what each one contains."""
 
 _OF_ROWS = {
     "compiling": "compile_seconds",
@@ -33,13 +34,15 @@ _OF_ROWS = {
     "evaluation": "eval_seconds",
     "starting": "startup_seconds",
 }
-"""The accounts that fields of rows add up to."""
+"""The account to which each of these fields of a row is added."""
 
 
 def goodput(rows: Sequence[Row], restarts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the seconds in each account of a run; they add up to the time from its first start to its last row.
 
-    rows: of `metrics.jsonl`; rows of versions without times are ignored. restarts: see `read_restarts`.
+    Args:
+        rows: the rows of `metrics.jsonl`; rows of early versions, which have no times, are ignored.
+        restarts: the result of `read_restarts`.
     """
     seconds = dict.fromkeys(ACCOUNTS, 0.0)
     before = None
@@ -61,7 +64,7 @@ def note_restart(directory: Path, rows: Sequence[Row], start: int, first: Row) -
     """Record the cost of a restart in `restarts.jsonl`: repeated steps, and idle time.
 
     Args:
-        rows: of the run before the restart, all of them.
+        rows: all rows of the run before the restart.
         start: the first repeated step.
         first: the first row of the new process.
     """
@@ -84,7 +87,7 @@ def note_restart(directory: Path, rows: Sequence[Row], start: int, first: Row) -
 
 
 def read_restarts(directory: Path) -> list[dict[str, Any]]:
-    """The restarts of a run, each with `time`, `start`, `lost_steps`, `lost_seconds` and `down_seconds`."""
+    """Return the restarts of a run, each with `time`, `start`, `lost_steps`, `lost_seconds` and `down_seconds`."""
     return [data for _, data in read_json_lines(directory / "restarts.jsonl", {"lost_seconds", "down_seconds"})]
 
 
@@ -94,7 +97,7 @@ def _is_first(row: Row) -> bool:
 
 
 def _began(row: Row) -> float:
-    """Return when the step of a row began; for the first row of a process, when the process did."""
+    """Return when the step of a row began; for the first row of a process, when the process began."""
     before = ("step_seconds", "compile_seconds", "startup_seconds")
     return row["time"] - sum(row.get(name, 0.0) for name in before)
 

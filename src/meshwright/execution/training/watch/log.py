@@ -1,4 +1,4 @@
-"""The rows of a run on their way: to `metrics.jsonl`, TensorBoard and Weights & Biases."""
+"""Write the rows of a run to `metrics.jsonl`, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NOT_SHOWN = ("step", "time", "began_at")
 
 
 COMPILED = "compiled.json"
-"""The record of the compiled step, of the last process that trained."""
+"""File with the record of the compiled step, from the last process that trained."""
 
 
 def read_compiled(directory: Path) -> Record | None:
-    """The record of a run's compiled step; None where an older version made the run."""
+    """Return the record of a run's compiled step; None for a run of an older version."""
     path = directory / COMPILED
     try:
         return record_from_json(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
@@ -40,7 +40,7 @@ class _Writer(Protocol):
 
 
 class RunLog:
-    """Where the first process of a run writes its rows; begun with its first row. Used as a context."""
+    """Writes the rows of a run, in its first process. A context manager; `begin` is called with the first row."""
 
     def __init__(self, directory: Path, config: RunConfig, on_note: Note) -> None:
         self._directory = directory
@@ -59,7 +59,10 @@ class RunLog:
             writer.close()
 
     def begin(self, start: int, compiled: Record) -> None:
-        """Open the other metric outputs. start: steps taken before. compiled: record of the compiled step."""
+        """Open the other metric outputs.
+
+        start: number of steps taken before. compiled: record of the compiled step.
+        """
         from meshwright.execution.training.watch.tensorboard import (
             TensorBoardEvents,  # Of [train]; `report` only reads a run.
         )
@@ -79,7 +82,7 @@ class RunLog:
         self._write(row["step"], row)
 
     def add_later(self, fields: Row, *, step: int | None = None) -> None:
-        """Append measurements that arrive after the row of a step, by default of the last one."""
+        """Append measurements that arrive after the row of their step, by default the last step."""
         of = self._last["step"] if step is None else step
         self._append({"step": of} | fields)
         self._write(of, fields)
@@ -91,7 +94,7 @@ class RunLog:
             del self._unwritten[0]
 
     def _append(self, fields: Row) -> None:
-        """Add a line to `metrics.jsonl`; on a disk that is full it is kept, because that may pass."""
+        """Add a line to `metrics.jsonl`; if the disk is full, keep the line, because that may pass."""
         is_first = not self._unwritten
         self._unwritten.append(fields)
         try:
@@ -114,14 +117,14 @@ class RunLog:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """The numbers of a row by the tags of their curves: `train/loss`, `speed/mfu`, `eval/loss`, `eval/TASK/acc`."""
+    """Return the numbers of a row by TensorBoard tag: `train/loss`, `speed/mfu`, `eval/loss`, `eval/TASK/acc`."""
     found = {
         _tag(name): float(value)
         for name, value in row.items()
         if name not in _NOT_SHOWN and isinstance(value, int | float) and not isinstance(value, bool)
     }
     for task, figures in row.get("eval_tasks", {}).items():
-        # The number of questions is no curve, and a single one has no standard error.
+        # The number of questions never changes, and the standard error of a single question is None.
         found |= {f"eval/{task}/{name}": v for name, v in figures.items() if name != "questions" and v is not None}
     return found
 

@@ -30,7 +30,7 @@ FOLDER, FILE = "profile", "collectives.json"
 
 @dataclass(frozen=True)
 class ProfiledSteps:
-    """The steps that a profile is of, counted from 1; both are in it."""
+    """First and last step of a profile, counted from 1; both are included."""
 
     first: int
     last: int
@@ -40,7 +40,7 @@ class ProfiledSteps:
 
 
 def parse_profile(text: str) -> ProfiledSteps:
-    """The steps of `10:15`."""
+    """Parse the steps of a profile, such as `10:15`."""
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip())
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise MeshwrightError(f"profile is {text!r}; it is the first and the last step of a trace, as 10:15")
@@ -48,11 +48,11 @@ def parse_profile(text: str) -> ProfiledSteps:
 
 
 class Profiler:
-    """Traces the profiled steps of a run, each process those of its own devices. Used as a context.
+    """Traces the profiled steps of a run; each process traces its own devices. A context manager.
 
     Devices are idle when a trace begins and ends, so it contains whole steps only. The first process collects the
-    results; the trace of each other process is in a folder of its own, because all of one machine have the same name. A
-    profile that cannot be made is a note and never ends a run.
+    results. Traces of one machine have the same name, so each further process writes its trace into a folder of its
+    own. A profile that cannot be made is reported in a note and never ends a run.
     """
 
     def __init__(
@@ -85,23 +85,23 @@ class Profiler:
         return self._steps is not None and taken in (self._steps.first - 1, self._steps.last)
 
     def after(self, taken: int) -> None:
-        """Begin or end the trace, where this is its place; devices are idle."""
+        """Begin or end the trace if it is due after `taken` steps; devices must be idle."""
         if self._steps is None:
             return
         if taken == self._steps.last:
             self._write()
         elif taken == self._steps.first - 1:
-            if jax.process_index() == 0:  # None of the others writes before steps that this one takes part in.
+            if jax.process_index() == 0:  # The others write only after steps in which this process takes part.
                 shutil.rmtree(self._folder, ignore_errors=True)
             options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # Every call of every library would be in it, and slow the steps.
+            options.python_tracer_level = 0  # Tracing every Python call would slow the steps.
             with self._noted("the trace could not be begun"):
                 jax.profiler.start_trace(self._own_folder, profiler_options=options)
                 self._is_tracing = True
 
     @contextmanager
     def _noted(self, what: str) -> Iterator[None]:
-        """Note an error of any kind: profilers, disks and readers of what compilers write have many."""
+        """Report an error of any kind in a note: profilers, disks and parsers of compiler output raise many kinds."""
         try:
             yield
         except Exception as error:
@@ -119,7 +119,7 @@ class Profiler:
                 assert self._program.compiled is not None
                 module = parse_hlo(self._program.compiled.as_text() or "")
                 own = by_device(read_trace(find_trace(self._own_folder), module))
-        # All processes take part, also one that has no trace.
+        # All processes take part, also those without a trace.
         devices, missing = join_traces(_from_all_processes(own))
         if jax.process_index() == 0 and devices and module is not None:
             count = self._steps.last - self._steps.first + 1
@@ -133,10 +133,10 @@ def by_device(traces: Mapping[int, DeviceTrace]) -> dict[str, Any]:
     """Return the traces of this process as plain data, by global device number.
 
     Raises:
-        MeshwrightError: a trace of a device that this process does not have.
+        MeshwrightError: a trace is of a device that this process does not have.
     """
     everywhere = jax.devices()
-    # A trace has the ids of simulated devices, which differ between processes, and of others the place in the machine.
+    # A trace numbers simulated devices by id, which differs between processes, and others by position in the machine.
     here = {
         device.id if device.platform == "cpu" else device.local_hardware_id: device for device in jax.local_devices()
     }
@@ -152,7 +152,7 @@ def join_traces(of_processes: Sequence[Mapping[str, Any]]) -> tuple[dict[str, De
 
 
 def _from_all_processes(data: Any) -> list[Any]:
-    """Plain data of each process, on every one; all call this."""
+    """Return the plain data of every process, in all processes; all of them call this."""
     frame = np.frombuffer(json.dumps(data).encode(), np.uint8)
     sizes = process_allgather(np.int32(frame.size))
     frames = process_allgather(np.pad(frame, (0, sizes.max() - frame.size)))
@@ -214,9 +214,10 @@ def read_profile(directory: Path) -> Profile | None:
 
 
 def find_profile(directory: Path, config: RunConfig) -> tuple[Profile | None, str]:
-    """Read the profile of a run if it is for the mesh and hardware of a config; else return the reason why not.
+    """Return the profile of a run if it is for the config's mesh and hardware; else None and the reason.
 
-    A damaged profile does not affect anything else of the run.
+    The reason is empty if there is no profile or it is for another mesh. A damaged profile affects nothing else of the
+    run.
     """
     try:
         profile = read_profile(directory)

@@ -9,27 +9,27 @@ from meshwright.execution.training.run_directory.run import Row
 from meshwright.units import show_percent, show_seconds
 
 TOLERANCE = 0.15
-"""Relative shortfall from which a run is reported."""
+"""Relative shortfall above which a note is printed."""
 
 WARM_UP, WINDOW = 5, 20
-"""The steps of a process that are not judged, and those after them that are: their mean decides."""
+"""Steps of a process that are ignored first, and steps per comparison after them, whose mean time is compared."""
 
 _REASONS = {
     "input_seconds": "waiting for input",
     "save_seconds": "waiting for checkpoints",
     "compile_seconds": "compiling the step again",
 }
-"""Reasons for waiting, by the field of a row that measures them."""
+"""Reasons for waiting, by the row field that measures the time."""
 
 
 class Shortfall:
-    """Compares the mean of warm steps with the plan; call with each row in order.
+    """Compares the mean step time after warm-up with the plan; call with each row in order.
 
-    Evaluation time is not a shortfall. Simulated devices are compared only by their waiting time: the plan assumes a
-    machine whose cores they do not share.
+    Evaluation time is not a shortfall. For simulated devices only waiting time counts, because the plan assumes devices
+    that do not share cores.
 
     Args:
-        planned_seconds: per step.
+        planned_seconds: planned seconds per step.
         is_simulated: whether devices are simulated.
     """
 
@@ -41,7 +41,7 @@ class Shortfall:
         self._is_said = False
 
     def add(self, row: Row) -> str | None:
-        """Take the row of a step; the line, once, where the steps so far fall short."""
+        """Add the row of a step; return a line, only once, if recent steps are slower than planned, else None."""
         self._taken += 1
         if self._is_said or self._taken <= WARM_UP:
             return None
@@ -54,13 +54,13 @@ class Shortfall:
         return line
 
     def add_later(self, fields: Row) -> None:
-        """Add measurements that arrived after the last row."""
+        """Add measurements of the last row's step that arrived after the row."""
         if self._rows:
             self._rows[-1] = self._rows[-1] | fields
 
 
 def shortfall(rows: Sequence[Row], planned: float, *, is_simulated: bool) -> str | None:
-    """Return how much slower steps are than planned and the main reason; None if they are not."""
+    """Return how much slower steps are than planned, with the main reason; None if they are not slower."""
     waits = {reason: sum(row.get(name, 0.0) for row in rows) / len(rows) for name, reason in _REASONS.items()}
     own = statistics.fmean(row["step_seconds"] - row.get("input_seconds", 0.0) for row in rows)
     taken = own + sum(waits.values())

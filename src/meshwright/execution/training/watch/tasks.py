@@ -1,4 +1,4 @@
-"""Multiple-choice questions that a run answers as it trains, on its own mesh with its own sharded parameters."""
+"""Multiple-choice questions that a run answers during training, on its own mesh with its own sharded parameters."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from meshwright.execution.training.run_directory.run import RunConfig
 
 
 class Tasks:
-    """Answers the same questions each time, as `meshwright eval --task` would with the checkpoint of that step.
+    """Answers the same questions each time, with the same result as `meshwright eval --task` on that step's checkpoint.
 
     Args:
-        config: of the run.
-        mesh: its devices.
-        tokenizer: None if the run reads text as bytes.
+        config: config of the run.
+        mesh: mesh of the run's devices.
+        tokenizer: tokenizer of the run; None if it reads text as bytes.
 
     Raises:
-        MeshwrightError: a file is not a task, the model cannot read its questions, or the mesh has stages.
+        MeshwrightError: a file is not a task, the model cannot read its questions, or the mesh has pipeline stages.
     """
 
     def __init__(self, config: RunConfig, mesh: Mesh, tokenizer: Tokenizer | None) -> None:
@@ -62,6 +62,6 @@ class Tasks:
             check_answerable(self._model, self._questions[path.stem])
 
     def __call__(self, params: Any) -> dict[str, TaskFigures]:
-        """Return the scores of each task by name; all processes must call it. params: of the run, left in place."""
+        """Return the scores of each task by name; all processes must call it. The parameters are not copied."""
         model = replace(self._model, params=params)
         return {name: answer(model, questions).figures() for name, questions in self._questions.items()}

@@ -1,7 +1,7 @@
-"""Metrics as TensorBoard's events, in `tensorboard/` of the run directory.
+"""Metrics as TensorBoard events, in `tensorboard/` of the run directory.
 
-Events are appended as lines of metrics are: TensorBoard's own writer of files has a thread that ends, with a traceback,
-when the disk is full for a moment.
+Events are appended without TensorBoard's own file writer: its thread ends with a traceback if the disk is full for a
+moment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-# Protocol buffers make their classes as they are imported, where no type checker sees them.
+# Protocol buffers create their classes at import time, so type checkers do not find them.
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.record_writer import RecordWriter
@@ -24,9 +24,10 @@ FOLDER = "tensorboard"
 
 
 class TensorBoardEvents:
-    """Writes scalars. Steps are counted as screens count them: an event of step n is of the n-th step, from 1.
+    """Writes scalars. Steps are counted from 1, as they are printed.
 
-    Events of steps after `start` that an earlier process wrote are purged by readers: these steps are taken again.
+    start: steps taken before; readers purge an earlier process's events of later steps, because these steps are
+    repeated.
     """
 
     def __init__(self, directory: Path, start: int) -> None:
@@ -37,7 +38,7 @@ class TensorBoardEvents:
         self._add(Event(wall_time=time.time(), step=start + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        """Add the values of a step by tag; NaN and infinity are left out."""
+        """Add the values of a step by tag; NaN and infinity are omitted."""
         scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if math.isfinite(value)]
         self._add(Event(step=step, wall_time=time, summary=Summary(value=scalars)))
 
@@ -45,7 +46,7 @@ class TensorBoardEvents:
         self._records.write(event.SerializeToString())
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing: every event is already written."""
 
 
 class _AppendedFile:

@@ -1,7 +1,7 @@
 """Read a profile: the collectives that ran, by axes and phase, and how busy each device was.
 
 A trace names the ops that ran; their bytes, mesh axes and phase come from the HLO of the compiled step
-(`hlo.collectives.each_collective`). Counts are those of the trace, so bytes are measured too.
+(`hlo.collectives.each_collective`). Counts come from the trace, so bytes are measured too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ _OP = re.compile(r"%?([\w.-]+)")
 class DeviceTrace:
     """Activity of one device in the traced steps.
 
-    span_seconds: from the first op to the end of the last. busy_seconds: with at least one op running. op_seconds,
-    op_counts: per op, by its name in the HLO.
+    Args:
+        span_seconds: time from the start of the first op to the end of the last.
+        busy_seconds: time with at least one op running.
+        op_seconds: seconds of each op, by its name in the HLO.
+        op_counts: executions of each op, by its name in the HLO.
     """
 
     span_seconds: float
@@ -43,7 +46,7 @@ class DeviceTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceUse:
-    """How a device spent the traced steps: the seconds of a step, of its ops (at least one ran) and in collectives."""
+    """Seconds per traced step of one device: in all, with at least one op running, and in collectives."""
 
     step_seconds: float
     busy_seconds: float
@@ -52,7 +55,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """Times of a step, averaged over traced steps; those of collectives also over devices."""
+    """Times of a step, averaged over traced steps; times of collectives are averaged over devices too."""
 
     collectives: tuple[Collective, ...]
     devices: Mapping[str, DeviceUse]
@@ -61,7 +64,7 @@ class MeasuredStep:
 
 
 def find_trace(folder: Path) -> Path:
-    """The newest profile below a folder, as JAX's profiler writes it."""
+    """Return the newest profile below a folder, as JAX's profiler writes it."""
     found = sorted(folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise MeshwrightError(f"no profile below {folder}; `meshwright train --profile 10:15` writes one")
@@ -72,7 +75,7 @@ def read_trace(path: Path, module: Module) -> dict[int, DeviceTrace]:
     """Return the activity of each device of this process, by its number in the trace.
 
     Args:
-        path: of the `.xplane.pb`.
+        path: the `.xplane.pb` file.
         module: the optimized HLO of the step.
     """
     ops = {instruction.name for instruction in module.instructions()}
@@ -105,7 +108,7 @@ def measured_step(
     Args:
         devices: traces by device name, at least one.
         module: the optimized HLO of the step.
-        mesh: every axis and its degree, in order.
+        mesh: all axes with their degrees, in order.
         steps: number of traced steps.
     """
     found: list[Collective] = []
@@ -113,11 +116,11 @@ def measured_step(
     not_seen = 0
     runs = count_executions(module)
     for instruction, entries in each_collective(module, mesh, runs):
-        # What the compiler runs as one fusion has the fusion's name in a trace.
+        # In a trace, ops that the compiler has fused have the name of their fusion.
         begin = _outer_name(module, instruction.computation, instruction.name)
         names = {begin, *_done_names(module, begin, instruction.computation)}
         counts = [trace.op_counts.get(begin, 0) for trace in devices.values()]
-        # A profiler under load loses an event now and then: of one device, not of most.
+        # A profiler under load sometimes loses an event of one device, but not of most devices.
         count = statistics.median(counts) / steps
         seconds = sum(trace.op_seconds.get(name, 0.0) for trace in devices.values() for name in names)
         communicating |= names
@@ -149,8 +152,8 @@ def measured_step(
 def _events(profile: Any, module: str) -> Iterator[tuple[int, str, float, float]]:
     """Yield device, op, begin and end in nanoseconds of every event that may be an op of a module.
 
-    CPUs name the device in each event, TPUs and GPUs have a plane per device. On TPUs only the line of sequential ops
-    is read: it contains the starts and the ends of asynchronous ones.
+    CPUs name the device in each event; TPUs and GPUs have a plane per device. On TPUs only the line of sequential ops
+    is read: it contains the starts and the ends of asynchronous ops.
     """
     for plane in profile.planes:
         own = _DEVICE.fullmatch(plane.name)
@@ -171,7 +174,7 @@ def _events(profile: Any, module: str) -> Iterator[tuple[int, str, float, float]
 
 
 def _outer_name(module: Module, computation: str, name: str) -> str:
-    """The name of an instruction, or of the outermost fusion that it is part of."""
+    """Return the name of the outermost fusion that an instruction is part of, or of the instruction itself."""
     while len(callers := module.callers[computation]) == 1 and callers[0].opcode == "fusion":
         computation, name = callers[0].computation, callers[0].name
     return name

@@ -1,4 +1,4 @@
-"""Metrics to Weights & Biases, whose library is optional."""
+"""Metrics sent to Weights & Biases, whose library is optional."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_wandb() -> Any:
 
 
 class WandbRun:
-    """A run at Weights & Biases, with the steps counted from 1 as screens do."""
+    """A run at Weights & Biases; steps are counted from 1, as they are printed."""
 
     def __init__(self, directory: Path, project: str, config: Mapping[str, Any]) -> None:
         wandb, file = load_wandb(), directory / ID_FILE

@@ -1,7 +1,8 @@
 """EasyLM's and LWM's endpoints that generate text: `/generate`, `/greedy-until` and `/chat`.
 
 See docs/serving.md of https://github.com/young-geng/EasyLM. Their servers have settings for the text around a chat turn
-and for the maximum length; here the model's chat template and context decide. The default temperature is 1, as theirs.
+and for the maximum length; here the model's chat template and context decide. The default temperature is 1, as in
+theirs.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ async def greedy_until(state: AppState, body: GreedyUntilRequest) -> GreedyUntil
 async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
     """Generate the next turn of a chat. Its context is the messages as JSON, or plain text without a chat template.
 
-    As in EasyLM a chat that is too long is cut from the left, here by whole turns where there is a chat template.
+    As in EasyLM, a chat that is too long is cut from the left; with a chat template, by whole turns.
     """
     service = state.service
     tokenizer, most = service.require_tokenizer("a chat"), _most_prompt_tokens(service, body.max_tokens)
@@ -133,7 +134,7 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
         (text,) = await _generate(state, [_text_request(service, prompt, body.max_tokens, "prompt", body.temperature)])
         return ChatTurn(response=text, context=transcript + text, temperature=body.temperature)
     messages = _messages(body.context)
-    # A context that is not from this server is text that the chat is about.
+    # A context that is not from this server is treated as text that precedes the message.
     content = body.prompt if messages is not None else body.context + body.prompt
     messages = [*(messages or []), {"role": "user", "content": content}]
     prompt = await _end_of_chat(service, messages, most)
@@ -143,14 +144,14 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
 
 
 def _most_prompt_tokens(service: Service, max_tokens: int | None) -> int:
-    """Return the most tokens of a prompt: the context without the answer; without max_tokens, half the context."""
+    """Return the maximum tokens of a prompt: the context minus max_tokens, or half the context without max_tokens."""
     limits = service.limits
     rest = service.context // 2 if max_tokens is None else service.context - max_tokens
     return max(1, rest if limits.prompt_tokens is None else min(rest, limits.prompt_tokens))
 
 
 async def _end_of_chat(service: Service, messages: list[dict[str, str]], most: int) -> list[int]:
-    """Return the prompt of a chat's last turns within `most` tokens; of a turn that does not fit, its end."""
+    """Return the prompt of the last turns of a chat that fit in `most` tokens; if not even one fits, its end."""
 
     async def prompt_from(first: int) -> list[int]:
         return await chat_prompt(service, messages[first:], "context", most=None, kept=most + 1)
@@ -160,7 +161,7 @@ async def _end_of_chat(service: Service, messages: list[dict[str, str]], most: i
         return prompt
     turns = [number for number, message in enumerate(messages) if message["role"] == "user"]
     low, high = 0, len(turns) - 1
-    while low < high:  # The first turn from which the chat fits; the last one where none does.
+    while low < high:  # Find the first turn from which the chat fits, or the last turn if none does.
         middle = (low + high) // 2
         fits = len(await prompt_from(turns[middle])) <= most
         low, high = (low, middle) if fits else (middle + 1, high)
@@ -175,7 +176,7 @@ def _text_request(
     service: Service, prompt: list[int], max_tokens: int | None, param: str, temperature: float,
     stop: tuple[str, ...] = (),
 ) -> Request:  # fmt: skip
-    """The engine's request for one completion."""
+    """Return the engine's request for one completion."""
     sampling = Sampling(temperature=temperature, seed=secrets.randbits(31)) if temperature else GREEDY
     return Request(
         prompt=prompt,
@@ -191,7 +192,7 @@ async def _generate(state: AppState, requests: Sequence[Request]) -> list[str]:
 
 
 def _messages(context: str) -> list[dict[str, str]] | None:
-    """The messages in a context from this server: [] for an empty one, None for any other text."""
+    """Return the messages in a context from this server: [] for an empty one, None for any other text."""
     if not context:
         return []
     try:

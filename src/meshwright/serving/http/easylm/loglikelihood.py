@@ -55,7 +55,7 @@ async def loglikelihood(state: AppState, body: LoglikelihoodRequest) -> Loglikel
     check_same_length("prefix_text", prefixes, "text", body.text)
     texts = []
     for prefix, text in zip(prefixes, body.text, strict=True):
-        # A prefix that is too long loses its beginning.
+        # Prefixes may be too long: their beginning is cut below.
         prefix_tokens = await service.tokens(prefix, "prefix_text") or _start(service)
         tokens = await service.tokens(text, "text", most=service.context, add_special_tokens=False)
         service.check_num_tokens("text", len(tokens))
@@ -82,7 +82,7 @@ async def loglikelihood(state: AppState, body: LoglikelihoodRequest) -> Loglikel
 
 
 async def loglikelihood_rolling(state: AppState, body: RollingRequest) -> RollingResponse:
-    """Score each text, in windows where it is longer than the context."""
+    """Score each text, in windows if it is longer than the context."""
     service = state.service
     service.check_num_prompts("text", len(body.text))
     texts = []
@@ -106,7 +106,10 @@ class _Window(NamedTuple):
 
 
 def windows(tokens: Sequence[int], context: int) -> list[_Window]:
-    """Split into windows of at most `context` tokens that score each token but the first once; the last is full too."""
+    """Split into windows of at most `context` tokens that score each token except the first exactly once.
+
+    The last window is full too; it overlaps the one before it.
+    """
     step = max(1, context - 1)
     starts = range(1, len(tokens), step)
     ends = [min(start + step, len(tokens)) for start in starts]
@@ -116,13 +119,13 @@ def windows(tokens: Sequence[int], context: int) -> list[_Window]:
 
 
 def _start(service: Service) -> list[int]:
-    """The tokens before a text: beginning-of-sequence, else end-of-sequence, else none."""
+    """Return the tokens before a text: beginning-of-sequence, else end-of-sequence, else none."""
     tokenizer = service.require_tokenizer("a prompt of text")
     return tokenizer.encode("") or list(tokenizer.stop_tokens[:1])
 
 
 async def _scores(state: AppState, texts: Sequence[Sequence[_Window]]) -> list[tuple[float, bool]]:
-    """For each text, given as windows: its log likelihood, and whether each of its tokens is the likeliest."""
+    """Return each text's log likelihood, and whether all its tokens are the likeliest; texts are given as windows."""
     owners = [number for number, text_windows in enumerate(texts) for _ in text_windows]
     flat = [window for text_windows in texts for window in text_windows]
     requests = [Request(prompt=window.tokens, max_tokens=0, prompt_logprobs=1) for window in flat]
@@ -136,7 +139,7 @@ async def _scores(state: AppState, texts: Sequence[Sequence[_Window]]) -> list[t
 
 
 async def run_requests(state: AppState, requests: Sequence[Request]) -> list[Output]:
-    """Run requests of one completion each, count their tokens, and return their outputs in order."""
+    """Run requests with one completion each, count their tokens, and return their outputs in order."""
     async with OutputStream(state.async_engine, requests, state.service, is_streamed=False) as stream:
         parts = await stream.collect()
     usage = UsageCounter(state.async_engine.metrics, requests)

@@ -1,1 +1,1 @@
-"""OpenAI's endpoints, with vLLM's further request fields: completions, chat completions, embeddings."""
+"""OpenAI's endpoints, with vLLM's additional fields: completions, chat completions, responses, embeddings, tokenize."""

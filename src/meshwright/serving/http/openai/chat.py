@@ -157,10 +157,10 @@ async def create_chat_completion(state: AppState, body: ChatCompletionRequest) -
 
 
 async def chat_request(service: Service, body: ChatCompletionRequest) -> Request:
-    """The engine's request for a chat.
+    """Return the engine's request for a chat.
 
     Raises:
-        ApiError: a field that is invalid, contradicts another one, or that the chat template does not take.
+        ApiError: a field is invalid, contradicts another one, or is not accepted by the chat template.
     """
     tools, forced = _tools(body), _forced_call(service, body)
     num_alternatives = check_logprobs("top_logprobs", body.top_logprobs)
@@ -190,7 +190,7 @@ async def chat_request(service: Service, body: ChatCompletionRequest) -> Request
 
 
 def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool) -> dict[str, bool]:
-    """How the prompt of a chat ends, by vLLM's two fields, as options of `chat_prompt`."""
+    """Return options of `chat_prompt` that determine how the prompt ends, from vLLM's two fields."""
     if continue_final_message and add_generation_prompt:
         raise ApiError(
             "add_generation_prompt and continue_final_message are both true; give one", param="continue_final_message"
@@ -202,12 +202,12 @@ def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool)
 
 
 def _tools(body: ChatCompletionRequest) -> list[dict[str, Any]]:
-    """The tools that are passed to the chat template."""
+    """Return the tools that are passed to the chat template."""
     return [] if body.tool_choice == "none" else [tool.model_dump(exclude_unset=True) for tool in body.tools]
 
 
 def _forced_call(service: Service, body: ChatCompletionRequest) -> Constraint | None:
-    """The constraint that has a message call a tool; None where it need not."""
+    """Return the constraint that forces a message to call a tool; None if it need not call one."""
     choice = body.tool_choice
     if choice in (None, "none", "auto"):
         return None
@@ -238,7 +238,7 @@ def _forced_call(service: Service, body: ChatCompletionRequest) -> Constraint | 
 
 
 def _template_variables(service: Service, body: ChatCompletionRequest) -> dict[str, Any]:
-    """The further variables of the chat template."""
+    """Return the additional variables of the chat template."""
     if body.reasoning_effort is None:
         return body.chat_template_kwargs
     template = chat_template(service.require_tokenizer("a chat"), has_tools=bool(body.tools)) or ""
@@ -253,7 +253,7 @@ def _template_variables(service: Service, body: ChatCompletionRequest) -> dict[s
 
 
 class ChatResponse(ResponseBuilder[ChatCompletionRequest]):
-    """The messages of one request."""
+    """Builds the response to one chat request."""
 
     def __init__(self, state: AppState, body: ChatCompletionRequest, request: Request) -> None:
         super().__init__(state, body, [request], "chatcmpl")
@@ -263,19 +263,19 @@ class ChatResponse(ResponseBuilder[ChatCompletionRequest]):
         self._started: set[int] = set()
 
     def response(self, parts: Sequence[PromptOutput], **fields: Any) -> ChatCompletion:
-        """The messages, whole."""
+        """Return the whole messages."""
         if self.body.return_token_ids:
             fields["prompt_token_ids"] = list(self.requests[0].prompt)
         choices = [self._choice(part.output) for part in parts]
         return ChatCompletion(object="chat.completion", choices=choices, **fields)
 
     def chunks(self, part: PromptOutput, **fields: Any) -> list[BaseModel]:
-        """New content of a message."""
+        """Return the chunks with new content of a message."""
         choices = self._chunk_choices(part.output)
         return [ChatCompletionChunk(object="chat.completion.chunk", choices=[choice], **fields) for choice in choices]
 
     def usage_chunk(self, **fields: Any) -> ChatCompletionChunk:
-        """The last chunk of a stream with usage."""
+        """Return the last chunk of a stream, with usage."""
         return ChatCompletionChunk(object="chat.completion.chunk", choices=[], **fields)
 
     def _choice(self, output: Output) -> Choice:
@@ -292,7 +292,7 @@ class ChatResponse(ResponseBuilder[ChatCompletionRequest]):
         )
 
     def _chunk_choices(self, output: Output) -> list[ChunkChoice]:
-        """New content of a message. Its first chunk has the role alone, as OpenAI's clients expect."""
+        """Return new content of a message. The first chunk has only the role, as OpenAI's clients expect."""
         index, choices = output.completion, []
         if index not in self._started:
             self._started.add(index)
@@ -317,7 +317,7 @@ class ChatResponse(ResponseBuilder[ChatCompletionRequest]):
         return choices
 
     def _parse(self, output: Output) -> tuple[str, list[ToolCall]]:
-        """The content and the tool calls that an output adds to its message."""
+        """Return the content and the tool calls that an output adds to its message."""
         if not self._tool_parsers:
             return output.text, []
         return self._tool_parsers[output.completion].add(output.text, is_last=output.done is not None)
@@ -325,7 +325,7 @@ class ChatResponse(ResponseBuilder[ChatCompletionRequest]):
     def _finish_reason(self, output: Output) -> ChatFinishReason | None:
         reason = finish_reason(output.done)
         has_calls = self._tool_parsers and self._tool_parsers[output.completion].num_calls
-        # As OpenAI's: a message that has to call one tool ends with "stop".
+        # As in OpenAI's API, a message that is forced to call one named tool ends with "stop".
         is_named = isinstance(self.body.tool_choice, ToolChoice)
         return "tool_calls" if has_calls and reason == "stop" and not is_named else reason
 

@@ -18,7 +18,7 @@ from meshwright.serving.http.request_body import Texts, Tokens
 from meshwright.serving.http.service import Service
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default."""
+"""OpenAI's default of max_tokens."""
 
 Prompts = str | Tokens | Texts | Annotated[list[Tokens], Field(fail_fast=True)]
 
@@ -90,7 +90,7 @@ async def create_completion(state: AppState, body: CompletionRequest) -> BaseMod
 
 
 def _check_supported(body: CompletionRequest) -> None:
-    """Raise for options that this server does not implement."""
+    """Raise if options are used that this server does not implement."""
     if body.best_of not in (None, body.n):
         raise ApiError(
             f"best_of is {body.best_of} and n is {body.n}; this server returns every completion: leave best_of out",
@@ -105,10 +105,12 @@ def _check_supported(body: CompletionRequest) -> None:
 async def prompt_tokens(
     service: Service, prompt: Any, param: str, *, add_special_tokens: bool = True, is_cut: bool = False
 ) -> list[list[int]]:
-    """The tokens of each prompt in a field of type `Prompts`.
+    """Return the tokens of each prompt in a field of type `Prompts`.
+
+    is_cut: whether only the end of a prompt that is longer than the context is used.
 
     Raises:
-        ApiError: more prompts than the limit.
+        ApiError: there are more prompts than the limit.
     """
     prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     service.check_num_prompts(param, len(prompts))
@@ -118,14 +120,14 @@ async def prompt_tokens(
 
 
 class _CompletionResponse(ResponseBuilder[CompletionRequest]):
-    """The completions of one request. Choices are numbered by prompt, then by completion."""
+    """Builds the response to one completions request. Choices are numbered by prompt, then by completion."""
 
     def __init__(self, state: AppState, body: CompletionRequest, requests: Sequence[Request]) -> None:
         super().__init__(state, body, requests, "cmpl")
         self._logprobs_builders: dict[int, CompletionLogprobsBuilder] = {}
-        """Of each choice that has started."""
+        """The builder of each choice that has started."""
         self._prompt_logprobs: dict[int, Sequence[TokenLogprob]] = {}
-        """By prompt: the engine sends them with the prompt's first completion."""
+        """Scores of each prompt, which the engine sends with the prompt's first completion."""
 
     def response(self, parts: Sequence[PromptOutput], **fields: Any) -> Completion:
         return Completion(object="text_completion", choices=[self._choice(part) for part in parts], **fields)
@@ -137,7 +139,7 @@ class _CompletionResponse(ResponseBuilder[CompletionRequest]):
         return self.response([], **fields)
 
     def _choice(self, part: PromptOutput) -> CompletionChoice:
-        """The choice of an output; in a stream, what it adds."""
+        """Return the choice for an output; in a stream, only its new content."""
         body, output, prompt = self.body, part.output, self.requests[part.prompt].prompt
         if output.prompt_logprobs:
             self._prompt_logprobs[part.prompt] = output.prompt_logprobs
@@ -159,7 +161,7 @@ class _CompletionResponse(ResponseBuilder[CompletionRequest]):
         )
 
     def _prompt_text(self, number: int) -> str:
-        """The text of a prompt, as the client sent it."""
+        """Return the text of a prompt, as the client sent it."""
         prompts = self.body.prompt
         if isinstance(prompts, str):
             return prompts

@@ -16,7 +16,7 @@ from meshwright.serving.http.request_body import RequestModel, Texts, Tokens
 from meshwright.serving.http.service import Service
 
 MAX_LOGIT_BIASES = 1024
-"""vLLM's limit."""
+"""Maximum number of logit biases, as in vLLM."""
 
 
 def _check_num_biases(values: Any) -> Any:
@@ -90,15 +90,15 @@ def engine_request(
         body: the HTTP request's body.
         service: the server, for its limits.
         prompt: the prompt's tokens.
-        max_tokens: the maximum for each completion; None for as many as the context allows.
+        max_tokens: maximum tokens of each completion; None for as many as the context allows.
         logprobs: alternatives per generated token; None for no log probabilities.
-        prompt_logprobs: alternatives per token of the prompt, likewise.
+        prompt_logprobs: alternatives per token of the prompt; None for no log probabilities.
         default_max_tokens: an upper limit that applies without max_tokens.
         param: the field of the prompt, for errors.
-        forced: a constraint beside those of the body's fields, of which there may be none then.
+        forced: a constraint that forces a tool call; then the body may not have a constraint.
 
     Raises:
-        ApiError: a value over a limit, or values that contradict each other.
+        ApiError: a value exceeds a limit, or values contradict each other.
     """
     prompt = truncated(service, prompt, body.truncate_prompt_tokens, max_tokens)
     constraint = requested_constraint(body)
@@ -124,13 +124,13 @@ def engine_request(
 
 
 def truncated(service: Service, prompt: list[int], most: int | None, max_tokens: int | None = None) -> list[int]:
-    """The end of a prompt that vLLM's field `truncate_prompt_tokens` keeps.
+    """Return the end of a prompt that is kept by vLLM's field `truncate_prompt_tokens`.
 
     Args:
         service: the server, for its context.
         prompt: the prompt's tokens.
-        most: how many are kept; -1 for as many as the context allows beside the completion; None for all.
-        max_tokens: the tokens of the completion; None for at least one.
+        most: number of tokens kept; -1 for as many as the context allows besides the completion; None for all.
+        max_tokens: tokens of the completion; None for at least one.
     """
     if most == 0:
         raise ApiError("truncate_prompt_tokens is 0; a prompt has at least one token", param="truncate_prompt_tokens")
@@ -142,17 +142,17 @@ def truncated(service: Service, prompt: list[int], most: int | None, max_tokens:
 def resolve_max_tokens(
     service: Service, prompt_len: int, max_tokens: int | None, param: str, default: int | None = None
 ) -> int:
-    """The maximum number of tokens to generate after a prompt.
+    """Return the maximum number of tokens to generate after a prompt.
 
     Args:
         service: the server, for its context and limit.
         prompt_len: tokens of the prompt.
-        max_tokens: as requested; None for as many as the context and the server's limit allow.
+        max_tokens: the requested maximum; None for as many as the context and the server's limit allow.
         param: the field of the prompt, for errors.
         default: an upper limit that applies without max_tokens.
 
     Raises:
-        ApiError: an empty prompt, or more tokens than the context or the server's limit allows.
+        ApiError: the prompt is empty, or there are more tokens than the context or the server's limit allows.
     """
     left = service.context - prompt_len
     limit = service.limits.max_tokens
@@ -171,15 +171,15 @@ def resolve_max_tokens(
 
 
 def check_logprobs(name: str, logprobs: int | None) -> int | None:
-    """How many alternatives are body for, if at most `MOST_LOGPROBS`."""
+    """Return the requested number of alternatives; raise if it exceeds `MOST_LOGPROBS`."""
     return None if logprobs is None else _at_most(name, logprobs, MOST_LOGPROBS)
 
 
 def check_stop(service: Service, stop: str | list[str], param: str = "stop") -> tuple[str, ...]:
-    """The stop strings of a field.
+    """Return the stop strings of a field.
 
     Raises:
-        ApiError: too many, one that is too long or empty, or a model without a tokenizer.
+        ApiError: there are too many, one is too long or empty, or the model has no tokenizer.
     """
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
     if strings:

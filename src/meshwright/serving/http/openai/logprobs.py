@@ -11,14 +11,14 @@ from meshwright.execution.text.tokenizer import REPLACEMENT, Tokenizer, TokenStr
 from meshwright.serving.engine.request import TokenLogprob
 
 ANCHOR = "a"
-"""Text decoded before a single token: a tokenizer may drop the space at the beginning of a text."""
+"""Text decoded before a single token, because a tokenizer may drop the space at the beginning of a text."""
 
 
 class TokenDecoder:
     """Decodes single tokens, with a cache; a token without text (a special token) becomes its name in the vocabulary.
 
     Args:
-        tokenizer: None to write tokens as `token_id:42`.
+        tokenizer: the model's tokenizer; None to write tokens as `token_id:42`.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -26,7 +26,7 @@ class TokenDecoder:
         self._cache: dict[int, str] = {}
 
     def decode(self, token: int) -> str:
-        """The text of a token; bytes that are not a whole character become the replacement character."""
+        """Return the text of a token; bytes that are not a whole character become the replacement character."""
         if token not in self._cache:
             self._cache[token] = self._text(token) or self._names.get(token, "")
         return self._cache[token]
@@ -68,7 +68,7 @@ class CompletionLogprobsBuilder:
         self._offset = 0
 
     def logprobs(self, tokens: Iterable[TokenLogprob], unscored: Sequence[int] = ()) -> CompletionLogprobs:
-        """The log probabilities of the next tokens. unscored: tokens before them that have no log probability."""
+        """Return the log probabilities of the next tokens. unscored: tokens before them without a log probability."""
         part = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token in unscored:
             self._add(part, token)
@@ -78,7 +78,7 @@ class CompletionLogprobsBuilder:
             self._add(part, token)
             part.token_logprobs.append(logprob)
             top: dict[str, float] = {}
-            # Tokens may share a text (parts of a character): the likeliest of them, which is the first, is kept.
+            # Tokens may have the same text (parts of a character): keep the likeliest, which is the first.
             for other, value in (*likeliest, (token, logprob)):
                 top.setdefault(self._decoder.decode(other), value)
             part.top_logprobs.append(top)
@@ -105,7 +105,7 @@ class ChatTokenLogprob(TopLogprob):
 
 
 def chat_logprobs(decoder: TokenDecoder, tokens: Iterable[TokenLogprob]) -> list[ChatTokenLogprob]:
-    """The log probabilities of the tokens of a message."""
+    """Return the log probabilities of the tokens of a message."""
     return [
         ChatTokenLogprob(
             **_fields(decoder, token, logprob),

@@ -1,4 +1,4 @@
-"""The messages and tools of a chat request, and the prompt that the model's chat template makes of them."""
+"""The messages and tools of a chat request, and the prompt that the model's chat template builds from them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Message(RequestModel):
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The message as Hugging Face's chat templates read it."""
+        """Return the message in the format of Hugging Face's chat templates."""
         content = self.content
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
@@ -98,20 +98,20 @@ async def chat_prompt(
     kept: int | None = None,
     **ends: bool,
 ) -> list[int]:
-    """The prompt of a chat, up to the beginning of the assistant's answer.
+    """Return the tokens of a chat's prompt, up to the beginning of the assistant's answer.
 
     Args:
         service: the server, for its tokenizer.
-        messages: the messages, as `Message.for_template` writes them.
+        messages: the messages, from `Message.for_template`.
         param: the field of the messages, for errors.
-        tools: the tools, as the template reads them.
-        variables: more variables of the template.
-        most: tokens of which it may have no more; None for any number.
-        kept: the number of tokens at its end that are used, where the others are not; None for all.
+        tools: the tools, in the template's format.
+        variables: additional variables of the template.
+        most: maximum tokens of the prompt, checked by its characters; None for no limit.
+        kept: number of tokens at the end that the caller uses; the rest may be left out. None for all.
         ends: `add_generation_prompt` and `continue_final_message` of `apply_chat_template`.
 
     Raises:
-        ApiError: no chat template, or one that rejects these messages.
+        ApiError: there is no chat template, or it rejects these messages.
     """
     tokenizer = service.require_tokenizer("a chat")
     options: dict[str, Any] = {"tools": tools or (), "variables": variables, **ends}
@@ -128,7 +128,7 @@ async def chat_prompt(
 
 
 def _arguments(call: ToolCall) -> Any:
-    """The arguments of a call, parsed because templates format them themselves; as text if they are not JSON."""
+    """Return the arguments of a call, parsed because templates format them themselves; as text if they are not JSON."""
     try:
         return json.loads(call.function.arguments)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What responses of completions and chat completions share: usage, finish reasons, and how outputs become responses."""
+"""Code shared by responses of completions and chat completions: usage, finish reasons, and building responses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length"]
 
 
 def finish_reason(done: Ending | None) -> FinishReason | None:
-    """OpenAI's finish reason of an output; None while more follows."""
+    """Return OpenAI's finish reason of an output; None while the completion continues."""
     return None if done is None else "length" if done == "length" else "stop"
 
 
@@ -47,7 +47,7 @@ class UsageCounter:
         self._metrics = metrics
         self._prompt_tokens = sum(len(request.prompt) for request in requests)
         self._cached_tokens: dict[int, int] = {}
-        """By prompt: the completions of a prompt share it."""
+        """Cached tokens by prompt, shared by its completions."""
         self._completion_tokens = 0
 
     def add(self, part: PromptOutput) -> None:
@@ -56,7 +56,7 @@ class UsageCounter:
         self._cached_tokens[part.prompt] = max(self._cached_tokens.get(part.prompt, 0), part.output.cached_tokens)
 
     def finish(self) -> Usage:
-        """The counts of a complete response, which are added to the metrics too."""
+        """Return the counts of a complete response, and add them to the metrics."""
         self._metrics.prompt_tokens.inc(self._prompt_tokens)
         self._metrics.completion_tokens.inc(self._completion_tokens)
         return Usage(
@@ -71,7 +71,7 @@ R = TypeVar("R", bound=GenerationRequest)
 
 
 class ResponseBuilder(ABC, Generic[R]):
-    """Turns the outputs of one HTTP request into its response, whole or as a stream of chunks.
+    """Builds the response to one HTTP request from its outputs, whole or as a stream of chunks.
 
     Args:
         state: the app's state.
@@ -90,23 +90,23 @@ class ResponseBuilder(ABC, Generic[R]):
         }  # fmt: skip
 
     async def respond(self) -> BaseModel | EventBatches:
-        """The whole response, or its events if the request streams."""
+        """Return the whole response, or its events if the request streams."""
         return self._events() if self.body.stream else await self._whole()
 
     @abstractmethod
     def response(self, parts: Sequence[PromptOutput], **fields: Any) -> BaseModel:
-        """The response of complete outputs. fields: id, created, model and usage."""
+        """Return the response with complete outputs. fields: id, created, model and usage."""
 
     @abstractmethod
     def chunks(self, part: PromptOutput, **fields: Any) -> list[BaseModel]:
-        """The chunks of a new output. fields: id, created, model and usage."""
+        """Return the chunks for a new output. fields: id, created, model and usage."""
 
     @abstractmethod
     def usage_chunk(self, **fields: Any) -> BaseModel:
-        """The last chunk of a stream with usage, which has no choices. fields: id, created, model and usage."""
+        """Return the last chunk of a stream with usage, which has no choices. fields: id, created, model and usage."""
 
     def token_ids(self, output: Output) -> dict[str, Any]:
-        """vLLM's field `token_ids` of a choice, if it is requested."""
+        """Return vLLM's field `token_ids` of a choice, if it is requested."""
         return {"token_ids": list(output.tokens)} if self.body.return_token_ids else {}
 
     async def _whole(self) -> BaseModel:
@@ -131,7 +131,7 @@ class ResponseBuilder(ABC, Generic[R]):
             yield [self.usage_chunk(**self._header, usage=usage)]
 
     def _with_stop(self, part: PromptOutput) -> PromptOutput:
-        """An output with the stop string that ended it in its text, if the request has include_stop_str_in_output."""
+        """Add the stop string that ended an output to its text, if the request has include_stop_str_in_output."""
         output = part.output
         if output.stop is None or not self.body.include_stop_str_in_output:
             return part

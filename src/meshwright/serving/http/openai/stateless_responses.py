@@ -1,6 +1,6 @@
-"""OpenAI's `/v1/responses`, without state: nothing is stored, so that a client sends the whole conversation each time.
+"""OpenAI's `/v1/responses` without state: nothing is stored, so a client sends the whole conversation each time.
 
-A request becomes that of a chat completion, whose message becomes the items of the response.
+The request is converted to a chat completion's, and the generated message to the items of the response.
 """
 
 from __future__ import annotations
@@ -205,11 +205,11 @@ async def create_response(state: AppState, body: ResponsesRequest) -> BaseModel 
 
 
 FIELDS = {"messages": "input", "reasoning_effort": "reasoning.effort", "max_tokens": "max_output_tokens"}
-"""Fields of a response by the names that a chat completion has for them."""
+"""Field names of `/v1/responses`, by the corresponding names of a chat completion."""
 
 
 def _chat_body(body: ResponsesRequest) -> ChatCompletionRequest:
-    """The same request as that of a chat completion."""
+    """Convert the request to a chat completion's."""
     fields: dict[str, Any] = {
         "messages": _messages(body),
         "max_tokens": body.max_output_tokens,
@@ -231,7 +231,7 @@ def _chat_body(body: ResponsesRequest) -> ChatCompletionRequest:
 
 
 def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The conversation as messages of a chat."""
+    """Return the conversation as messages of a chat."""
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})
@@ -248,7 +248,7 @@ def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
         if item.type == "message":
             messages.append({"role": item.role, "content": _text(item.content)})
         elif item.type == "function_call":
-            # The message of the assistant that the call belongs to, with its other calls.
+            # Add the call to the assistant's message before it, together with its other calls.
             if not (messages and messages[-1]["role"] == "assistant"):
                 messages.append({"role": "assistant", "content": ""})
             call = {"name": item.name, "arguments": item.arguments}
@@ -264,7 +264,7 @@ def _text(content: str | list[InputPart] | None) -> str:
 
 
 class _Response(ChatResponse):
-    """The response to one request."""
+    """Builds the response to one request."""
 
     def __init__(self, state: AppState, body: ResponsesRequest, chat: ChatCompletionRequest, request: Request) -> None:
         super().__init__(state, chat, request)
@@ -287,7 +287,7 @@ class _Response(ChatResponse):
             return ResponseEvent(type=f"response.{kind}", sequence_number=next(numbers), **fields)
 
         def end_message() -> Iterator[ResponseEvent]:
-            """The events at the end of the message that is open."""
+            """Yield the events that end the open message, if there is one."""
             if not items or items[-1].type != "message" or items[-1].status != "in_progress":
                 return
             items[-1] = _message(text, done, items[-1].id)

@@ -1,4 +1,4 @@
-"""Structured outputs: the JSON schema, regular expression or grammar of a request, in OpenAI's fields and vLLM's."""
+"""Structured outputs: the JSON schema, regular expression or grammar of a request, in OpenAI's and vLLM's fields."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class StructuredOutputFields(IgnoredFields):
 
 
 def requested_constraint(body: StructuredOutputFields) -> Constraint | None:
-    """The constraint on the outputs of a request; None without one.
+    """Return the constraint on the outputs of a request; None if it has none.
 
     Raises:
-        ApiError: more than one constraint, or an invalid one.
+        ApiError: there is more than one constraint, or it is invalid.
     """
     structured = body.structured_outputs or StructuredOutputs.model_validate({})
     fields = [
@@ -78,7 +78,7 @@ def requested_constraint(body: StructuredOutputFields) -> Constraint | None:
 
 
 def _response_format_schema(response_format: ResponseFormat | None) -> dict[str, Any] | None:
-    """The JSON schema of a response_format; None if it has no constraint."""
+    """Return the JSON schema of a response_format; None if it sets no constraint."""
     if response_format is None or response_format.type == "text":
         return None
     if response_format.type == "json_object":

@@ -81,7 +81,7 @@ async def tokenize(state: AppState, body: TokenizeRequest) -> TokenizeResponse:
 
 
 async def detokenize(state: AppState, body: DetokenizeRequest) -> DetokenizeResponse:
-    """Write the text of tokens."""
+    """Convert tokens to text."""
     service = state.service
     service.check_model(body.model)
     tokenizer = service.require_tokenizer("detokenizing")

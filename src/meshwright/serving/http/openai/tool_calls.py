@@ -1,4 +1,4 @@
-"""Tool calls in the formats of Qwen's and Hermes' chat templates and of Llama 3's: parsed, or forced by a grammar."""
+"""Tool calls in the formats of the chat templates of Qwen, Hermes and Llama 3: parsed, or forced by a grammar."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 """The tags of Qwen and Hermes around a call, which is a JSON object with `name` and `arguments`."""
 
 JSON_ONLY = '{"name": function name, "parameters":'
-"""From Llama 3's chat template: a call is a message that is only a JSON object with `name` and `parameters`."""
+"""Text in Llama 3's chat template: a message that is only a JSON object with `name` and `parameters` is a call."""
 
 
 MOST_FORCED_CALLS = 16
-"""Calls of one message with tool_choice required: a model that is unsure would go on until its context is full."""
+"""Maximum calls of a message with tool_choice required: an uncertain model would continue until its context is full."""
 
 
 def call_constraint(tokenizer: Tokenizer, tools: Sequence[Tool], *, is_parallel: bool) -> Constraint | None:
-    """The constraint on a message that has to call one of these tools, or several; None if the template has no calls.
+    """Return a constraint that forces a message to call one or more of these tools; None if the template has no calls.
 
     Args:
-        tokenizer: its chat template decides the format of calls. Messages of Llama 3's format have one call.
+        tokenizer: its chat template determines the format of calls. Messages in Llama 3's format have one call.
         tools: the tools, each with the JSON schema of its arguments.
         is_parallel: whether a message may have several calls.
     """
@@ -51,7 +51,7 @@ def call_constraint(tokenizer: Tokenizer, tools: Sequence[Tool], *, is_parallel:
 
 
 def _tag(tokenizer: Tokenizer, tag: str) -> str:
-    """A tag in a grammar: by its name if it is a token of its own, which text in a grammar does not match."""
+    """Return a tag for a grammar: by name if it is a single token, which text in a grammar would not match."""
     is_token = len(tokenizer.encode(tag, add_special_tokens=False)) == 1
     return tag if is_token else json.dumps(tag)
 
@@ -59,12 +59,12 @@ def _tag(tokenizer: Tokenizer, tag: str) -> str:
 class ToolParser:
     """Separates the tool calls from the content of one message while it is generated.
 
-    A call must name one of the request's tools and have an object of arguments; everything else stays content.
+    A call must name one of the request's tools and have an object of arguments; all other text is content.
 
     Args:
-        tokenizer: its chat template decides the format of calls; with neither format everything is content.
-        names: the names of the tools that may be called.
-        most: the calls of a message at most; further ones are left out. None for no limit.
+        tokenizer: its chat template determines the format of calls; with neither format all text is content.
+        names: names of the tools that may be called.
+        most: maximum calls of a message; further ones are dropped. None for no limit.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, names: Iterable[str], most: int | None = None) -> None:
@@ -73,7 +73,7 @@ class ToolParser:
         self._is_tagged = OPEN in template
         self._may_be_json_only = not self._is_tagged and JSON_ONLY in template
         self._buffer = ""
-        """Text that was not returned yet, because it may be part of a call."""
+        """Text not returned yet, because it may be part of a call."""
         self.num_calls = 0
 
     def add(self, text: str, *, is_last: bool) -> tuple[str, list[ToolCall]]:
@@ -94,7 +94,7 @@ class ToolParser:
         return content, calls
 
     def _pop_tagged_calls(self) -> tuple[str, list[ToolCall]]:
-        """Remove the complete calls and the content before the last of them from the buffer."""
+        """Remove the complete calls from the buffer, with the content before the last of them; return both."""
         content, calls = "", []
         while (start := self._buffer.find(OPEN)) >= 0 and (end := self._buffer.find(CLOSE, start)) >= 0:
             call, until = self._parse_call(self._buffer[start + len(OPEN) : end], "arguments"), end + len(CLOSE)
@@ -107,7 +107,7 @@ class ToolParser:
         return content, calls
 
     def _content_end(self) -> int:
-        """Where a call may begin in the buffer, including the white space before it."""
+        """Return where a call may begin in the buffer, including the white space before it."""
         if self._may_be_json_only:
             return 0
         if not self._is_tagged:
@@ -119,7 +119,7 @@ class ToolParser:
         return len(self._buffer[:start].rstrip())
 
     def _parse_call(self, text: str, arguments: str) -> ToolCall | None:
-        """Parse a call. arguments: the key of its arguments. None if the text is not a call."""
+        """Parse a call; None if the text is not a call. arguments: the key of its arguments."""
         try:
             call: Any = json.loads(text, parse_constant=_reject_constant)
             if not isinstance(call, dict) or call.keys() != {"name", arguments} or call["name"] not in self._names:
