@@ -24,8 +24,7 @@ from meshwright.execution.models.generation.paged_cache import PagedCache
 def latent_attention(
     query: Array, new: Cache, key_weight: Array, value_weight: Array, op: Attention, context: LayerContext
 ) -> tuple[Array, Cache | PagedCache]:
-    """Return the attention output [b, s, heads, 1, value_dim] of queries [b, s, heads, qk_dim], and the cache with
-    `new`.
+    """Return the attention output [b, s, heads, 1, value_dim] of queries [b, s, heads, qk_dim], and the new cache.
 
     Args:
         new: the latents of the queries' tokens.

@@ -121,9 +121,7 @@ def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes
 
 
 def load_of_layers(loads: Array) -> Load:
-    """Return the load of every layer [layers, e] over all devices, given `moe_layer`'s loads [layers, devices, 3,
-    e].
-    """
+    """Return the load of every layer [layers, e] over all devices from `moe_layer`'s [layers, devices, 3, e]."""
     return Load(*jnp.moveaxis(jnp.sum(loads, axis=1), 1, 0))
 
 

@@ -40,9 +40,7 @@ def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
 
 
 def _over_split_dims(x: Array, op: Norm, scale: Array, bias: Array | None) -> Array:
-    """Normalize over several dims if a dim after the first is split over devices, so that they cannot be merged into
-    one.
-    """
+    """Normalize over several dims that cannot be merged into one, because devices split a dim after the first."""
     axes, wide = tuple(range(-len(op.dims), 0)), x.astype(jnp.float32)
     if op.kind == "layer":
         wide -= jnp.mean(wide, axis=axes, keepdims=True)

@@ -132,15 +132,12 @@ class LoadedModel:
         )
 
     def compile(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> None:
-        """Compile the programs that `generate` runs for these arguments, so that it can be timed without
-        compilation.
-        """
+        """Compile the programs that `generate` runs for these arguments, so that timing it excludes compilation."""
         for _ in itertools.islice(self._steps(*self._read(prompts, options)), 2):
             pass  # One program reads the prompts, another decodes the tokens after the first.
 
     def losses(self, texts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Return the loss in nats of each token of each text after the first, given those before it: float32 [tokens -
-        1].
+        """Return the loss in nats of each token but the first of each text, given earlier ones: float32 [tokens - 1].
 
         Texts may differ in length; each has at least two tokens.
         """
@@ -279,9 +276,7 @@ class LoadedModel:
         return sum(array.size for array in jax.tree.leaves(self.params))
 
     def _num_bytes(self, text: Prompt, tokens: np.ndarray) -> int | None:
-        """Return the bytes of a text after its first token; each replacement character in that token counts as one
-        byte.
-        """
+        """Return the bytes of a text after its first token; a replacement character in that token counts as one."""
         if self.tokenizer is None:
             return None
         whole = text if isinstance(text, str) else self.tokenizer.decode(tokens.tolist())

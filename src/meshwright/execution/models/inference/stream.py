@@ -103,9 +103,7 @@ def pieces_of(
     stop: Sequence[str],
     stop_tokens: Sequence[int],
 ) -> Iterator[Piece]:
-    """Yield the pieces of all texts; `steps` has the next token of every row, [rows] each, and is read until all
-    end.
-    """
+    """Yield the pieces of all texts, until all end; `steps` has the next token of every row, [rows] each."""
     rows = [GrowingText(tokenizer and TokenStream(tokenizer)) for _ in range(num_rows)]
     for number, tokens in enumerate(steps, start=1):
         for row, token in enumerate(tokens.tolist()):
