@@ -29,8 +29,9 @@ GKE_ACCELERATORS = {
     "v6e": "tpu-v6e-slice",
     "tpu7x": "tpu7x",
 }
-"""Values of the node label cloud.google.com/gke-tpu-accelerator
-(cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus).
+"""Values of the node label cloud.google.com/gke-tpu-accelerator, by chip.
+
+cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 """
 
 _IMAGE = r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w.+-]+:[0-9a-f]+)?"
