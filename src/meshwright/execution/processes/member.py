@@ -56,7 +56,7 @@ class Member:
             messages = self._received()
             if end := next((message["end"] for message in messages if "end" in message), 0):
                 if self.number == 0 and not self._is_hosted:
-                    time.sleep(60.0)  # The host is a thread of this process, which says why it ends and ends it.
+                    time.sleep(60.0)  # The host is a thread of this process, which reports why it ends, and ends it.
                 leave_at_once(end)
             if any("go" in message for message in messages):
                 threading.Thread(target=self._beat, daemon=True).start()
@@ -130,7 +130,7 @@ class Member:
         if not self._ending.acquire(blocking=False):
             return
         if self.number == 0 and not self._is_hosted:
-            time.sleep(60.0)  # The host is a thread of this process, which says why it ends and ends it.
+            time.sleep(60.0)  # The host is a thread of this process, which reports why it ends, and ends it.
         self.before_end()
         if line and not self._is_hosted:
             print(f"error: {line}", file=sys.stderr, flush=True)

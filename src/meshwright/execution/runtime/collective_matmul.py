@@ -307,7 +307,7 @@ def _barrier(left: Any, right: Any) -> tuple[Any, Any]:
 
 def _permute(value: Array, lane: _Lane, ring: Ring) -> Array:
     """Send each device's value to its neighbour; returns the value received."""
-    # `lax.ppermute` numbers the devices in the order of the mesh, whatever that of its axes (JAX 0.10.2).
+    # `lax.ppermute` numbers the devices in the order of the mesh, whatever the order of `axes` (JAX 0.10.2).
     axes = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in ring.axes)
     numbers = np.arange(lax.axis_size(axes)).reshape([lax.axis_size(axis) for axis in axes])
     row = numbers.transpose([axes.index(axis) for axis in ring.axes]).ravel()

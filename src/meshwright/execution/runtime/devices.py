@@ -154,7 +154,7 @@ def _start_distributed(processes: Processes, several: Member | None) -> None:
 
         relay = Relay(host, port + 1, seconds=processes.start_seconds, on_failure=on_failure)
         service = f"127.0.0.1:{relay.port}"
-    # The relay gives up first, and says why; JAX would abort the process.
+    # The relay gives up first and reports why; JAX would abort the process.
     jax.distributed.initialize(
         service, processes.num_processes, several.number,
         initialization_timeout=seconds + 30, coordinator_bind_address=bind, cluster_detection_method="deactivate",

@@ -193,7 +193,7 @@ def _render(
             add_generation_prompt=add_generation_prompt,
             **tokens,
         )
-    except Exception as error:  # A template is a program, and raises what it likes.
+    except Exception as error:  # A template is a program, and may raise anything.
         raise MeshwrightError(f"the chat template does not take these messages: {error}") from None
 
 

@@ -74,7 +74,7 @@ def write_and_attend(
         there = P(stored[0], None, heads, None, None)
     local = partial(_attend_on_device, read=read, parts=parts, across=across, scoring=scoring, is_latent=is_latent)
     result = P(*there[:3], across or there[3], None)
-    # Rows over fsdp first, which queries of latents are not split over yet, then heads over what splits their rows.
+    # Two reshards: rows are first split over fsdp, as those of latents are not yet; then heads are exchanged for rows.
     rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
     between = P(rows or None, None, heads, group, None)
     of_heads = P(there[2], there[3])

@@ -1,1 +1,1 @@
-"""MoE experts: dispatch of tokens to the devices of their experts, grouped matmuls, and the way back."""
+"""MoE experts: dispatch of tokens to the devices of their experts, grouped matmuls, and their combination."""
