@@ -1,6 +1,6 @@
-"""Run what was planned with JAX: processes and devices, text and data, weights, models, training.
+"""Run what was planned, with JAX: processes and devices, text and data, weights, models, training.
 
-Begin with `training.step`, the compiled training step, and `models.decoder`, the forward pass it differentiates.
-`runtime` has what both run on: meshes, shardings, attention kernels, experts over ep, pipelines over pp. `models` also
-generates text, `loading` opens a directory of Hugging Face or of a run. JAX begins here.
+Start reading at `training.step`, the compiled training step, and `models.decoder`, the forward pass it differentiates.
+Both use `runtime`: meshes, shardings, attention kernels, experts over ep, pipelines over pp. `models` also generates
+text; `loading` opens a Hugging Face directory or a training run. No package before this one imports JAX.
 """

@@ -1,1 +1,1 @@
-"""Files as documents of tokens: records, templates, chats, and stores of tokens on the disk. Imports no JAX."""
+"""Files as documents of tokens: records, templates, chats, and token stores on disk. Imports no JAX."""

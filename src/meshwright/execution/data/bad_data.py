@@ -1,6 +1,7 @@
 """Kinds of bad records, the rule for each, and their counts.
 
-Kinds in `SKIPPED` are left out and counted. The others stop with the file and the line, unless the rule is `skip`.
+Records of kinds in `SKIPPED` are left out and counted. Others raise an error with file and line, unless the rule is
+`skip`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ KINDS: dict[Kind, str] = {
     "empty": "empty documents",
     "no_loss": "documents in which no token has loss",
 }
-"""The kinds of bad records, in words."""
+"""The kinds of bad records, each described for messages."""
 
 SKIPPED: frozenset[Kind] = frozenset({"empty", "no_loss"})
-"""Kinds that hold nothing to learn from: always left out and counted, as every tool of the field does."""
+"""Kinds with nothing to learn from: always left out and counted, as in other training tools."""
 
 
 class BadRecordError(MeshwrightError):
-    """A record that cannot be used. kind: one of `KINDS`; the message is the reason, without the place."""
+    """A record that cannot be used. kind: one of `KINDS`; the message is the reason, without the record's location."""
 
     def __init__(self, kind: Kind, reason: str) -> None:
         super().__init__(reason)
@@ -40,7 +41,7 @@ class BadRecordError(MeshwrightError):
 
 
 class BadData:
-    """Applies the rule to each bad record and counts them by kind."""
+    """Applies the rule to each bad record and counts bad records by kind."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule: Rule = rule
@@ -51,7 +52,7 @@ class BadData:
 
         Args:
             error: what is wrong.
-            place: where the record is, as `wiki.jsonl, line 70,001`.
+            place: where the record is, such as `wiki.jsonl, line 70,001`.
         """
         if error.kind not in SKIPPED and self._rule == "error":
             raise MeshwrightError(f"{place}: {error}; --bad-data skip leaves such records out and counts them")

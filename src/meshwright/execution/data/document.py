@@ -15,7 +15,7 @@ Form = Literal["file", "text", "tokens", "chat", "pairs"]
 class Document:
     """A text as tokens.
 
-    tokens: int32 [n]. loss: bool [n], whether the model is trained to predict a token; None where all are.
+    tokens: int32 [n]. loss: bool [n], whether the model is trained to predict each token; None if all tokens are.
     """
 
     tokens: np.ndarray
@@ -23,12 +23,12 @@ class Document:
 
     @property
     def loss_tokens(self) -> int:
-        """The tokens that are predicted and have loss: never the first, which nothing predicts."""
+        """The number of predicted tokens with loss; the first token is never predicted."""
         return max(len(self.tokens) - 1, 0) if self.loss is None else int(self.loss[1:].sum())
 
 
 class Pair(NamedTuple):
-    """A preference record: a prompt with the answer that was chosen, and the same prompt with the one that was not.
+    """A preference record: a prompt with the chosen answer, and the same prompt with the rejected answer.
 
     Each is a whole document, the prompt's tokens first; `loss` marks the tokens of the answer.
     """
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
 
 class Dataset(Protocol):
-    """Documents by number."""
+    """Documents, read by number."""
 
     @property
     def offsets(self) -> np.ndarray:
@@ -47,9 +47,9 @@ class Dataset(Protocol):
 
     @property
     def loss_counts(self) -> np.ndarray | None:
-        """The predicted tokens of each that have loss [documents]; None where all but the first do."""
+        """Return the predicted tokens of each document that have loss [documents]; None if all but the first do."""
         ...
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
-        """Tokens `start` to `stop` of a document, or to its end."""
+        """Read tokens `start` to `stop` of a document, or to its end."""
         ...

@@ -1,4 +1,4 @@
-"""From a record of a file to documents of tokens: plain text, templates of fields, chats, token ids, preferences."""
+"""Encode records of files as documents of tokens: plain text, templates of fields, chats, token ids, preferences."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from meshwright.execution.text.chat import chat_examples, chat_template
 from meshwright.execution.text.tokenizer import Tokenizer, byte_tokenizer
 
 Message = dict[str, Any]
-"""A message of a chat, or a tool, as templates read them."""
+"""A message of a chat, or a tool, in the form that chat templates read."""
 
 IGNORED = -100
 """Label of a token without loss in Hugging Face datasets and PyTorch's cross-entropy."""
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""Roles of messages, besides those that a chat template itself mentions."""
+"""Roles that messages may have, besides those that a chat template itself mentions."""
 
 
 @dataclass(frozen=True)
 class Encoder:
     """How the records of a source become documents.
 
-    form: see `Form`. fields: the template of `text`, else the name of the field with token ids or messages; of `pairs`
-    nothing. tokenizer: None for bytes. vocab: token ids are below it.
+    form: see `Form`. fields: the template of `text`, else the name of the field with token ids or messages; unused for
+    `pairs`. tokenizer: None for bytes. vocab: token ids must be below it.
     """
 
     form: Form
@@ -44,10 +44,10 @@ class Encoder:
     vocab: int = 256
 
     def __call__(self, record: Mapping[str, Any]) -> list[Document]:
-        """The documents of a record.
+        """Return the documents of a record.
 
         Raises:
-            BadRecordError: a record that cannot be used.
+            BadRecordError: if the record cannot be used.
         """
         documents = getattr(self, f"_{self.form}")(record)
         for document in documents:
@@ -63,12 +63,12 @@ class Encoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the tokenizer."""
+        """The tokenizer's fingerprint."""
         return self._codec.fingerprint
 
     @cached_property
     def begin(self) -> np.ndarray:
-        """The tokens that the tokenizer begins every text with."""
+        """The tokens with which the tokenizer begins every text."""
         bare = self._codec.encode("a", add_special_tokens=False)
         marked = self._codec.encode("a")
         at = next((at for at in range(len(marked)) if marked[at : at + len(bare)] == bare), 0)
@@ -76,11 +76,11 @@ class Encoder:
 
     @cached_property
     def end(self) -> np.ndarray:
-        """The token that ends a text: what ends one for this tokenizer, or a newline."""
+        """The token that ends a text: the tokenizer's first stop token, or a newline."""
         return np.array(self._codec.stop_tokens[:1] or self._codec.encode("\n", add_special_tokens=False), np.int32)
 
     def _file(self, record: Mapping[str, Any]) -> list[Document]:
-        """A file of text, or a piece of one, which only the last piece ends."""
+        """Encode a text file, or a piece of one; only the last piece gets the end token."""
         tokens = self._encode(record["text"])
         if not len(tokens):
             raise BadRecordError("empty", "the document is empty")
@@ -91,7 +91,7 @@ class Encoder:
         return parse_fields(self.fields)
 
     def _text(self, record: Mapping[str, Any]) -> list[Document]:
-        """The fields of the template, each part tokenised by itself."""
+        """Encode the fields of the template, each part tokenised separately."""
         pieces: list[tuple[np.ndarray, bool]] = []
         is_empty = True
         for part in self._parts:
@@ -110,7 +110,7 @@ class Encoder:
         return [_join(pieces)]
 
     def _tokens(self, record: Mapping[str, Any]) -> list[Document]:
-        """Token ids as they are; `labels` of -100 have no loss."""
+        """Return token ids unchanged; `labels` of -100 have no loss."""
         tokens = self._ids(record, self.fields)
         if not len(tokens):
             raise BadRecordError("empty", "the document is empty")
@@ -138,7 +138,7 @@ class Encoder:
         return [Document(tokens.astype(np.int32), labels != IGNORED)]
 
     def _of_tokens(self, record: Mapping[str, Any], name: str, count: int) -> np.ndarray:
-        """A field with a whole number for each token."""
+        """Return a field with a whole number for each token."""
         values = self._ids(record, name)
         if len(values) != count:
             raise BadRecordError("missing_field", f"{name} has {len(values)} tokens, {self.fields} {count}")
@@ -149,7 +149,7 @@ class Encoder:
         return self._chat_of(messages_of(record, self.fields), tools_of(record))
 
     def _pairs(self, record: Mapping[str, Any]) -> list[Document]:
-        """The chosen answer after its prompt, and the rejected one."""
+        """Encode the chosen answer after its prompt, and the rejected one."""
         if isinstance(record.get("chosen"), str):
             prompt = self._encode(text_field(record, "prompt"))
             if record["chosen"] == record.get("rejected") != "":
@@ -159,7 +159,7 @@ class Encoder:
         if isinstance(record.get("prompt"), Sequence) and not isinstance(record["prompt"], str):
             prompt_messages = messages_of(record, "prompt")
             chosen, rejected, first = prompt_messages + chosen, prompt_messages + rejected, len(prompt_messages)
-        else:  # Both hold the whole chat; what they begin with alike is the prompt.
+        else:  # Both hold the whole chat; their common beginning is the prompt.
             both = zip(chosen, rejected, strict=False)
             first = next((at for at, (a, b) in enumerate(both) if a != b), min(len(chosen), len(rejected)))
         if chosen == rejected:
@@ -189,7 +189,7 @@ class Encoder:
         return [Document(np.array(tokens, np.int32), np.array(loss, bool)) for tokens, loss in examples]
 
     def _answer(self, prompt: np.ndarray, text: str) -> Document:
-        """A prompt and an answer as text."""
+        """Encode a prompt and an answer that are both text."""
         if not text:
             raise BadRecordError("empty", "an answer is empty")
         return _join([(self.begin, False), (prompt, False), (self._encode(text), True), (self.end, True)])
@@ -204,7 +204,7 @@ class Encoder:
         return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
 
     def _ids(self, record: Mapping[str, Any], name: str) -> np.ndarray:
-        """A field of whole numbers."""
+        """Return a field of whole numbers as int64 [n]."""
         try:
             ids = np.asarray(record.get(name))
         except (ValueError, OverflowError):
@@ -224,20 +224,20 @@ def find_encoder(
     vocab: int | None = None,
     pairs: bool = False,
 ) -> Encoder:
-    """Find how the records of a source become documents; from the first record unless `fields` is given.
+    """Choose how the records of a source become documents; from the first record unless `fields` is given.
 
-    In this order: `messages` or `conversations` (a chat), `input_ids` (token ids), `text`. `fields` can also name a
-    field with messages or token ids.
+    Fields are tried in this order: `messages` or `conversations` (a chat), `input_ids` (token ids), `text`. `fields`
+    can also name a field with messages or token ids.
 
     Args:
         source: the files.
-        fields: the template, or None.
+        fields: the template; None to choose one.
         tokenizer: None for bytes.
-        vocab: token ids are below it; the tokenizer's by default.
-        pairs: records are preferences.
+        vocab: token ids must be below it; default: the tokenizer's.
+        pairs: whether records are preferences.
 
     Raises:
-        MeshwrightError: a record with none of these, an invalid template, or a chat without a template.
+        MeshwrightError: if a record has none of these fields, the template is invalid, or a chat has no template.
     """
     if vocab is None:
         vocab = (tokenizer or byte_tokenizer()).num_tokens
@@ -281,10 +281,10 @@ def find_encoder(
 
 
 def _of_text(encoder: Encoder) -> Encoder:
-    """An encoder of text.
+    """Check that the vocabulary of an encoder of text is large enough, and return the encoder.
 
     Raises:
-        MeshwrightError: text is read as bytes, and the vocabulary has fewer tokens.
+        MeshwrightError: if text is read as bytes, and the vocabulary has fewer tokens.
     """
     if encoder.tokenizer is None and encoder.vocab < (wanted := byte_tokenizer().num_tokens):
         raise MeshwrightError(
@@ -296,7 +296,8 @@ def _of_text(encoder: Encoder) -> Encoder:
 def messages_of(record: Mapping[str, Any], name: str) -> list[Message]:
     """Return the messages of a field: {role, content}, or {from, value} as in ShareGPT, with their other keys.
 
-    A column of Parquet or Arrow has null if a message lacks a key; templates test for its presence.
+    Nulls are removed: Parquet and Arrow store them for keys that a message lacks, and templates test for a key's
+    presence.
     """
     value = record.get(name)
     if value is None or isinstance(value, str) or not isinstance(value, Sequence):
@@ -311,7 +312,7 @@ def _message(value: Any, place: str) -> Message:
     message = {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else {}
     role, content = message.pop("from", None), message.pop("value", None)
     role, content = message.get("role", role), message.get("content", content)
-    if isinstance(content, list):  # Parts, as OpenAI's API has them.
+    if isinstance(content, list):  # Content parts, as in OpenAI's API.
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         content = None if None in parts else "".join(map(str, parts))
     if not isinstance(role, str) or not (isinstance(content, str) or (content is None and "tool_calls" in message)):
@@ -322,7 +323,7 @@ def _message(value: Any, place: str) -> Message:
 
 
 def tools_of(record: Mapping[str, Any]) -> list[Message]:
-    """Return the tools of a chat: a list, or its JSON, used in tables if tools have different parameters."""
+    """Return the tools of a chat: a list, or JSON text, used in tables if tools have different parameters."""
     value = record.get("tools")
     if isinstance(value, str):
         try:
@@ -335,11 +336,11 @@ def tools_of(record: Mapping[str, Any]) -> list[Message]:
 
 
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant"}
-"""ShareGPT's names of roles."""
+"""ShareGPT's names of roles, and their usual names."""
 
 
 def _join(pieces: list[tuple[np.ndarray, bool]]) -> Document:
-    """One document of pieces, each with or without loss."""
+    """Join pieces, each with or without loss, into one document."""
     tokens = np.concatenate([piece for piece, _ in pieces]).astype(np.int32)
     loss = np.repeat([has_loss for _, has_loss in pieces], [len(piece) for piece, _ in pieces])
     return Document(tokens, None if loss[1:].all() else loss)  # Nothing predicts the first token.

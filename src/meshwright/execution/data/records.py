@@ -1,7 +1,7 @@
-"""The records of files: text, JSON lines, Parquet, and Arrow as Hugging Face's `datasets` saves it.
+"""Read the records of files: text, JSON lines, Parquet, and Arrow as Hugging Face's `datasets` saves it.
 
 No file is read whole: a unit of work is a range of bytes (text, JSON lines), of row groups (Parquet) or of batches
-(Arrow), so that units are read in any order, by any process.
+(Arrow), so that any process can read units in any order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kind = Literal["text", "jsonl", "parquet", "arrow"]
 """The format of a file."""
 
 FORMATS: tuple[Kind, ...] = ("jsonl", "parquet", "arrow")
-"""The formats of records."""
+"""The formats of files that consist of records."""
 
 KINDS: Mapping[str, Kind] = {
     ".txt": "text",
@@ -34,10 +34,10 @@ KINDS: Mapping[str, Kind] = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-"""Formats by how the name of a file ends."""
+"""Formats by the end of a file's name."""
 
 UNIT_BYTES = 16 << 20
-"""Bytes of a file that are one unit of work, about a second of tokenising."""
+"""Bytes of a file in one unit of work, about a second of tokenising."""
 
 Record = dict[str, Any]
 
@@ -46,7 +46,7 @@ Record = dict[str, Any]
 class Range:
     """A part of a file: bytes of text and JSON lines, row groups of Parquet, batches of Arrow.
 
-    A line belongs to the range that it begins in. num_bytes: about how much of the file it is.
+    A line belongs to the range that it begins in. num_bytes: approximate size of the range in the file.
     """
 
     kind: Kind
@@ -56,7 +56,7 @@ class Range:
     num_bytes: int
 
     def place(self, number: int) -> str:
-        """Where record `number` (from 0) of the range is, for people."""
+        """Return where record `number` (from 0) of the range is, for messages."""
         if self.kind == "text":
             return self.path
         if self.kind == "jsonl":
@@ -68,21 +68,21 @@ class Range:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """The format of a file by its name; None where the name tells none."""
+    """Return the format of a file by its name; None if the name does not determine it."""
     return next((kind for end, kind in KINDS.items() if path.name.endswith(end)), None)
 
 
 def ranges(path: Path, kind: Kind) -> list[Range]:
-    """A file in ranges of about `UNIT_BYTES`."""
+    """Split a file into ranges of about `UNIT_BYTES`."""
     try:
         size = path.stat().st_size
         if kind in ("text", "jsonl"):
-            step = size if path.name.endswith(".gz") else UNIT_BYTES  # Compressed text has no way into its middle.
+            step = size if path.name.endswith(".gz") else UNIT_BYTES  # gzip is not seekable.
             return [
                 Range(kind, str(path), at, min(at + step, size), min(step, size - at))
                 for at in range(0, max(size, 1), max(step, 1))
             ]
-        from meshwright.execution.data.tables import part_sizes  # Its library is of [train], and text does not need it.
+        from meshwright.execution.data.tables import part_sizes  # Needs the extra [train], which text does not.
 
         sizes = part_sizes(path, kind)
     except OSError as error:
@@ -97,9 +97,9 @@ def ranges(path: Path, kind: Kind) -> list[Range]:
 
 
 def read_records(part: Range) -> Iterator[Record | BadRecordError]:
-    """Read the records of a range in order; an unreadable one is yielded as the error.
+    """Read the records of a range in order; an unreadable record is yielded as an error.
 
-    Text gives `{"text", "is_end"}`: whether the file ends with it.
+    Text yields `{"text", "is_end"}`; `is_end` is whether the file ends with this text.
     """
     reader: Callable[[Range], Iterator[Record | BadRecordError]] = {
         "text": _read_text,
@@ -122,7 +122,7 @@ def _read_text(part: Range) -> Iterator[Record | BadRecordError]:
     if (zero := data.find(b"\0")) >= 0:
         raise MeshwrightError(f"{part.path} is binary (a zero byte at {start + zero:,}); --data takes text files")
     if start == stop and size:
-        return  # A line goes through the whole range.
+        return  # No line begins in this range.
     try:
         yield {"text": data.decode(), "is_end": stop == size}
     except UnicodeDecodeError as error:
@@ -130,7 +130,7 @@ def _read_text(part: Range) -> Iterator[Record | BadRecordError]:
 
 
 def _next_line(file: IO[bytes], at: int, size: int) -> int:
-    """The first place from `at` on where a line begins, or the end of the file."""
+    """Return the first position from `at` where a line begins, or the end of the file."""
     if at in (0, size):
         return at
     file.seek(at - 1)
@@ -152,7 +152,7 @@ def _read_lines(part: Range) -> Iterator[Record | BadRecordError]:
 
 
 def _parse_line(line: bytes) -> Record | BadRecordError:
-    """The object of a line."""
+    """Parse the object of a line; an error is returned, not raised."""
     if not line.strip():
         return BadRecordError("empty", "the line is empty")
     try:
@@ -169,7 +169,7 @@ def _parse_line(line: bytes) -> Record | BadRecordError:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON object hook that rejects duplicate keys, for which libraries disagree."""
+    """JSON object hook that rejects duplicate keys, which libraries treat differently."""
     record = dict(pairs)
     if len(record) < len(pairs):
         key = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
@@ -185,7 +185,7 @@ def _open(path: str) -> IO[bytes] | gzip.GzipFile:
 
 
 def _lines_before(path: str, start: int) -> int:
-    """The lines that begin before a byte of a file."""
+    """Count the lines that begin before a byte of a file."""
     if path.endswith(".gz") or start == 0:
         return 0
     count, left = 0, start - 1

@@ -1,4 +1,4 @@
-"""One unit of work of tokenising: ranges of files to the arrays of one shard."""
+"""Tokenise one unit of work: ranges of files to the arrays of one shard."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Unit:
 
     @property
     def num_bytes(self) -> int:
-        """About how much of the files it is."""
+        """Approximate size of the unit in its files."""
         return sum(part.num_bytes for part in self.ranges)
 
 
 def shard_info_file(number: int) -> str:
-    """The name of the file that is written when a shard is whole, until the store is."""
+    """Return the name of the file that marks a shard as complete; it is kept until the store is complete."""
     return f"{number:06d}.json"
 
 
 def shard_lengths_file(number: int) -> str:
-    """The name of the file with the sizes of a shard's documents [documents, 2]: tokens, and tokens with loss."""
+    """Return the name of the file with the sizes of a shard's documents [documents, 2]: tokens, loss tokens."""
     return f"{number:06d}.lengths.npy"
 
 
@@ -51,7 +51,7 @@ def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Sha
     Documents are written as they come, so a compressed file or a row group of any size needs little memory.
 
     Raises:
-        MeshwrightError: a bad record, unless the rule skips it, or a full disk.
+        MeshwrightError: if a record is bad and the rule does not skip it, or the disk is full.
     """
     bad = BadData(rule)
     sizes = array("q")
@@ -62,7 +62,7 @@ def make_shard(unit: Unit, encoder: Encoder, rule: Rule, directory: Path) -> Sha
         for document in (document for part in unit.ranges for document in _documents(part, encoder, bad)):
             if document.loss is not None and not has_loss:
                 has_loss = True
-                for start in range(0, tokens.count, _BLOCK):  # Of the documents before, which have loss everywhere.
+                for start in range(0, tokens.count, _BLOCK):  # For earlier documents, which have loss everywhere.
                     loss.append(np.ones(min(_BLOCK, tokens.count - start), bool))
             tokens.append(document.tokens)
             if has_loss:
@@ -95,7 +95,7 @@ _BLOCK = 1 << 24
 
 
 class _ArrayFile:
-    """A `.npy` file of one dimension that is written piece by piece, and has its name once it is whole."""
+    """A one-dimensional `.npy` file that is written piece by piece, and renamed to its final name once complete."""
 
     def __init__(self, path: Path, dtype: type) -> None:
         self._path, self._partial = path, path.with_suffix(".partial")
@@ -110,7 +110,7 @@ class _ArrayFile:
         return self
 
     def append(self, values: np.ndarray) -> None:
-        """Write values behind those before."""
+        """Append values."""
         self.count += len(values)
         try:
             self._file.write(values.astype(self._dtype).data)
@@ -128,25 +128,25 @@ class _ArrayFile:
         except OSError as error:
             raise write_error(self._path, error) from None
         finally:
-            with contextlib.suppress(OSError):  # A full disk, which has been said.
+            with contextlib.suppress(OSError):  # A full disk, which is already reported.
                 self._file.close()
             self._partial.unlink(missing_ok=True)
 
     def _write_header(self) -> None:
-        # It has room for a larger count: NumPy pads headers for arrays that grow.
+        # It has space for a larger count: NumPy pads headers for arrays that grow.
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.count,)}
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
 def npy(array: np.ndarray) -> bytes:
-    """An array as the bytes of a `.npy` file."""
+    """Return an array as the bytes of a `.npy` file."""
     out = io.BytesIO()
     np.save(out, array)
     return out.getvalue()
 
 
 def _documents(part: Range, encoder: Encoder, bad: BadData) -> Iterator[Document]:
-    """The documents of a range; bad records are counted, or raised."""
+    """Yield the documents of a range; bad records are counted, or raise an error."""
     for number, record in enumerate(read_records(part)):
         try:
             if isinstance(record, BadRecordError):

@@ -1,4 +1,4 @@
-"""Data sources by path: contents, format, weight."""
+"""Find data sources by path: their contents, format and weight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TAKES = (
 
 
 class Weighted(NamedTuple):
-    """A path, and its weight in a mixture; None without one."""
+    """A path, and its weight in a mixture; None for no weight."""
 
     path: str
     weight: float | None
@@ -50,17 +50,17 @@ class FileSource:
 
 @dataclass(frozen=True)
 class StoreSource:
-    """A store of tokens."""
+    """A directory with a token store."""
 
     name: str
     directory: Path
 
 
 def parse_source(text: str) -> Weighted:
-    """A path with a weight, as `wiki.jsonl=0.7`, or without one.
+    """Parse a path with a weight, such as `wiki.jsonl=0.7`, or without one.
 
     Raises:
-        MeshwrightError: a weight that is none.
+        MeshwrightError: if the weight is not a number above 0.
     """
     path, equals, weight = text.rpartition("=")
     if not equals or Path(text).exists():
@@ -75,7 +75,7 @@ def parse_source(text: str) -> Weighted:
 
 
 def parse_sources(texts: tuple[str, ...]) -> list[Weighted]:
-    """The sources of a run: all with weights, or none."""
+    """Parse the sources of a run. Raises if only some have weights, or a source is given twice."""
     sources = [parse_source(text) for text in texts]
     without = [path for path, weight in sources if weight is None]
     if 0 < len(without) < len(sources):
@@ -86,10 +86,10 @@ def parse_sources(texts: tuple[str, ...]) -> list[Weighted]:
 
 
 def find_files(names: tuple[str, ...]) -> FileSource:
-    """Files of one format at several paths, as one source.
+    """Find files of one format at several paths, as one source.
 
     Raises:
-        MeshwrightError: they are of several formats, or one is a store of tokens.
+        MeshwrightError: if they have several formats, or one is a token store.
     """
     sources = [find_source(name) for name in names]
     files = [one for one in sources if isinstance(one, FileSource)]
@@ -112,7 +112,7 @@ def find_source(name: str) -> FileSource | StoreSource:
     Parquet or Arrow if there are any, else text. A pattern (`wiki/*.jsonl`) stands for matching files.
 
     Raises:
-        MeshwrightError: nothing is there, or nothing readable.
+        MeshwrightError: if nothing is there, or nothing readable.
     """
     path = Path(name)
     if is_store(path):
@@ -149,7 +149,7 @@ NOT_DATA = {
     ".bin": "binary",
     ".safetensors": "weights",
 }
-"""Files that hold text within another format, which would be learned with it."""
+"""Suffixes of files that are not read as text, because a model would learn their format too, with reasons."""
 
 
 def _find_in_folder(name: str, path: Path) -> FileSource:
@@ -178,7 +178,7 @@ def _find_in_folder(name: str, path: Path) -> FileSource:
 
 
 def _json(path: Path) -> Record:
-    """The object in a file."""
+    """Return the object in a JSON file; empty if it has another type."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

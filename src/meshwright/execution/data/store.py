@@ -1,10 +1,10 @@
-"""A store of tokens: a folder of arrays that are mapped into memory, and `store.json`, which says what they are.
+"""A store of tokens: a folder of memory-mapped arrays, described by `store.json`.
 
-store.json                what the tokens are of and who made them; written last, so that a store is whole or none
-offsets.npy               int64 [documents + 1]: where each document begins in the tokens of all
-loss_counts.npy           int64 [documents]: tokens with loss; only where some have none
-000000.tokens.npy …       the tokens of all documents, one after another
-000000.loss.npy …         bool, beside tokens of which some have no loss
+store.json                origin of the tokens; written last, so that a store is complete or absent
+offsets.npy               int64 [documents + 1]: where each document begins in the concatenated tokens
+loss_counts.npy           int64 [documents]: tokens with loss; only if some tokens have none
+000000.tokens.npy …       the tokens of all documents, concatenated
+000000.loss.npy …         bool: which tokens have loss; only in shards with tokens that have none
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STORE = "store.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Some of a store's documents, one after another. checksum: sha256 of their tokens and loss."""
+    """Some of a store's documents, stored one after another. checksum: sha256 of their tokens and loss masks."""
 
     documents: int
     tokens: int
@@ -54,9 +54,9 @@ class StoreInfo:
     tokenizer: str
     """The fingerprint of the tokenizer (`Tokenizer.fingerprint`)."""
     tokenizer_name: str
-    """Where the tokenizer was read, for people."""
+    """Where the tokenizer was read from, for messages."""
     chat_template: str | None
-    """The sha256 of the chat template that messages were written with."""
+    """The sha256 of the chat template that messages were formatted with; None without one."""
     shards: tuple[Shard, ...]
     fingerprint: str
     """A checksum of all documents and their order."""
@@ -77,21 +77,21 @@ class StoreInfo:
 
     @property
     def documents(self) -> int:
-        """How many there are; a pair is two."""
+        """The number of documents; a pair counts as two."""
         return sum(shard.documents for shard in self.shards)
 
     def to_json(self) -> str:
-        """The text of `store.json`."""
+        """Return the text of `store.json`."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
 def tokens_file(number: int) -> str:
-    """The name of the file with the tokens of shard `number`."""
+    """Return the name of the file with the tokens of shard `number`."""
     return f"{number:06d}.tokens.npy"
 
 
 def loss_file(number: int) -> str:
-    """Name of the loss-mask file of shard `number`."""
+    """Return the name of the loss-mask file of shard `number`."""
     return f"{number:06d}.loss.npy"
 
 
@@ -101,7 +101,7 @@ def is_store(path: Path) -> bool:
 
 
 class TokenStore:
-    """A store that is open: a `Dataset` whose arrays stay on the disk."""
+    """An open store: a `Dataset` whose arrays stay on disk."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -109,7 +109,7 @@ class TokenStore:
         self.offsets = _map_array(directory / "offsets.npy")
         self._has_loss = any(shard.has_loss for shard in self.info.shards)
         self._counts = _map_array(directory / "loss_counts.npy") if self._has_loss else None
-        # Maps are few enough for the system's limit (vm.max_map_count), and stay with this store.
+        # The cache keeps the number of maps below the system's limit (vm.max_map_count), and ends with this store.
         self._part = lru_cache(maxsize=4096)(_map_shard)
         self._starts = np.cumsum([0, *(shard.tokens for shard in self.info.shards)])
         if len(self.offsets) != self.info.documents + 1 or self.offsets[-1] != self.info.tokens:
@@ -117,11 +117,11 @@ class TokenStore:
 
     @property
     def loss_counts(self) -> np.ndarray | None:
-        """The predicted tokens of each document that have loss [documents]; None where all but the first do."""
+        """The predicted tokens of each document that have loss [documents]; None if all but the first do."""
         return self._counts
 
     def read(self, document: int, start: int = 0, stop: int | None = None) -> Document:
-        """Tokens `start` to `stop` of a document, or to its end."""
+        """Read tokens `start` to `stop` of a document, or to its end."""
         first, last = int(self.offsets[document]), int(self.offsets[document + 1])
         stop = last if stop is None else min(first + stop, last)
         number = int(np.searchsorted(self._starts, first, side="right")) - 1
@@ -137,7 +137,7 @@ def read_info(directory: Path) -> StoreInfo:
     """Read the `store.json` of a directory.
 
     Raises:
-        MeshwrightError: it is missing, edited, or of another version.
+        MeshwrightError: if it is missing, edited, or of another version.
     """
     path = directory / STORE
     try:
@@ -157,7 +157,7 @@ def read_info(directory: Path) -> StoreInfo:
 
 
 def _map_shard(path: Path, count: int) -> np.ndarray:
-    """Memory-map the array of a shard with a number of elements."""
+    """Memory-map the array of a shard. Raises if it does not have `count` elements."""
     found = _map_array(path)
     if found.shape != (count,):
         raise MeshwrightError(f"{path} has {found.size:,} tokens, and store.json {count:,}; tokenise anew")
@@ -165,17 +165,17 @@ def _map_shard(path: Path, count: int) -> np.ndarray:
 
 
 def _map_array(path: Path) -> np.ndarray:
-    """The array in a file, mapped into memory."""
+    """Memory-map the array in a file."""
     try:
         return np.load(path, mmap_mode="r")
     except OSError as error:
         raise MeshwrightError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:  # A file that is too short, or none of NumPy's.
+    except ValueError as error:  # The file is too short, or not a NumPy file.
         raise MeshwrightError(f"{path} is damaged: {error}; tokenise anew") from None
 
 
 class PreferencePairs:
-    """The pairs of a store of preference records, by number: a store of `form` pairs, whose documents alternate."""
+    """The preference pairs of a store by number; chosen and rejected documents alternate. Its `form` must be pairs."""
 
     def __init__(self, store: TokenStore) -> None:
         if store.info.form != "pairs":

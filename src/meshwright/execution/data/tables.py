@@ -1,4 +1,7 @@
-"""The rows of Parquet and Arrow files, by ranges of row groups or batches. `records` loads it for such a file only."""
+"""Read the rows of Parquet and Arrow files, by ranges of row groups or batches.
+
+`records` imports this module only to read such a file.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from meshwright.execution.data.bad_data import BadRecordError
 Format = Literal["parquet", "arrow"]
 
 ROWS = 256
-"""Rows of a table that become Python objects at once."""
+"""Rows of a table that are converted to Python objects at once."""
 
 
 def part_sizes(path: Path, form: Format) -> list[int]:
-    """The bytes of each row group of a Parquet file, or of each batch of an Arrow file."""
+    """Return the bytes of each row group of a Parquet file, or of each batch of an Arrow file."""
     try:
         if form == "parquet":
             metadata = pq.read_metadata(path)
@@ -32,7 +35,7 @@ def part_sizes(path: Path, form: Format) -> list[int]:
 
 
 def rows_before(path: str, form: Format, part: int) -> int:
-    """The rows before a row group or batch."""
+    """Count the rows before a row group or batch."""
     if form == "parquet":
         metadata = pq.read_metadata(path)
         return sum(metadata.row_group(number).num_rows for number in range(part))
@@ -41,7 +44,7 @@ def rows_before(path: str, form: Format, part: int) -> int:
 
 
 def read_rows(path: str, form: Format, start: int, stop: int) -> Iterator[dict[str, Any] | BadRecordError]:
-    """Read the rows of some row groups or batches in order; an unreadable one is yielded as the error."""
+    """Read the rows of some row groups or batches in order; an unreadable row is yielded as an error."""
     try:
         yield from _read_parquet(path, start, stop) if form == "parquet" else _read_arrow(path, start, stop)
     except pa.ArrowException as error:
@@ -76,7 +79,7 @@ def _batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | BadRecordError]:
-    """Yield the rows of a batch; one by one if one of them is not valid UTF-8."""
+    """Yield the rows of a batch; one by one if any row is not valid UTF-8."""
     try:
         yield from batch.to_pylist()
         return

@@ -1,8 +1,8 @@
-"""Templates of fields: which text of a record is a document, and which part of it has loss.
+"""Templates of fields: which text of a record is a document, and which parts have loss.
 
-The syntax is EasyLM's (`fields` of its TextProcessor): parts stand between commas, fields of one part are joined by `+`
-with a space between them, and a part in brackets has no loss: `[question+prompt],answer`. Beyond EasyLM, text in
-double quotes stands as it is, without the space: `["Q: "+question+"\\nA:"],answer`. `<|bos|>` and `<|eos|>` are the
+The syntax is EasyLM's (`fields` of its TextProcessor): commas separate parts, fields of one part are joined by `+` with
+a space between them, and a part in brackets has no loss: `[question+prompt],answer`. Beyond EasyLM, text in double
+quotes is inserted verbatim, without the space: `["Q: "+question+"\\nA:"],answer`. `<|bos|>` and `<|eos|>` are the
 tokens that begin and end a text.
 """
 
@@ -18,36 +18,36 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.data.bad_data import BadRecordError
 
 BOS, EOS = "<|bos|>", "<|eos|>"
-"""What stands for the tokens that begin and end a text."""
+"""Names of the tokens that begin and end a text."""
 
 _OF_SOURCE = re.compile(r'((?:[^"]|"(?:[^"\\]|\\.)*")+)=((?:[^"=]|"(?:[^"\\]|\\.)*")*)', re.DOTALL)
-"""A source and its template: the last = that is not in quotes is between them."""
+"""Matches a source and its template, separated by the last = that is not in quotes."""
 
 _WORD = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[][,+]|[^][,+"\s][^][,+"]*)')
 
 
 @dataclass(frozen=True)
 class Literal:
-    """Text of the template itself."""
+    """Text in quotes in a template."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a document that becomes tokens of its own.
+    """A piece of a document that is tokenised separately.
 
-    items: names of fields, and text as it is. has_loss: whether its tokens are learned.
+    items: names of fields, and literal text. has_loss: whether its tokens are learned.
     """
 
     items: tuple[str | Literal, ...]
     has_loss: bool
 
     def text(self, record: Mapping[str, Any]) -> str:
-        """The text of the part in a record.
+        """Return the text of the part in a record.
 
         Raises:
-            BadRecordError: a field that is missing or holds no text.
+            BadRecordError: if a field is missing or is not text.
         """
         pieces: list[str] = []
         for number, item in enumerate(self.items):
@@ -61,10 +61,10 @@ class Part:
 
 
 def text_field(record: Mapping[str, Any], name: str) -> str:
-    """The text of a field.
+    """Return the text of a field.
 
     Raises:
-        BadRecordError: it is missing or holds no text.
+        BadRecordError: if it is missing or is not text.
     """
     value = record.get(name)
     if not isinstance(value, str):
@@ -78,10 +78,10 @@ def text_field(record: Mapping[str, Any], name: str) -> str:
 
 
 def parse_fields(text: str) -> tuple[Part, ...]:
-    """The parts of a template, as `[question+prompt],answer`.
+    """Parse the parts of a template, such as `[question+prompt],answer`.
 
     Raises:
-        MeshwrightError: text that is no template, with what is wrong and where.
+        MeshwrightError: if the text is not a template; the message has the reason.
     """
     words, at = [], 0
     while at < len(text.rstrip()):
@@ -110,12 +110,12 @@ def parse_fields(text: str) -> tuple[Part, ...]:
 
 
 def parse_templates(texts: Iterable[str]) -> dict[str, str]:
-    """The template of each source that one names, as `qa.jsonl=[question],answer`, by its path.
+    """Parse templates such as `qa.jsonl=[question],answer`; returns each by the path of its source.
 
-    One without a path is that of all other sources, under "".
+    A template without a path is for all other sources, under "".
 
     Raises:
-        MeshwrightError: a text that is no template, or two of the same source.
+        MeshwrightError: if a text is not a template, or two are for the same source.
     """
     templates: dict[str, str] = {}
     for text in texts:
@@ -132,7 +132,7 @@ def parse_templates(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _item(text: str, word: str) -> str | Literal:
-    """A name, or the text within quotes."""
+    """Parse a field name, or a text in quotes."""
     if not word.startswith('"'):
         return word
     try:
@@ -142,7 +142,7 @@ def _item(text: str, word: str) -> str | Literal:
 
 
 def _split(words: list[str], separator: str) -> list[list[str]]:
-    """The words between separators."""
+    """Split words at a separator."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == separator:

@@ -1,4 +1,4 @@
-"""Files to a store of tokens: in units of work, by several processes, going on where a killed one stopped."""
+"""Tokenise files into a token store: in units of work, in several processes, resuming where a killed call stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from meshwright.support.field_types import from_data
 from meshwright.support.files import check_new_directory, write_file
 
 ENCODING = 2
-"""Version of the conversion of records to tokens; stores of other versions are made again."""
+"""Version of the conversion of records to tokens; stores of other versions are rebuilt."""
 
 UNFINISHED = "unfinished.json"
 """File that describes an incomplete store."""
@@ -37,7 +37,7 @@ class Tokenizing:
     """Inputs of a store.
 
     source: the files. encoder: how their records become documents. rule: how to treat bad records. tokenizer_name:
-    origin of the tokenizer, for people.
+    origin of the tokenizer, for messages.
     """
 
     source: FileSource
@@ -46,7 +46,7 @@ class Tokenizing:
     tokenizer_name: str
 
     def signature(self) -> str:
-        """All that decides the store, as text: files by path, size and time, tokenizer, template, rule."""
+        """Return all that determines the store, as text: files by path, size and time, tokenizer, template, rule."""
         template = chat_template(self.encoder.tokenizer) if self.encoder.tokenizer else None
         known = {
             "format": FORMAT,
@@ -63,7 +63,7 @@ class Tokenizing:
         return json.dumps(known, sort_keys=True)
 
     def units(self) -> list[Unit]:
-        """The work, in units of about `UNIT_BYTES`, each of one or more ranges of files."""
+        """Split the work into units of about `UNIT_BYTES`, each of one or more ranges of files."""
         units: list[Unit] = []
         parts: list[Range] = []
         for part in (part for path in self.source.files for part in ranges(path, self.source.kind)):
@@ -75,7 +75,7 @@ class Tokenizing:
 
 
 def _file_signature(path: Path) -> tuple[str, int, int]:
-    """A file by its path, size and time of its last change."""
+    """Identify a file by its path, size and time of its last change."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -94,12 +94,12 @@ def tokenize(
 
     Args:
         what: files, tokenizer, template.
-        directory: new, empty, with a part of the same store, or the store itself.
-        processes: number of parallel processes; 0 for one per core, if there are as many units.
-        on_bytes: called with the bytes of source done, including those of earlier calls.
+        directory: new, empty, with a part of the same store, or the complete store.
+        processes: number of parallel processes, at most one per unit; 0 for one per core.
+        on_bytes: called with the bytes of source files done, including those of earlier calls.
 
     Raises:
-        MeshwrightError: a bad record, a directory with other contents, or a full disk.
+        MeshwrightError: if a record is bad, the directory has other contents, or the disk is full.
     """
     signature = what.signature()
     if (directory / STORE).is_file():
@@ -115,10 +115,10 @@ def tokenize(
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold a directory against other processes that would write into it.
+    """Lock a directory against other processes that would write to it.
 
     Raises:
-        MeshwrightError: another one holds it.
+        MeshwrightError: if another process holds the lock.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -135,7 +135,7 @@ def _locked(directory: Path) -> Iterator[None]:
 def _make(
     what: Tokenizing, directory: Path, signature: str, processes: int, on_bytes: Callable[[int], None]
 ) -> StoreInfo:
-    """Make the missing shards of a store."""
+    """Make the missing shards of a store, and complete it."""
     units = what.units()
     done = {unit.number: shard for unit in units if (shard := _finished_shard(directory, unit.number))}
     on_bytes(sum(unit.num_bytes for unit in units if unit.number in done))
@@ -152,20 +152,20 @@ def _make(
                 on_bytes(unit.num_bytes)
         return _finish(what, directory, [done[unit.number] for unit in units], signature)
     except MeshwrightError:
-        if not done:  # Nothing to go on with: the files, once they are mended, are tokenised into the same directory.
+        if not done:  # Nothing to resume: cleared, so that the corrected files can be tokenised into the directory.
             for path in (directory / UNFINISHED, *directory.glob("[0-9]*.*")):
                 path.unlink(missing_ok=True)
         raise
 
 
 def _in_this_process(what: Tokenizing, units: Sequence[Unit], directory: Path) -> Generator[tuple[Unit, Shard]]:
-    """Each unit with its shard."""
+    """Make the shards in this process; yield each unit with its shard."""
     for unit in units:
         yield unit, make_shard(unit, what.encoder, what.rule, directory)
 
 
 def _begin(directory: Path, signature: str) -> None:
-    """Make the directory, or check that it has a part of the same store."""
+    """Create the directory, or check that it has a part of the same store."""
     check_new_directory(directory)
     path = directory / UNFINISHED
     if not directory.is_dir() or not any(directory.iterdir()):
@@ -174,7 +174,7 @@ def _begin(directory: Path, signature: str) -> None:
     elif not path.is_file():
         raise MeshwrightError(f"{directory} is not empty, and holds no store of tokens; -o names a new directory")
     elif path.read_text() == signature.replace('"rule": "skip"', '"rule": "error"'):
-        write_file(path, signature)  # The shards that are whole have no bad record, so that both rules make them alike.
+        write_file(path, signature)  # Complete shards have no bad record, so that they are the same under both rules.
     elif path.read_text() != signature:
         raise MeshwrightError(
             f"{directory} holds a part of another store (other files, tokenizer or options); delete it, or -o names"
@@ -183,7 +183,7 @@ def _begin(directory: Path, signature: str) -> None:
 
 
 def _finished_shard(directory: Path, number: int) -> Shard | None:
-    """A shard that an earlier call wrote whole."""
+    """Return a shard that an earlier call completed; None if there is none."""
     path = directory / shard_info_file(number)
     if not path.is_file():
         return None

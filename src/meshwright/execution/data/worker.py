@@ -1,4 +1,4 @@
-"""The program of a process that tokenises: units of work on stdin, their shards on stdout."""
+"""The program of a process that tokenises: reads units of work on stdin, writes their shards to stdout."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from meshwright.execution.data.workers import receive, send
 
 
 def _work() -> None:
-    """The program of a process: a job, then units, until its parent ends."""
+    """Run the process: read a job, then units, until the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one.
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # What a library prints is no answer.
+    os.dup2(2, 1)  # Keep prints of libraries out of the answers.
     source = sys.stdin.buffer
     if (job := receive(source)) is None:
         return

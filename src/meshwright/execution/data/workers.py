@@ -30,10 +30,10 @@ def run_units(
 ) -> Generator[tuple[Unit, Shard]]:
     """Make the shard of each unit in `processes` processes; yield each unit with its shard as completed.
 
-    They end with this process, or with the generator.
+    The processes end with this process, or with the generator.
 
     Raises:
-        MeshwrightError: a process raised it, or ended.
+        MeshwrightError: if a process raised it, or ended.
     """
     left: queue.SimpleQueue[Unit] = queue.SimpleQueue()
     for unit in units:
@@ -59,7 +59,7 @@ def run_units(
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # Each is one thread: the tokenizers' own would be as many as cores in every process.
+    # One thread each: tokenizers would start a thread per core in every process.
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-m", "meshwright.execution.data.worker"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -71,11 +71,11 @@ def _feed(
     left: queue.SimpleQueue[Unit],
     done: queue.SimpleQueue[tuple[Unit, Any]],
 ) -> None:
-    """Send units to a process as it completes others."""
+    """Send units to a process, each after the one before is completed."""
     assert worker.stdin
     assert worker.stdout
     with worker.stdin, worker.stdout:
-        with contextlib.suppress(OSError):  # It has ended, as the first answer says.
+        with contextlib.suppress(OSError):  # It has ended, which the first answer reports.
             send(worker.stdin, job)
         while True:
             try:
@@ -94,13 +94,13 @@ def _feed(
 
 
 def send(to: IO[bytes], data: bytes) -> None:
-    """Write a message: its size, and itself."""
+    """Write a message: its size, then its data."""
     to.write(struct.pack("<Q", len(data)) + data)
     to.flush()
 
 
 def receive(source: IO[bytes]) -> bytes | None:
-    """A message; None where the other side has ended."""
+    """Read a message; None if the other side has ended."""
     if len(head := source.read(8)) < 8:
         return None
     (size,) = struct.unpack("<Q", head)

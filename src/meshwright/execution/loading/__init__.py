@@ -1,1 +1,1 @@
-"""Where a model with its weights comes from: a Hugging Face directory, or a run and its checkpoints."""
+"""Load a model with its weights from a Hugging Face directory, or from a run and its checkpoints."""

@@ -1,4 +1,4 @@
-"""The adapters of a run as a directory that PEFT loads: written whole or not at all."""
+"""Save the adapters of a run as a directory that PEFT loads: complete or absent."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def save_adapter(
     dtype: StoredDtype = "f32",
     on_note: Note = warnings.warn,
 ) -> int:
-    """Write the adapters of a run's last whole checkpoint in PEFT's format; how many parameters they are.
+    """Write the adapters of a run's last complete checkpoint in PEFT's format; returns their number of parameters.
 
     Raises:
-        MeshwrightError: a run without adapters, or a directory that holds something.
+        MeshwrightError: if the run has no adapters, or the directory is not empty.
     """
     config, target = read_config(Path(run)), Path(directory)
     model = config.workload.config

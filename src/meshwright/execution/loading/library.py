@@ -1,4 +1,4 @@
-"""`meshwright.load`: a Hugging Face directory, or a run, onto a mesh."""
+"""`meshwright.load`: load a Hugging Face directory, or a run, onto a mesh."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def load(
 
     Args:
         directory: a Hugging Face directory (config.json, safetensors, tokenizer.json), or a run of `meshwright train`,
-            from which the last complete checkpoint is read.
-        on: the hardware, as "cpu:8"; by default the run's.
-        mesh: as "1,4,2,1" or "fsdp=4,tp=2"; by default the run's, or fsdp over all devices.
-        dtype: of parameters and matmuls; by default that of the weights, or the run's.
+          from which the last complete checkpoint is read.
+        on: the hardware, such as "cpu:8"; default: the run's.
+        mesh: such as "1,4,2,1" or "fsdp=4,tp=2"; default: the run's, or fsdp over all devices.
+        dtype: dtype of parameters and matmuls; default: the weights', or the run's.
         adapter: a directory with PEFT's low-rank adapters, which are merged into the weights. A run has its own.
         on_bytes: called with the bytes of each slice read.
         on_note: called with notes for the user.
 
     Raises:
-        MeshwrightError: the directory does not exist, weights do not match config.json, or devices are missing.
+        MeshwrightError: if the directory does not exist, weights do not match config.json, or devices are missing.
     """
     require_extra("load", "train", "serve")
     return find_model(directory, on=on, mesh=mesh, dtype=dtype, adapter=adapter).load(
@@ -74,15 +74,15 @@ def load(
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A model in a directory, and its target; only the headers of its weights have been read.
+    """A model found in a directory, and its target; only the headers of its weights have been read.
 
     Args:
-        dtype: of products.
-        params_dtype: of parameters.
+        dtype: dtype of matmuls.
+        params_dtype: dtype of parameters.
         stored_dtype: dtype that `LoadedModel.save` writes.
         run: the config of a run; None for a Hugging Face directory, which has `tensors`.
-        adapter: the directory of adapters to merge, and the model with them.
-        notes: lines for the user once it is loaded.
+        adapter: the directory of adapters to merge, and the model with adapters; None for no adapters.
+        notes: lines for the user, shown when the model is loaded.
     """
 
     path: Path
@@ -98,7 +98,7 @@ class Found:
     notes: tuple[str, ...] = ()
 
     def load(self, *, on_bytes: Callable[[int], None] = lambda n: None, on_note: Note = warnings.warn) -> LoadedModel:
-        """The model on its devices; see `load`."""
+        """Load the model onto its devices; see `load`."""
         for each in self.notes:
             on_note(each)
         claim_devices(self.system)
@@ -141,7 +141,7 @@ def find_model(
     dtype: Dtype | None = None,
     adapter: str | Path | None = None,
 ) -> Found:
-    """What `load` would load, and onto what; raises as that does, before a device is taken."""
+    """Find the model that `load` would load, and its target; raises the same errors, before it claims a device."""
     if not isinstance(directory, str | Path) or not Path(directory).is_dir():
         raise MeshwrightError(
             f"there is no directory {str(directory)!r}; give one with config.json and weights, or a run's"
@@ -155,10 +155,10 @@ def find_model(
         if adapter is not None:
             raise MeshwrightError(f"{path} is a run, which has its own adapters; leave --adapter {adapter} out")
         run = read_config(path)
-        # Adapters are added to the weights as these are read.
+        # Adapters are merged into the weights when these are read.
         model = replace(run.workload.config, lora=None)
         system = run.system if on is None else read_system(on, run.hardware_file)
-        # Stages are for training: one token would go through them one after the other.
+        # Pipeline stages are for training: one token would pass through them one after the other.
         is_same = mesh is None and str(system) == run.hardware and run.mesh.pp == 1
         shape = run.mesh if is_same else read_mesh(mesh or "dp=1,fsdp=-1", system.num_devices)
         _check(model, shape)
@@ -213,10 +213,10 @@ def _with_adapter(
 
 
 def _saved(adapter: Path, model: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of an adapter's `modules_to_save`, each in place of the model's.
+    """Return the tensors of an adapter's `modules_to_save`, each to replace the model's tensor.
 
     Raises:
-        MeshwrightError: one that the model does not have, or has for its head too.
+        MeshwrightError: if the model lacks one, or ties its embedding to its head.
     """
     found = {name: replace(tensor, name=name) for name, tensor in saved_tensors(adapter).items()}
     for name in found:
@@ -227,18 +227,18 @@ def _saved(adapter: Path, model: ModelConfig, tensors: Mapping[str, Tensor]) -> 
 
 
 def _source(directory: Path) -> dict[str, bytes]:
-    """Files of a Hugging Face directory that are copied with its weights."""
+    """Read the files of a Hugging Face directory that are copied with its weights."""
     return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
 
 
 def _most_positions(directory: Path) -> int | None:
-    """Return the longest training sequence according to a Hugging Face directory."""
+    """Return the longest training sequence according to a Hugging Face directory; None if it gives none."""
     config = text_config(read_json(directory / "config.json"), name=directory.name)
     return config.get("max_position_embeddings") or config.get("n_positions")
 
 
 def _check(model: ModelConfig, mesh: MeshShape) -> None:
-    """Raise where a model cannot run, or not on a mesh."""
+    """Raise if a model cannot run at all, or not on this mesh."""
     if mesh.pp > 1:
         raise MeshwrightError(f"mesh {mesh} has stages, through which a token goes one by one; use pp=1")
     check_runnable(model, mesh)

@@ -20,7 +20,7 @@ FUNCTIONS: Mapping[Activation, Callable[[Array], Array]] = {
 
 
 def activate(op: Gated, *sources: Array) -> Array:
-    """function(gate) * up, or function(source) of one source; or as `op.clamped` says."""
+    """Compute function(gate) * up, or function(source) of a single source; `op.clamped` replaces the formula."""
     first, *rest = sources
     if op.clamped:
         limit = op.clamped.limit

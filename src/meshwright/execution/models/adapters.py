@@ -1,4 +1,4 @@
-"""Low-rank adapters added to the weights that they stand beside, so that a model runs as one without."""
+"""Merge low-rank adapters into the weights that they adapt, so that a model runs without adapters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from meshwright.description.step.parameter_tree import LORA_A, LORA_B, is_adapte
 
 
 def merge_adapters(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """The parameters of a model with W + scale * A B in place of each adapted weight W, and without its adapters.
+    """Return a model's parameters with W + scale * A B in place of each adapted weight W, and without its adapters.
 
-    The sum is made in float32 and has the dtype of W. To be called under `jax.jit`.
+    The sum is computed in float32 and cast to the dtype of W. Call this under `jax.jit`.
     """
     found = dict(params)
     for stack in blocks.layers(model):
@@ -32,7 +32,7 @@ def merge_adapters(params: Mapping[str, Any], model: ModelConfig) -> dict[str, A
 
 
 def _with_branch(weight: Array, a: Array, b: Array, scale: float) -> Array:
-    """W [layers, *inputs, *outputs] + scale * A [layers, *inputs, rank] B [layers, rank, *outputs]."""
+    """Compute W [layers, *inputs, *outputs] + scale * A [layers, *inputs, rank] B [layers, rank, *outputs]."""
     letters = "abcdefghij"[: weight.ndim]
     inputs, outputs = letters[1 : a.ndim - 1], letters[a.ndim - 1 :]
     wide = (array.astype(jnp.float32) for array in (a, b))

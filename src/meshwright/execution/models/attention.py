@@ -35,15 +35,15 @@ class Documents(NamedTuple):
     keys: Array
 
     def part(self, queries: slice, keys: slice) -> Documents:
-        """Those of some queries and keys."""
+        """Slice the ids of some queries and keys."""
         return Documents(self.queries[:, queries], self.keys[:, keys])
 
 
 class Chunks(NamedTuple):
-    """Chunks of queries [n, b, c, k, g, h] and their positions [n, c]; inside a loop over chunks, one of them.
+    """Chunks of queries [n, b, c, k, g, h] and their positions [n, c]; inside a loop over chunks, one chunk.
 
-    tokens: numbers of the tokens [n, b, c] for dropout, or None. sinks: of each query [n, b, c, k, g], or None. ids: of
-    the queries' documents [n, b, c], or None.
+    tokens: numbers of the tokens [n, b, c]; None without dropout. sinks: sink logits of each query [n, b, c, k, g];
+    None without sinks. ids: document ids of the queries [n, b, c]; None if each row is one document.
     """
 
     query: Array
@@ -53,11 +53,11 @@ class Chunks(NamedTuple):
     ids: Array | None
 
     def documents(self, key_ids: Array | None) -> Documents | None:
-        """The documents of one chunk's queries, and of all keys."""
+        """Return the document ids of one chunk's queries and of all keys; None if each row is one document."""
         return None if self.ids is None or key_ids is None else Documents(self.ids, key_ids)
 
     def rng(self, rng: DropoutRng | None) -> DropoutRng | None:
-        """The dropout of one chunk, from that of all."""
+        """Return one chunk's dropout, given the dropout of all queries; None without dropout."""
         return None if rng is None or self.tokens is None else replace(rng, tokens=self.tokens)
 
 
@@ -93,12 +93,12 @@ def attend(
     Args:
         query: [b, s, kv_heads, group, head_dim]. If s = t, queries are a whole sequence in order.
         key, value: [b, t, kv_heads, head_dim], at positions from 0; values may have another head_dim.
-        positions: the positions [s] of the queries among the keys; a query attends to keys up to its own.
-        rng: dropout of the weights, if any.
+        positions: the positions [s] of the queries among the keys; a query attends to keys up to its own position.
+        rng: dropout of the attention weights; None for no dropout.
         scoring: default: a divisor of sqrt(head_dim), no softcap.
-        window: the number of keys a query attends to, including its own; None for all before it.
-        sinks: logits [kv_heads, group] that take a share of each softmax, and add no value.
-        documents: of queries and keys where rows hold several documents, which attend each to itself alone.
+        window: the number of keys a query attends to, including its own; None for all keys up to its own.
+        sinks: logits [kv_heads, group] that take a share of each softmax and add no value.
+        documents: document ids of queries and keys if rows hold several documents; attention stays within a document.
 
     Returns the output [b, s, kv_heads, group, value_dim] in the query's dtype, named `INTERMEDIATE`.
     """
@@ -106,7 +106,7 @@ def attend(
     width = None if window is None else jnp.int32(window)
     num_chunks = num_query_chunks(query.shape[1])
     if sinks is not None:
-        # One for each query, so that their gradients are summed over tokens at once, whatever parts attention has.
+        # One sink for each query, so that their gradients are summed over tokens at once, however attention is split.
         spec = P(*jax.typeof(query).sharding.spec[:-1])
         sinks = lax.broadcast_in_dim(sinks.astype(jnp.float32), query.shape[:-1], (2, 3), out_sharding=spec)
     if num_chunks == 1:
@@ -135,10 +135,10 @@ def _attention_by_halves(
     rng: DropoutRng | None,
     sinks: Array | None,
 ) -> Array:
-    """`_attention` of each half of a whole sequence by itself, which skips the masked quarter of the scores.
+    """Run `_attention` on each half of a whole sequence's queries, which skips the masked quarter of the scores.
 
-    More parts would skip more, with products so small that little is gained. Documents lie in order within a row, so
-    that packed ones leave out the same quarter.
+    More parts would skip more, but their matmuls would be so small that little is gained. Documents are stored in order
+    within a row, so packed rows skip the same quarter.
     """
     length = query.shape[1]
     # Shards of a sequence run one program, so that none can skip scores that another needs.
@@ -172,9 +172,9 @@ def _attention(
 ) -> Array:
     """Attention [b, s, k, g, h], with a backward that reads the scores half as often as JAX's own.
 
-    Scores [b, k, g, s, t] are the largest arrays. Here the output is normalized, not the weights; the inner product of
-    the softmax's gradient is that of the output with its gradient (FlashAttention, arXiv:2205.14135, appendix B.2); and
-    no product transposes the scores.
+    Scores [b, k, g, s, t] are the largest arrays. Here the output is normalized, not the weights; the inner product in
+    the softmax's gradient is computed from the output and its gradient (FlashAttention, arXiv:2205.14135, appendix
+    B.2); and no matmul transposes the scores.
     """
     return _forward(scoring, query, key, value, positions, documents, window, rng, sinks)[0]
 
@@ -224,7 +224,7 @@ def _attention_by_chunks(
     window: Array | None,
     rng: DropoutRng | None,
 ) -> Array:
-    """`_attention` in a loop over chunks of queries, [n, b, c, k, g, h]; backward recomputes the scores of each."""
+    """`_attention` in a loop over chunks of queries, [n, b, c, k, g, h]; backward recomputes each chunk's scores."""
     return _forward_by_chunk(scoring, chunks, key, value, key_ids, window, rng)[0]
 
 
@@ -237,7 +237,7 @@ def _forward_by_chunk(
     window: Array | None,
     rng: DropoutRng | None,
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Saves the log-normalizer for backward, no scores."""
+    """Run attention chunk by chunk, saving the log-normalizer for backward but no scores."""
 
     def mix(chunk: Chunks) -> tuple[Array, Array]:
         scores = _scores(scoring, chunk.query, key, chunk.positions, chunk.documents(key_ids), window)
@@ -253,7 +253,7 @@ def _forward_by_chunk(
 def _backward_by_chunk(
     scoring: Scoring, saved: tuple[Any, ...], gradient: Array
 ) -> tuple[Chunks, Array, Array, None, None, None]:
-    """The gradients of keys and values are summed chunk by chunk."""
+    """Run backward chunk by chunk, summing the gradients of keys and values."""
     chunks, key, value, key_ids, window, rng, output, log_normalizer = saved
 
     def back(sums: tuple[Array, Array], each: tuple[Chunks, Array, Array, Array]) -> tuple[tuple[Array, Array], Any]:
@@ -281,7 +281,7 @@ def _scores(
     documents: Documents | None,
     window: Array | None,
 ) -> Array:
-    """The scores [b, k, g, s, t] in float32, minus infinity where masked.
+    """Return the scores [b, k, g, s, t] in float32, minus infinity where masked.
 
     The mask depends on positions and documents alone: JAX would compute it for all chunks and heads before the first
     layer (JAX 0.10.2), as large as all scores. An optimization barrier keeps it from being computed before the query is
@@ -291,7 +291,7 @@ def _scores(
     scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32) / scoring.divisor
     if scoring.softcap:
         scores = scoring.softcap * jnp.tanh(scores / scoring.softcap)
-    # Each device makes the rows of its own queries.
+    # Each device computes the mask's rows for its own queries.
     positions = reshard(positions, P(jax.typeof(query).sharding.spec[1]))
     distance = positions[:, None] - jnp.arange(key.shape[1])[None, :]
     visible = distance >= 0
@@ -300,28 +300,28 @@ def _scores(
     if documents is not None:
         is_same = documents.queries[:, None, None, :, None] == documents.keys[:, None, None, None, :]
         visible = lax.broadcast_to_rank(visible, is_same.ndim) & is_same
-    # Of `jnp.where` JAX would keep both operands, whole arrays of a constant, from the first layer on (JAX 0.10.2).
+    # For `jnp.where` JAX would keep both operands, whole arrays of a constant, from the first layer on (JAX 0.10.2).
     return scores + lax.broadcast_to_rank(jnp.log(visible.astype(jnp.float32)), scores.ndim)
 
 
 def _largest(scores: Array, sinks: Array | None) -> Array:
-    """The largest of each query's scores [b, k, g, s, t] and its sink [b, s, k, g]: [b, k, g, s, 1]."""
+    """Return the largest of each query's scores [b, k, g, s, t] and its sink [b, s, k, g]: [b, k, g, s, 1]."""
     largest = jnp.max(scores, axis=-1, keepdims=True)
     return largest if sinks is None else jnp.maximum(largest, _by_head(sinks[..., None]))
 
 
 def _sum_of_weights(weights: Array, max_score: Array, sinks: Array | None) -> tuple[Array, Array | None]:
-    """The sum of each query's weights and that of its sink, and the latter alone, [b, k, g, s, 1]."""
+    """Return the sum of each query's weights, including its sink's, and the sink's weight alone, [b, k, g, s, 1]."""
     sums = jnp.sum(weights, axis=-1, keepdims=True)
     if sinks is None:
         return sums, None
-    # Named as the weights are: without them it takes all scores to make it again.
+    # Named like the weights: if it were not saved with them, recomputing it would take all scores.
     of_sinks = checkpoint_name(jnp.exp(_by_head(sinks[..., None]) - max_score), SCORES)
     return sums + of_sinks, of_sinks
 
 
 def _average(weights: Array, normalizer: Array, value: Array, rng: DropoutRng | None, dtype: Any) -> Array:
-    """The average of values by weights [b, k, g, s, t] / normalizer, after dropout."""
+    """Average the values by weights [b, k, g, s, t] / normalizer, after dropout."""
     kept = dropout_of_weights(weights, rng).astype(value.dtype)
     output = jnp.einsum("bkgst,btkh->bkgsh", kept, value, preferred_element_type=jnp.float32) / normalizer
     return _by_token(output.astype(dtype))
@@ -330,7 +330,7 @@ def _average(weights: Array, normalizer: Array, value: Array, rng: DropoutRng | 
 def _gradients(
     scoring: Scoring, results: ForwardResults, key: Array, value: Array, rng: DropoutRng | None, gradient: Array
 ) -> tuple[Array, Array, Array, Array | None]:
-    """The gradients of queries, keys, values and sinks."""
+    """Return the gradients of queries, keys, values and sinks."""
     query, weights, normalizer, output, max_score, sink_weights = results
     # An einsum: XLA:CPU takes six times as long for a multiply and a sum if the batch is 1 (JAX 0.10.2).
     inner = jnp.einsum("bskgh,bskgh->bskg", gradient, output, preferred_element_type=jnp.float32)
@@ -354,7 +354,7 @@ def _gradients(
 
 
 def _over_queries(x: Array, weights: Array, to: Array) -> Array:
-    """The product over queries of x [b, k, g, s, h] and weights [b, k, g, s, t], as the cotangent of `to` [b, t, k, h].
+    """Contract x [b, k, g, s, h] and weights [b, k, g, s, t] over queries: the cotangent of `to` [b, t, k, h].
 
     The einsum's output order avoids a transposition of the weights.
     """
@@ -366,10 +366,10 @@ def _over_queries(x: Array, weights: Array, to: Array) -> Array:
 
 
 def _by_head(x: Array) -> Array:
-    """[b, s, k, g, h] to [b, k, g, s, h], from which products write scores in the order in which they are read."""
+    """Transpose [b, s, k, g, h] to [b, k, g, s, h], so that matmuls write scores in the order they are read."""
     return jnp.moveaxis(x, 1, 3)
 
 
 def _by_token(x: Array) -> Array:
-    """[b, k, g, s, h] to [b, s, k, g, h]."""
+    """Transpose [b, k, g, s, h] to [b, s, k, g, h]."""
     return jnp.moveaxis(x, 3, 1)

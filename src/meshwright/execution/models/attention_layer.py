@@ -29,10 +29,10 @@ from meshwright.execution.runtime.attention.segments import Mask
 def attention_layer(
     query: Array, new: Cache, sinks: Array | None, op: Attention, context: LayerContext
 ) -> tuple[Array, Cache | PagedCache]:
-    """The attention output of queries [b, s, k, g, h], and the keys and values of their tokens.
+    """Return the attention output of queries [b, s, k, g, h], and the keys and values of their tokens.
 
-    sinks: logits [k, g] that take a share of each softmax. With a cache, keys and values are written into it first, and
-    the cache of all layers with its window is returned.
+    sinks: logits [k, g] that take a share of each softmax. With a cache, keys and values are written to it first, and
+    the cache of all layers with this window is returned.
     """
     if context.cache is not None:
         (window,) = op.windows
@@ -43,7 +43,7 @@ def attention_layer(
         )
     layout = context.layout
     if layout.cache_split is not None:
-        # Of prompts each device has all keys, and its share of the queries.
+        # In prompts each device has all keys, and its share of the queries.
         context = replace(context, layout=attention_layout(layout, is_latent=op.latent is not None))
         new = Cache(*(layout.place(array, "batch", "sequence", "kv_heads", "head_dim") for array in new))
     if context.strategy.attention != "scores":
@@ -57,7 +57,7 @@ def attention_layer(
 
 
 def scoring_of(op: Attention) -> Scoring:
-    """How scores of queries and keys are scaled and capped."""
+    """Return how scores of queries and keys are scaled and capped."""
     return Scoring(math.sqrt(op.qk_dim) if op.scale is None else 1 / op.scale, op.softcap)
 
 
@@ -125,7 +125,7 @@ def _with_scores(query: Array, seen: Cache, sinks: Array | None, op: Attention, 
 
 
 def _window_of_layer(op: Attention, length: int, layer: Array | int | None) -> Array | int | None:
-    """The window of one layer of a stack; None if no layer has a window below `length` keys."""
+    """Return the window of one layer of a stack; None if no layer has a window below `length` keys."""
     windows = [length if window is None else min(window, length) for window in op.windows]
     if min(windows) == length:
         return None

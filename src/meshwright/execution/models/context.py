@@ -1,4 +1,4 @@
-"""The context of a layer beside its weights and the residual stream: positions, dropout, and a cache."""
+"""The inputs of a layer other than its weights and the residual stream: positions, dropout, and a cache."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 Weights = Mapping[str, Any]
 
 KEY_SEGMENTS = "key_segments"
-"""The entry of a batch with the documents of all keys of a row, see `with_key_segments`."""
+"""Key of the batch entry with the document ids of all keys of a row, see `with_key_segments`."""
 
 
 class PositionInfo(NamedTuple):
-    """Positions of tokens and what follows from them, the same in every layer.
+    """Positions of tokens and values computed from them, the same in every layer.
 
-    numbers: the positions [s], or [b, s] if rows differ. tables: their rotary tables. segments: the positions and the
-    documents of the tokens; None where each row is one document in order. key_ids: the documents of all keys of a row
-    [b, t], where a device has more keys than queries.
+    numbers: the positions [s], or [b, s] if rows differ. tables: their rotary tables. segments: positions and document
+    ids of the tokens; None if each row is one document in order. key_ids: document ids of all keys of a row [b, t], if
+    a device has more keys than queries.
     """
 
     numbers: Array
@@ -44,8 +44,8 @@ class PositionInfo(NamedTuple):
 class LayerContext:
     """The context of one layer.
 
-    layer: its number in its stack, needed if layers of the stack differ. cache: past keys and values of all layers with
-    its window, in generation; cache_layer: the layer's index in it.
+    layer: its number in its stack, needed if layers of the stack differ. cache: in generation, past keys and values of
+    all layers with this layer's window; cache_layer: the layer's index in the cache.
     """
 
     positions: PositionInfo
@@ -60,9 +60,9 @@ class LayerContext:
 def positions_of(
     batch: Weights, model: ModelConfig, lengths: Array | int | None = None, along: tuple[str, ...] | None = None
 ) -> PositionInfo:
-    """The positions of a batch's tokens; rotary tables are sharded like the tokens, or `along` these axes.
+    """Return the positions of a batch's tokens; rotary tables are sharded like the tokens, or `along` these axes.
 
-    lengths: of the rows [b] before padding; by default there is none.
+    lengths: lengths of the rows [b] without padding; default: no padding.
     """
     tokens = jax.typeof(batch["tokens"])
     own: Array | int = tokens.shape[1] if lengths is None else lengths
@@ -76,9 +76,9 @@ def positions_of(
 
 
 def with_key_segments(batch: Weights, layout: ShardingContext, strategy: Strategy) -> Weights:
-    """A batch of packed documents with the documents of all keys [b, t], where sp splits tokens and not keys.
+    """Add to a batch of packed documents the document ids of all keys [b, t], where sp splits tokens but not keys.
 
-    They are gathered here, once for all layers. In a ring they travel with their keys.
+    The ids are gathered here, once for all layers. In a ring they are sent with their keys.
     """
     if "segments" not in batch or not layout.axes("sequence") or strategy.sp_method == "ring":
         return batch
@@ -86,9 +86,9 @@ def with_key_segments(batch: Weights, layout: ShardingContext, strategy: Strateg
 
 
 def positions_in_cache(positions: Array, model: ModelConfig, lengths: Array | None = None) -> PositionInfo:
-    """The positions [b, s] of the tokens that follow a cache.
+    """Return the positions [b, s] of the tokens that follow a cache.
 
-    lengths: of its sequence as each token sees it [b, s], by default up to itself.
+    lengths: the sequence length up to which each token attends [b, s]; default: up to itself.
     """
     seen = positions + 1 if lengths is None else lengths
     return PositionInfo(positions, rotary_tables(positions, model, seen))

@@ -27,7 +27,7 @@ from meshwright.execution.runtime.experts.routing import Load
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 STACKS = ("dense_layers", "layers")
-"""The stacks of layers in order; dropout keys depend on their index. Most models have no dense layers first."""
+"""The stacks of layers in order; dropout keys depend on their index. Most models have no initial dense layers."""
 
 
 def loss_and_load(
@@ -42,12 +42,12 @@ def loss_and_load(
     rng: DropoutRng | None = None,
     z_loss: float = 0.0,
 ) -> tuple[Array, LossParts]:
-    """The loss of a batch, and its parts with the load of each layer's experts, if any.
+    """Return the loss of a batch, and its parts with the load of each layer's experts, if any.
 
-    batch: `tokens` and `targets` [b, s]; `positions` [b, s] if tokens are not in order or rows have several documents,
-    with the documents' `segments` [b, s] from 1, 0 for padding, and the `weights` [b, s] of the targets' losses, of
-    which the mean is 1. The loss is the mean of cross-entropy in nats, with the load balancing loss of experts and the
-    z-loss. rng: dropout, if any. z_loss: its coefficient.
+    batch: `tokens` and `targets` [b, s]. If tokens are not in order or rows have several documents, also `positions`
+    [b, s], the documents' `segments` [b, s] (from 1; 0 is padding), and the `weights` [b, s] of the targets' losses,
+    whose mean is 1. The loss is the mean cross-entropy in nats plus the load balancing loss of experts and the z-loss.
+    rng: dropout, if any. z_loss: coefficient of the z-loss.
     """
     x, table, load = stream_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy, rng=rng)
     with jax.named_scope("loss"):
@@ -69,9 +69,9 @@ def log_probabilities_and_load(
     strategy: Strategy = DEFAULT,
     rng: DropoutRng | None = None,
 ) -> tuple[Array, Load | None]:
-    """The log-probability in nats [b] of each row's targets together, and the load of each layer's experts, if any.
+    """Return each row's total log-probability of its targets [b] in nats, and the load of each layer's experts, if any.
 
-    batch: as `loss_and_load` has it, with the `weights` [b, s] of the targets, 0 for those that do not count.
+    batch: as in `loss_and_load`, with the `weights` [b, s] of the targets, 0 for targets that do not count.
     """
     x, table, load = stream_and_load(params, batch, model, layout, dtype=dtype, remat=remat, strategy=strategy, rng=rng)
     with jax.named_scope("loss"):
@@ -90,7 +90,7 @@ def stream_and_load(
     strategy: Strategy,
     rng: DropoutRng | None,
 ) -> tuple[Array, Array, Load | None]:
-    """The residual stream [b, s, d] after all layers, the gathered embedding table, and the load of experts, if any."""
+    """Return the residual stream [b, s, d] after all layers, the gathered embedding table, and the experts' load."""
     batch = with_key_segments(batch, layout, strategy)
     positions, load = positions_of(batch, model), None
     x, table = embed(params, batch["tokens"], positions, model, layout, dtype)
@@ -110,7 +110,7 @@ def layers(
     strategy: Strategy,
     rng: DropoutRng | None = None,
 ) -> tuple[Array, Load | None]:
-    """The residual stream [b, s, d] after the layers of a stack, and the load of their experts, if any."""
+    """Return the residual stream [b, s, d] after the layers of a stack, and the load of their experts, if any."""
 
     def layer(x: Array, own: tuple[Weights, Array | None]) -> tuple[Array, Array | None]:
         weights, number = own

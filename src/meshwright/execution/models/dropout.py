@@ -1,7 +1,7 @@
 """Dropout that does not depend on the mesh: each token has its own key.
 
-The key is folded from the step's key, the layer, the place in it, and the token's number in the batch. Each device
-draws masks for its own tokens, and draws them again in backward: nothing is communicated or saved.
+The key is folded from the step's key, the layer, the place within the layer, and the token's number in the batch. Each
+device samples masks for its own tokens, and samples them again in backward: nothing is communicated or saved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.execution.runtime.attention.sequence import token_order
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 Place = int
-"""The place of dropout in a layer: attention weights, attention output, output of the mlp or the experts."""
+"""Where in a layer dropout is applied: attention weights, attention output, output of the mlp or the experts."""
 
 WEIGHTS, ATTENTION, MLP = range(3)
 
@@ -35,7 +35,7 @@ class DropoutRng:
     tokens: Array
 
     def fold_in(self, number: Array | int) -> DropoutRng:
-        """The dropout of one layer, or of one place in it."""
+        """Derive the dropout of one layer, or of one place in a layer."""
         return replace(self, key=jax.random.fold_in(self.key, number))
 
     @property
@@ -45,7 +45,7 @@ class DropoutRng:
 
 
 def token_numbers(shape: tuple[int, ...], layout: ShardingContext, strategy: Strategy) -> Array:
-    """The number of each token of a batch [b, s] in text order, whatever the storage order."""
+    """Return the number of each token of a batch [b, s] in text order, independent of the storage order."""
     batch, length = shape
     order = token_order(length, layout, strategy)
     places = jnp.asarray(np.arange(length) if order is None else order, jnp.uint32)
@@ -54,7 +54,7 @@ def token_numbers(shape: tuple[int, ...], layout: ShardingContext, strategy: Str
 
 
 def dropout(x: Array, rng: DropoutRng | None, layout: ShardingContext, place: Place) -> Array:
-    """Dropout of x [b, s, d], which is added to the residual stream."""
+    """Apply dropout to x [b, s, d] before it is added to the residual stream."""
     if rng is None or not rng.rate:
         return x
     tokens = layout.place(rng.tokens, "batch", "residual_sequence")
@@ -63,7 +63,7 @@ def dropout(x: Array, rng: DropoutRng | None, layout: ShardingContext, place: Pl
 
 
 def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
-    """Dropout of attention weights [b, k, g, s, t]."""
+    """Apply dropout to attention weights [b, k, g, s, t]."""
     if rng is None or not rng.rate:
         return weights
     _, num_kv_heads, group, _, num_keys = weights.shape
@@ -79,10 +79,10 @@ def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
 
 
 def dropout_of_branch(x: Array, rng: DropoutRng | None, rate: float, name: str, layout: ShardingContext) -> Array:
-    """Dropout of what the low-rank branch of the product `name` reads, x [b, s, n] or [b, s, d] as the stream lies.
+    """Apply dropout to the input x of the low-rank branch of the matmul `name`.
 
-    Columns may be split over devices, each of which draws for its own: the bits of a column are its number hashed with
-    the token's key.
+    x is [b, s, n], or [b, s, d] sharded like the residual stream. Columns may be split over devices, and each device
+    samples for its own: the bits of a column are its number hashed with the token's key.
     """
     if rng is None or not rate:
         return x

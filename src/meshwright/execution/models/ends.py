@@ -1,4 +1,4 @@
-"""Embeddings before the layers, logits and the loss after them."""
+"""The embeddings before the layers, and the logits and the loss after them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 def embed(
     params: Weights, tokens: Array, positions: PositionInfo, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> tuple[Array, Array]:
-    """Embed `tokens` [b, s]: the residual stream, and the gathered embedding table."""
+    """Embed `tokens` [b, s]; returns the residual stream and the gathered embedding table."""
     table, x = table_in_use(params, layout, dtype), None
     for op in program(model).embedding:
         match op:
@@ -42,12 +42,12 @@ def embed(
 
 
 def table_in_use(params: Weights, layout: ShardingContext, dtype: Any) -> Array:
-    """The embedding table as lookups and tied logits use it."""
+    """Return the embedding table as lookups and tied logits use it, gathered and in `dtype`."""
     return layout.weight(params["embedding"], "vocab", "embed", dtype=dtype)
 
 
 def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
-    """The rows of `table` for tokens [b, s], sharded like the residual stream between blocks.
+    """Return the rows of `table` for tokens [b, s], sharded like the residual stream between blocks.
 
     With a sharded vocab each device looks up the tokens of all devices in its own rows, and the results are summed.
     """
@@ -73,9 +73,9 @@ def _lookup(table: Array, tokens: Array, layout: ShardingContext) -> Array:
 
 
 def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingContext, dtype: Any) -> Array:
-    """The rows of the position table [p, d] for tokens [b, s]; each device looks up its own tokens.
+    """Return the rows of the position table [p, d] for tokens [b, s]; each device looks up its own tokens.
 
-    Its gradient is summed over devices like that of a weight applied to the residual stream between blocks.
+    The table's gradient is summed over devices like that of a weight applied to the residual stream between blocks.
     """
     table = layout.weight(stored, "positions", "embed", dtype=dtype, along="residual_sequence")
     rows = layout.place(jnp.broadcast_to(numbers, tokens.shape), "batch", "residual_sequence")
@@ -83,7 +83,7 @@ def _positions(stored: Array, tokens: Array, numbers: Array, layout: ShardingCon
 
 
 def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: ShardingContext) -> Array:
-    """The float32 logits [b, s, v] of the residual stream x, sharded over vocab. table: from `embed`."""
+    """Return the float32 logits [b, s, v] of the residual stream x, sharded over vocab. `table` comes from `embed`."""
     final, unembedding, loss = program(model).logits
     assert isinstance(final, Norm)
     assert isinstance(unembedding, Linear)
@@ -91,7 +91,7 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
     h = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
     h = gathered(h, layout, "vocab")
     if layout.cache_split is not None:
-        # Weights stay where they are: partial sums over what splits the stream.
+        # Weights stay where they are stored; scores are partial sums over the axes that split the stream.
         scores = layout.place(_stationary_scores(params, h, table, unembedding, layout), "batch", "sequence", "vocab")
     elif unembedding.is_tied:
         scores = product("bsd,vd->bsv", h, table, dtype=jnp.float32)
@@ -102,7 +102,7 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
 
 
 def _stationary_scores(params: Weights, h: Array, table: Array, op: Linear, layout: ShardingContext) -> Array:
-    """The logits of a server, partial sums over the axes that split the stream."""
+    """Return a server's logits as partial sums over the axes that split the residual stream."""
     sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
     weight = jax.reshard(table if op.is_tied else params[op.name].astype(h.dtype).T, layout.spec("vocab", "embed"))
     return multiply_stored("bsd,vd->bsv", h, weight, layout, dtype=jnp.float32, out=sums)
@@ -111,8 +111,8 @@ def _stationary_scores(params: Weights, h: Array, table: Array, op: Linear, layo
 class LossParts(NamedTuple):
     """The parts of a loss, without gradients.
 
-    means: the mean cross-entropy in nats; behind it, where there is one, the z-loss times its coefficient, [1 or 2].
-    load: of the experts of each layer, if any.
+    means: [1 or 2], the mean cross-entropy in nats, then the z-loss times its coefficient if there is one. load: load
+    of each layer's experts; None without experts.
     """
 
     means: Array
@@ -128,10 +128,10 @@ class LossParts(NamedTuple):
 
 
 def mean_losses(scores: Array, batch: Weights, z_loss: float = 0.0) -> Array:
-    """The parts of the loss of logits [b, s, v] for a batch, as `LossParts.means` has them: their sum is the loss.
+    """Return the parts of the loss of logits [b, s, v] for a batch, as in `LossParts.means`; their sum is the loss.
 
-    batch: `targets` [b, s], and `weights` [b, s] where not all count alike. Weights have a mean of 1 over the whole
-    batch, so that the mean loss of its parts is the loss of the whole.
+    batch: `targets` [b, s], and `weights` [b, s] if targets do not all count alike. Weights have a mean of 1 over the
+    whole batch, so that the mean loss of its microbatches is the loss of the whole batch.
     """
     losses, normalizers = _losses_and_normalizers(scores, batch["targets"])
     parts = [losses] if z_loss == 0 else [losses, z_loss * normalizers**2]
@@ -142,12 +142,12 @@ def mean_losses(scores: Array, batch: Weights, z_loss: float = 0.0) -> Array:
 
 
 def token_losses(scores: Array, targets: Array) -> Array:
-    """The loss in nats [b, s] of logits [b, s, v] for each of `targets` [b, s]; a sharded vocab is never gathered."""
+    """Return the loss in nats [b, s] of logits [b, s, v] for `targets` [b, s]; a sharded vocab is never gathered."""
     return _losses_and_normalizers(scores, targets)[0]
 
 
 def _losses_and_normalizers(scores: Array, targets: Array) -> tuple[Array, Array]:
-    """`token_losses`, and the logarithms of the softmax's normalizers [b, s]."""
+    """Return `token_losses`, and the logarithms of the softmax's normalizers [b, s]."""
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     normalizers = jnp.log(jnp.sum(jnp.exp(scores - top), axis=-1))
     chosen = jnp.arange(scores.shape[-1])[None, None, :] == targets[..., None]

@@ -1,4 +1,4 @@
-"""Logits of whole texts and the loss of each token, of any number and length."""
+"""Logits and per-token losses of whole texts, any number of texts of any length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from meshwright.mesh import MeshShape
 def all_logits(
     params: Weights, tokens: np.ndarray, lengths: np.ndarray, model: ModelConfig, mesh: MeshShape, dtype: Any
 ) -> Array:
-    """Return float32 logits [b, s, v] of tokens [b, s], of which row i has `lengths[i]`. Call it under `jax.set_mesh`.
+    """Return float32 logits [b, s, v] of tokens [b, s]; row i has `lengths[i]` tokens. Call it under `jax.set_mesh`.
 
     Rows and tokens are padded to sizes that the mesh divides; padding after a text changes none of its logits.
     """
@@ -42,9 +42,9 @@ def all_losses(
     mesh: MeshShape,
     dtype: Any,
 ) -> np.ndarray:
-    """The loss in nats [b, s] of each of `targets` [b, s] after the tokens [b, s] up to it; otherwise as `all_logits`.
+    """Return the loss in nats [b, s] of each target, given the tokens up to it. Other arguments as in `all_logits`.
 
-    No device holds the logits of a whole vocabulary that is split.
+    If the vocab is split, no device holds the logits of all of it.
     """
     rows, length = tokens.shape
     found = _losses(model, mesh, dtype)(params, *_placed(mesh, lengths, tokens, targets))
@@ -52,7 +52,7 @@ def all_losses(
 
 
 def _placed(mesh: MeshShape, lengths: np.ndarray, *tokens: np.ndarray) -> Iterator[Array]:
-    """Lengths [b], then tokens [b, s] several times, padded and on the mesh."""
+    """Yield lengths [b], then each array of tokens [b, s], padded and on the mesh."""
     rows, length = tokens[0].shape
     more = -rows % mesh.degree(RULES["batch"]), -length % mesh.degree(RULES["residual_sequence"])
     layout = ShardingContext(mesh)
@@ -88,7 +88,7 @@ def _losses(model: ModelConfig, mesh: MeshShape, dtype: Any) -> Any:
 def _scores(
     params: Weights, tokens: Array, lengths: Array, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> Array:
-    """The logits of placed tokens, as the mesh splits them."""
+    """Return the logits of tokens that are on the mesh, sharded over it."""
     positions = positions_of({"tokens": tokens}, model, lengths)
     x, table = embed(params, tokens, positions, model, layout, dtype)
     for stack in stacks_of(model):

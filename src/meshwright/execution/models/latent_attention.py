@@ -1,7 +1,7 @@
 """Latent attention over a cache of latents, with the weights of keys and values absorbed (arXiv:2405.04434).
 
-A score is query . (W_key latent) = (W_key^T query) . latent: queries are multiplied into the latent and its average out
-of it, so that a token's keys and values are never made (section 2.1.2).
+A score is query . (W_key latent) = (W_key^T query) . latent: queries are multiplied into latent space and the averaged
+latents out of it, so that a token's keys and values are never computed (section 2.1.2).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from meshwright.execution.models.generation.paged_cache import PagedCache
 def latent_attention(
     query: Array, new: Cache, key_weight: Array, value_weight: Array, op: Attention, context: LayerContext
 ) -> tuple[Array, Cache | PagedCache]:
-    """The attention output [b, s, heads, 1, value_dim] of queries [b, s, heads, qk_dim], and the cache with `new`.
+    """Return the attention output [b, s, heads, 1, value_dim] of queries [b, s, heads, qk_dim], and the new cache.
 
     Args:
-        new: the latents of the queries' tokens. key_weight, value_weight: [rank, heads, dims].
+        new: the latents of the queries' tokens.
+        key_weight, value_weight: [rank, heads, dims].
     """
     layout = context.layout
     assert context.cache is not None
@@ -48,7 +49,7 @@ def latent_attention(
 
 @lru_cache(maxsize=256)
 def with_absorbed_latents(block: Block) -> Block:
-    """A block as decoding runs it: without the products that make keys and values of latents."""
+    """Return a block as decoding runs it: without the matmuls that compute keys and values from latents."""
     latent = latent_of(block)
     if latent is None:
         return block
@@ -58,5 +59,5 @@ def with_absorbed_latents(block: Block) -> Block:
 
 
 def latent_of(block: Block) -> LatentKeys | None:
-    """The latent of a block's attention, if it has one."""
+    """Return the latent of a block's attention; None if it has none."""
     return next((op.latent for op in block.ops if isinstance(op, Attention)), None)

@@ -1,8 +1,9 @@
 """A layer run op by op: one lowering for each kind of op of `step.layer`.
 
-Ops that communicate together run as a group: consecutive products of one value gather it once, or share a ring
+Ops that communicate together run as a group: consecutive matmuls of one value gather it once, or share a ring
 (`models.linear`), and the ops of experts from dispatch to combine are one program on each device (`models.moe`). A
-product that is added to the residual stream is reduce-scattered; several that are added at once are summed first.
+matmul whose result is added to the residual stream is reduce-scattered; several results that are added at once are
+summed first.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from meshwright.execution.models.rotary import rotate
 class LayerResult(NamedTuple):
     """The results of a layer: the residual stream, its keys and values, the load of its experts.
 
-    In generation `cache` is that of all layers, with this one's tokens written.
+    In generation `cache` is the cache of all layers, with this layer's tokens written.
     """
 
     stream: Array
@@ -81,8 +82,8 @@ class LayerResult(NamedTuple):
 class _Run:
     """The state of a layer while its ops run: its values by name.
 
-    partial: the values that are partial sums over tp, each with the bias to add after the sum, if any. branches: the
-    low-rank branches beside them, which are added after it too.
+    partial: the values that are partial sums over tp, each with the bias to add after the sum, if any. branches: for
+    these values, the output of the low-rank branch, which is also added after the sum.
     """
 
     weights: Weights
@@ -110,7 +111,7 @@ def _run_norm(run: _Run, _: Block, op: Norm) -> None:
 
 
 def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
-    """Products of one value: column-parallel, row-parallel, or with a router."""
+    """Run matmuls of one value: column-parallel, row-parallel, or of a router."""
     op, layout, strategy = ops[0], run.context.layout, run.context.strategy
     source = run.values[op.source]
     if layout.cache_split is not None:
@@ -142,7 +143,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
 
 
 def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
-    """Products with weights that stay where they are stored."""
+    """Run matmuls with weights that stay where they are stored."""
     layout = run.context.layout
     source = run.values[ops[0].source]
     if ops[0].inputs[0][0] == "embed" and not ops[0].is_on_residual:
@@ -194,7 +195,7 @@ def _run_slice(run: _Run, _: Block, op: Slice) -> None:
 
 
 def _run_concat(run: _Run, _: Block, op: Concat) -> None:
-    """Values [b, s, heads, h] side by side; one without heads [b, s, h] is that of each, its gradient their sum."""
+    """Concatenate values [b, s, heads, h] along h; a value without heads [b, s, h] is broadcast to all heads."""
     first, *others = (run.values[name] for name in op.sources)
     spec = jax.typeof(first).sharding.spec
     beside = [
@@ -264,12 +265,12 @@ LOWERINGS: Mapping[type, Callable[..., None]] = {
     SigmoidGate: _run_sigmoid_gate,
     Add: _run_add,
 }
-"""The function for a group of ops, by the type of the first."""
+"""The function that runs a group of ops, by the type of the first."""
 
 
 @lru_cache(maxsize=256)
 def _groups(block: Block) -> tuple[tuple[LayerOp, ...], ...]:
-    """The ops of a block in groups that run together."""
+    """Return the ops of a block in groups that run together."""
     ops, groups, start = block.ops, [], 0
     while start < len(ops):
         first, stop = ops[start], start + 1
@@ -284,7 +285,7 @@ def _groups(block: Block) -> tuple[tuple[LayerOp, ...], ...]:
 
 
 def _can_share_gather(first: Linear, other: LayerOp) -> bool:
-    """Whether two products read the same value, gathered over the same axes."""
+    """Whether two matmuls read the same value, gathered over the same axes."""
     return (
         isinstance(other, Linear)
         and not first.is_on_residual
@@ -294,7 +295,7 @@ def _can_share_gather(first: Linear, other: LayerOp) -> bool:
 
 @lru_cache(maxsize=256)
 def _summed_together(block: Block) -> frozenset[str]:
-    """The values of each `Add` of several products and nothing else, which are summed over tp at once."""
+    """Return the operands of each `Add` of several matmuls and nothing else, which are summed over tp at once."""
     products = {op.target for op in block.ops if isinstance(op, Linear)}
     adds = (op.sources for op in block.ops if isinstance(op, Add))
     return frozenset(name for names in adds if len(names) > 1 and products.issuperset(names) for name in names)
@@ -305,7 +306,7 @@ def _bias(run: _Run, op: Linear) -> Array | None:
 
 
 def _factors(run: _Run, op: Linear) -> tuple[Array, Array]:
-    """The two weights of a product's low-rank branch."""
+    """Return the two weights of a matmul's low-rank branch."""
     return run.weights[f"{op.name}{LORA_A}"], run.weights[f"{op.name}{LORA_B}"]
 
 
@@ -313,13 +314,13 @@ def _with_bias(x: Array, bias: Array | None, *, is_split: bool = False) -> Array
     if bias is None:
         return x
     spec: Any = jax.typeof(x).sharding.spec
-    # It has a slice of the bias where the last dims are split further, as a server's hidden values are.
+    # If the last dims are split further, as a server's hidden values are, each device adds its slice of the bias.
     own = jax.reshard(bias.astype(x.dtype), P(*spec[x.ndim - bias.ndim :])) if is_split else bias.astype(x.dtype)
     return x + lax.broadcast_to_rank(own, x.ndim)
 
 
 def _sum(values: list[Any]) -> Any:
-    """The sum of one array or more."""
+    """Sum one array or more."""
     first, *rest = values
     for value in rest:
         first = first + value

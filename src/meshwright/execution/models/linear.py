@@ -1,8 +1,8 @@
-"""Column-parallel and row-parallel products of the residual stream.
+"""Column-parallel and row-parallel matmuls of the residual stream.
 
 Between blocks the residual stream's sequence is also sharded over tp (Megatron's sequence parallelism,
 arXiv:2205.05198). A block gathers it, multiplies it by shards of weights, and reduce-scatters the result; with the
-strategy's collective matmuls both overlap with the products (`runtime.collective_matmul`).
+strategy's collective matmuls both collectives overlap with the matmuls (`runtime.collective_matmul`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ RESIDUAL = ("batch", "residual_sequence", "activation")
 GATHERED = ("batch", "sequence", "activation")
 
 RANK_OF_STREAM = ("embed", "rank")
-"""The dims of a low-rank branch's weight that the stream is multiplied by; of one that makes it the other way round."""
+"""The dims of a low-rank branch's weight that reads the residual stream; reversed for a weight that writes to it."""
 
 
 def column_parallel_linear(
     h: Array, weights: Sequence[Array], ops: Sequence[Linear], layout: ShardingContext, strategy: Strategy
 ) -> list[Array]:
-    """The products of h [b, s, d], the residual stream or a latent, with weights whose columns may be sharded over tp.
+    """Multiply h [b, s, d], the residual stream or a latent, by weights whose columns may be sharded over tp.
 
-    h is gathered once for all. Returns an array [b, s, *outputs] for each op, without its bias.
+    h is gathered once for all weights. Returns an array [b, s, *outputs] for each op, without its bias.
     """
     rows, splits = ops[0].inputs[0][0], ops[0].outputs[0][0]
     subscripts = ("bsd,dn->bsn",) * len(ops)
@@ -69,10 +69,10 @@ def column_parallel_linear(
 def row_parallel_linear(
     x: Array, weight: Array, op: Linear, layout: ShardingContext, strategy: Strategy, *, is_partial: bool = False
 ) -> Array:
-    """The product of x [b, s, *inputs] with a weight whose rows are sharded over tp, without its bias.
+    """Multiply x [b, s, *inputs] by a weight whose rows are sharded over tp, without its bias.
 
-    It is reduce-scattered to the sharding of the residual stream. is_partial: return it unreduced over tp (a
-    collective matmul reduces it all the same).
+    The result is reduce-scattered to the sharding of the residual stream. is_partial: return it unreduced over tp (a
+    collective matmul reduces it regardless).
     """
     splits = op.inputs[0][0]
     # Transposed, its shards along the last dim are contiguous when they are gathered; otherwise XLA:CPU interleaves
@@ -127,16 +127,16 @@ def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingCont
 
 
 def router_logits(h: Array, weight: Array, layout: ShardingContext) -> Array:
-    """The float32 product of the residual stream h [b, s, d] with a router [d, e]."""
+    """Return the float32 router logits: the residual stream h [b, s, d] times a router [d, e]."""
     used = layout.weight(weight, "embed", "router", dtype=h.dtype, along="residual_sequence")
     return checkpoint_name(product("bsd,de->bse", h, used, dtype=jnp.float32), PRODUCT)
 
 
 def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
-    """The residual stream gathered along the sequence, for products whose logical axis `splits` is sharded over tp.
+    """Gather the residual stream along the sequence, for matmuls whose logical axis `splits` is sharded over tp.
 
-    In two steps if the stream is replicated over some of the axes: then backward reduce-scatters over the others before
-    it sums over these, where XLA would all-reduce the whole over all of them and slice it.
+    If the stream is replicated over some of these axes, it takes two steps, so that backward reduce-scatters over the
+    other axes before it sums over the replicated ones; XLA would all-reduce the whole over all axes and slice it.
     """
     over = layout.axes(splits)
     copied = tuple(axis for axis in over if axis not in layout.axes("residual_sequence"))
@@ -146,7 +146,7 @@ def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
 
 
 def _ring(layout: ShardingContext, splits: str, strategy: Strategy) -> tuple[str, ...]:
-    """The mesh axes of the collective matmuls of products that shard a logical axis; () for none."""
+    """Return the mesh axes of the ring for matmuls that shard a logical axis; () without collective matmuls."""
     along = layout.axes("residual_sequence")
     return tuple(axis for axis in layout.axes(splits) if axis in along) if strategy.collective_matmul else ()
 
@@ -156,7 +156,7 @@ def _spec(array: Array) -> P:
 
 
 def _matrix(stored: Array, num_rows: int) -> Array:
-    """A parameter as a matrix: its first `num_rows` dims as one, and the others as one. Both keep their sharding."""
+    """Reshape a parameter to a matrix: merge its first `num_rows` dims, and the others. Both keep their sharding."""
     if stored.ndim == 2:
         return stored
     spec, shape = _spec(stored), stored.shape

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a layer's mlp, or beside a shared mlp.
+"""A mixture of experts in place of a layer's mlp, or added to a shared mlp.
 
 Dims: t tokens of a device, e experts, d embed, f width of an expert.
 """
@@ -64,9 +64,10 @@ def moe_layer(
 ) -> tuple[Array, Array]:
     """Apply a MoE block to the residual stream h [b, s, d]; returns the experts' output and their load.
 
-    The load [devices, 3, e] is the `Load` on each device that has other tokens; `load_of_layers` sums it for all layers
-    at once. logits: of the router, [b, s, e]. matmul_dtype: to which operands of products are rounded. segments: of
-    packed documents [b, s], 0 for padding, which is no part of the load and takes no slot of experts with a capacity.
+    The load [devices, 3, e] has the fields of `Load` on each device that has different tokens; `load_of_layers` sums it
+    for all layers at once. logits: router logits [b, s, e]. matmul_dtype: dtype to which operands of matmuls are
+    rounded. segments: document ids of packed rows [b, s], 0 for padding, which does not count in the load and takes no
+    slot of experts with a capacity.
     """
     linears = (*ops.opened, ops.down)
     used = [
@@ -84,7 +85,7 @@ def moe_layer(
         if op.has_bias
     }
     routed = layout.spec("batch", "residual_sequence", "router")
-    # Stopped here already: as an operand of a program on shards it would get a sum of zeros over all devices.
+    # Stopped before `shard_map`: as its operand the bias would get a gradient, zeros summed over all devices.
     choice_bias = jax.lax.stop_gradient(weights[CHOICE_BIAS]) if ops.dispatch.routing.has_choice_bias else None
     stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
     mixed = on_shards(
@@ -108,7 +109,7 @@ def moe_layer(
 
 
 def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes:
-    """The mesh axes of experts and tokens. Raises if experts are sharded over ep and tokens are not."""
+    """Return the mesh axes of experts and tokens. Raises if experts are sharded over ep and tokens are not."""
     ep, tp = layout.axes("expert"), layout.axes("mlp")
     if not set(ep) <= set(tokens):
         batch = RULES["batch"]
@@ -120,7 +121,7 @@ def _expert_axes(layout: ShardingContext, tokens: tuple[str, ...]) -> ExpertAxes
 
 
 def load_of_layers(loads: Array) -> Load:
-    """The load of every layer [layers, e] over all devices, from `moe_layer`'s [layers, devices, 3, e]."""
+    """Return the load of every layer [layers, e] over all devices from `moe_layer`'s [layers, devices, 3, e]."""
     return Load(*jnp.moveaxis(jnp.sum(loads, axis=1), 1, 0))
 
 
@@ -136,7 +137,7 @@ def _moe_on_device(
     sums: tuple[str, ...],
     matmul_dtype: MatmulDtype | None,
 ) -> tuple[Array, Array]:
-    """`moe_layer` on one device. sums: the axes that split the stream's width, over which first products are summed."""
+    """Run `moe_layer` on one device. sums: axes that split the stream's width, over which first matmuls are summed."""
     times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
     if split.width and not split.tokens:
         # Each device has all tokens and a shard of each expert: gradients are summed here once, not for each product.
@@ -144,7 +145,7 @@ def _moe_on_device(
     choice = route(logits, experts.num_active, experts.routing, choice_bias)
     is_token = None if segments is None else _of_stream(segments, h, split) > 0
     if is_token is not None and experts.capacity_factor is not None:
-        # Sorted behind those of all experts, where no slot is.
+        # Padding is sorted after the copies of all experts, where there is no slot.
         choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.count))
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
@@ -172,10 +173,10 @@ def _moe_on_device(
 
 
 def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:
-    """The segments of a device's part of the stream h [b, s, d], of those of all devices that share its sequence.
+    """Slice a device's part of the stream h [b, s, d] from the segments of all devices that share its sequence.
 
-    Cut here, and not by resharding: XLA would keep the parts alone in the stages of a pipeline, and gather them in each
-    layer for attention (JAX 0.10.2).
+    This is not a reshard: XLA would keep only the parts in the stages of a pipeline, and gather them in each layer for
+    attention (JAX 0.10.2).
     """
     if not split.tokens:
         return segments
@@ -183,7 +184,10 @@ def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:
 
 
 def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
-    """The bias [e, f] of each row's expert, as `rows` are: [m, f] sorted by expert, or [e, slots, f]; 0 beyond them."""
+    """Return the bias of each row's expert from [e, f], shaped like `rows`; 0 for rows beyond those of experts.
+
+    `rows` is [m, f] sorted by expert, or [e, slots, f].
+    """
     rows, biases = match_varying(rows, biases.astype(rows.dtype))
     if sizes is None:
         return jnp.broadcast_to(biases[:, None], rows.shape)
@@ -192,12 +196,12 @@ def _bias_of_rows(rows: Array, biases: Array, sizes: Array | None) -> Array:
 
 
 def _of_one(x: Array, axes: tuple[str, ...]) -> Array:
-    """A value on the first device along some mesh axes, and zeros on the others."""
+    """Return a value on the first device along some mesh axes, and zeros on the others."""
     return jnp.where(jax.lax.axis_index(axes) == 0, x, jnp.zeros_like(x)) if axes else x
 
 
 def _summed_hidden(op: Gated, opened: list[Array], sums: tuple[str, ...]) -> Array:
-    """The hidden values of first products that are partial sums over some axes: each device activates its part."""
+    """Activate first matmuls that are partial sums over some axes: each device activates a part, which is gathered."""
     if not sums:
         return activate(op, *opened)
     if opened[0].shape[-1] % jax.lax.axis_size(sums):

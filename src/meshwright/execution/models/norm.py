@@ -1,7 +1,7 @@
 """RMSNorm (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450), with an explicit backward.
 
-JAX's own backward takes XLA:CPU seven times as long, mostly for a product summed over the last dim (JAX 0.10.2). As an
-einsum it is fast, and two passes are enough.
+JAX's own backward takes XLA:CPU seven times as long, mostly for an elementwise product summed over the last dim (JAX
+0.10.2). As an einsum that is fast, and two passes are enough.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.execution.models.remat import INTERMEDIATE
 
 
 def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
-    """The norm of x [..., d] over its last dim, or over `op.dims`: in float32, returned in the dtype of x."""
+    """Normalize x [..., d] over its last dim, or over `op.dims`: in float32, returned in the dtype of x."""
     if op.offset:
         scale = scale.astype(jnp.float32) + op.offset
         op = replace(op, offset=0.0)
@@ -40,7 +40,7 @@ def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
 
 
 def _over_split_dims(x: Array, op: Norm, scale: Array, bias: Array | None) -> Array:
-    """The norm over dims of which devices split others than the first, so that no reshape makes them one dim."""
+    """Normalize over several dims that cannot be merged into one, because devices split a dim after the first."""
     axes, wide = tuple(range(-len(op.dims), 0)), x.astype(jnp.float32)
     if op.kind == "layer":
         wide -= jnp.mean(wide, axis=axes, keepdims=True)
@@ -58,7 +58,7 @@ def _rms_forward(epsilon: float, x: Array, scale: Array) -> tuple[Array, tuple[A
     wide = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
     if jax.typeof(x).sharding.spec[-1]:
-        # Where devices sum the squares, they do not do so again for a backward that has kept what products read.
+        # Saved with the inputs of matmuls, so that backward needs no second sum of squares over devices.
         inverse = checkpoint_name(inverse, INTERMEDIATE)
     return (wide * inverse * _float32_per_token(scale, x)).astype(x.dtype), (x, scale, inverse)
 
@@ -107,17 +107,17 @@ _layer_norm.defvjp(_layer_forward, _layer_backward)
 
 
 def _float32_per_token(vector: Array, x: Array) -> Array:
-    """A vector [d], or its dims, in float32, broadcast to the rank of x [..., d]."""
+    """Broadcast a vector [d], or an array with the normalized dims, in float32 to the rank of x [..., d]."""
     return lax.broadcast_to_rank(vector.astype(jnp.float32), x.ndim)
 
 
 def _mean_product(left: Array, right: Array) -> Array:
-    """The mean of left * right over the last dim, which is kept; where devices split it, summed over them."""
+    """Return the mean of left * right over the last dim, which is kept; if devices split it, they sum their parts."""
     *others, last = jax.typeof(left).sharding.spec
     whole = P(*others) if last else None
     return jnp.einsum("...d,...d->...", left, right, out_sharding=whole)[..., None] / left.shape[-1]
 
 
 def _sum_of_tokens(x: Array) -> Array:
-    """The sum over all dims but the last."""
+    """Sum over all dims but the last."""
     return jnp.sum(x, axis=tuple(range(x.ndim - 1)))

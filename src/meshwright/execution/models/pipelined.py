@@ -44,12 +44,12 @@ def staged_loss_and_load(
     rng: DropoutRng | None = None,
     z_loss: float = 0.0,
 ) -> tuple[Array, LossParts]:
-    """The loss of a batch and its parts, pipelined over pp by the strategy's schedule.
+    """Return the loss of a batch and its parts, pipelined over pp by the strategy's schedule.
 
-    The loss is that of `loss_and_load`, except that the load balancing loss is of each microbatch, not of the batch.
-    Layers are stacked over slots, sharded over pp. The rules may shard `vocab` over pp too: then all stages compute a
-    share of its products. Raises if the batch does not divide into microbatches, or the schedule does not support
-    `remat`. rng: dropout, if any. z_loss: its coefficient.
+    The loss equals that of `loss_and_load`, except that the load balancing loss is computed for each microbatch, not
+    for the batch. Layers are stacked over slots, sharded over pp. If the rules shard `vocab` over pp too, all stages
+    compute a share of its matmuls. Raises if the batch does not divide into microbatches, or the schedule does not
+    support `remat`. rng: dropout, if any. z_loss: coefficient of the z-loss.
     """
     check_stage_remat(remat, layout.mesh, strategy)
     batch = with_key_segments(batch, layout, strategy)
@@ -69,7 +69,7 @@ def staged_loss_and_load(
 
 
 def layout_before_stages(layout: ShardingContext, batch: int, strategy: Strategy) -> ShardingContext:
-    """The layout of dense layers before the stages, for a batch of some size."""
+    """Return the layout of the dense layers before the stages, for a batch of this size."""
     return replace(layout, rules={**layout.rules, "batch": batch_before_stages(batch, layout.mesh, strategy)})
 
 
@@ -83,9 +83,9 @@ def _pipeline(
     remat: Remat,
     z_loss: float,
 ) -> Pipeline:
-    """The decoder as a pipeline on replicas of its parameters (`runtime.replicas`).
+    """Build the decoder as a pipeline on replicas of its parameters (`runtime.replicas`).
 
-    specs: of the parameters. before: the layout of the embedding and of dense layers before the stages.
+    specs: specs of the parameters. before: the layout of the embedding and of dense layers before the stages.
     """
     schedule = Schedule(
         stages=layout.mesh.pp,
@@ -146,7 +146,7 @@ def _pipeline(
 def _dense_layers(
     weights: Weights, x: Array, part: Weights, model: ModelConfig, layout: ShardingContext, strategy: Strategy
 ) -> Array:
-    """The residual stream after the dense layers before the stages, of a stage's share of the sequences."""
+    """Return the residual stream after the dense layers before the stages, for a stage's share of the sequences."""
     others = {name: array for name, array in part.items() if name != KEY_SEGMENTS}
     placed = jax.tree.map(lambda array: layout.place(array, "batch", "sequence") if array.ndim == 2 else array, others)
     if KEY_SEGMENTS in part:
@@ -168,17 +168,17 @@ def _without(weights: Weights, stack: str) -> Weights:
 
 
 def _rng(part: Weights, stack: int, number: Array) -> DropoutRng | None:
-    """The dropout of a microbatch in a layer of a stack."""
+    """Return the dropout of a microbatch in a layer of a stack; None without dropout."""
     return part["rng"].fold_in(stack).fold_in(number) if "rng" in part else None
 
 
 def _of_layer(spec: P) -> P:
-    """The spec of one layer's array, from that of the stacked array."""
+    """Return the spec of one layer's array, given the spec of the stacked array."""
     return P(*spec.partitions[1:], reduced=spec.reduced)
 
 
 def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
-    """The load balancing loss of a layer, as added to the loss, and the load [3, e] summed over devices."""
+    """Return a layer's term of the load balancing loss, and its load [3, e] summed over devices."""
     load = jnp.sum(load, axis=0)
     if model.experts is None:
         return None, load
@@ -187,7 +187,7 @@ def _balance(load: Array, model: ModelConfig) -> tuple[Array | None, Array]:
 
 
 def _load_by_layer(loads: Array, pipeline: Pipeline) -> Load:
-    """The load of each layer, from that of each slot [slots, 3, e]."""
+    """Return the load of each layer, given the load of each slot [slots, 3, e]."""
     schedule = pipeline.schedule
     layers = slot_layers(pipeline.num_layers, schedule.stages, schedule.virtual_stages)
     slots = sorted((slot for slot, layer in enumerate(layers) if layer is not None), key=lambda slot: layers[slot] or 0)
@@ -197,7 +197,7 @@ def _load_by_layer(loads: Array, pipeline: Pipeline) -> Load:
 def microbatches(batch: Array, count: int, layout: ShardingContext, *, together: int = 1) -> Array:
     """Split an array [b, s], or [b], into microbatches [m, b / m, s] without communication.
 
-    together: rows in succession that stay in one microbatch.
+    together: number of successive rows that stay in one microbatch.
     """
     size, rest = batch.shape[0], batch.shape[1:]
     shards = layout.mesh.degree(layout.axes("batch"))

@@ -1,8 +1,8 @@
-"""A product with a weight, with an explicit backward of two products.
+"""A matmul with a weight, with an explicit backward of two matmuls.
 
 JAX's own rule puts the cotangent first and transposes the result, for which XLA:CPU copies the cotangent, the larger
-operand, and does not use the faster of its two kernels (JAX 0.10.2). And for a float32 result of narrower operands, as
-logits, both products of JAX's backward are in float32.
+operand, and does not use the faster of its two kernels (JAX 0.10.2). Also, for a float32 result of narrower operands,
+such as logits, both matmuls of JAX's backward are in float32.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def product(
     matmul_dtype: MatmulDtype | None = None,
     layout: ShardingContext | None = None,
 ) -> Array:
-    """`jnp.einsum` of x and a weight without shared batch dims. dtype: of the result; default that of the operands.
+    """`jnp.einsum` of x and a weight without shared batch dims. dtype: dtype of the result; default: the operands'.
 
-    Backward casts the cotangent to the dtype of the operands. matmul_dtype: to which operands are rounded (see
-    `quantised`). layout: of the layer, for rounded products.
+    Backward casts the cotangent to the dtype of the operands. matmul_dtype: format to which operands are rounded (see
+    `quantised`). layout: sharding context of the layer, for rounded matmuls.
     """
     formats = FORMATS[matmul_dtype] if matmul_dtype else UNROUNDED
     einsum = _Einsum(subscripts, dtype or jnp.result_type(x, weight), out_sharding, formats, layout)
@@ -41,7 +41,7 @@ def product(
 
 
 class _Einsum(NamedTuple):
-    """A product without its operands."""
+    """The parameters of a matmul, without its operands."""
 
     subscripts: str
     dtype: Any
@@ -80,7 +80,7 @@ _product.defvjp(_forward, _backward)
 
 
 def _multiply(einsum: _Einsum, formats: Pair | None, left: Array, right: Array) -> Array:
-    """The einsum, with operands rounded to their formats, if any."""
+    """Compute the einsum, with operands rounded to their formats, if any."""
     letters, dtype, out = einsum.subscripts, einsum.dtype, einsum.out_sharding
     if formats is None:
         return jnp.einsum(letters, left, right, preferred_element_type=dtype, out_sharding=out)

@@ -12,10 +12,10 @@ from meshwright.execution.runtime.attention.blockwise import ATTENTION_RESIDUALS
 from meshwright.execution.runtime.collective_matmul import GATHERED_BY_RING
 
 INTERMEDIATE = "intermediate"
-"""Inputs of products: saved by the remat policies `none` and `attention`."""
+"""Inputs of matmuls: saved by the remat policies `none` and `attention`."""
 
 PRODUCT = "product"
-"""Results of products: saved by all remat policies but `block` and `offload`."""
+"""Results of matmuls: saved by all remat policies except `block` and `offload`."""
 
 SCORES = "scores"
 """Attention scores: saved by the remat policy `none` alone."""
@@ -33,7 +33,7 @@ KEPT: Mapping[Remat, tuple[str, ...]] = {
 
 
 def rematerialized(layer: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """The layer under a remat policy.
+    """Apply a remat policy to the function of a layer.
 
     Only named values are saved, never gathered weights, which would undo their sharding. Even the policy `none`
     recomputes norms and activation functions.

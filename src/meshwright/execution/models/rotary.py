@@ -35,13 +35,13 @@ AllTables = Mapping[tuple[Frequencies, int], RotaryTables]
 
 
 def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> AllTables:
-    """The tables of a model at positions [s], or [b, s] if rows differ.
+    """Return a model's tables at positions [s], or [b, s] if rows differ.
 
-    Computed once, before the layers: sines cost more than their use.
+    Computed once, before the layers: computing sines costs more than using them.
 
     Args:
-        length: of the sequence, of each row's [b], or as each token sees it [b, s], on which the frequencies of some
-            models depend.
+        length: length of the sequence, of each row [b], or up to each token [b, s]; the frequencies of some models
+          depend on it.
     """
     ops = [op for stack in layers(model) for op in stack.ops if isinstance(op, Rotary)]
     tables = {}
@@ -55,9 +55,9 @@ def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> 
 
 
 def _query_scale(frequencies: Frequencies, positions: Array) -> Array | float:
-    """What queries are multiplied by at each position, [b, s, 1]; 1 where the model does not scale them.
+    """Return the factor of queries at each position, [b, s, 1]; 1 if the model does not scale queries.
 
-    A rotation is linear, so the factor goes into cosines and sines.
+    A rotation is linear, so the factor is included in cosines and sines.
     """
     scaling = frequencies.scaling
     if not frequencies.scales_queries or not isinstance(scaling, YarnRopeScaling):
@@ -67,14 +67,14 @@ def _query_scale(frequencies: Frequencies, positions: Array) -> Array | float:
 
 
 def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -> Array:
-    """Rotary embedding of x [b, s, ..., head_dim] in one layer of a stack.
+    """Apply the rotary embedding to x [b, s, ..., head_dim] in one layer of a stack.
 
-    Dim i of the first half is paired with dim i of the second, as in the published Llama weights. Pairs that are
-    interleaved are taken apart: the first of each come before the second, of queries and keys alike.
+    Dim i of the first half is paired with dim i of the second, as in Llama's weights from Hugging Face. Interleaved
+    pairs are separated: all their first elements come before all their second elements, for queries and keys alike.
     """
     by = _table_of_layer(op, tables, layer)
     stop = op.start + op.size + op.size % 2
-    # One value in float32 for all parts: of slices of x itself XLA:TPU makes no reduce-scatter of keys' gradients.
+    # Parts are sliced from one float32 value: for slices of x XLA:TPU does not reduce-scatter the keys' gradients.
     wide = x.astype(jnp.float32)
     turned = wide[..., op.start : stop]
     if op.is_interleaved:
@@ -83,7 +83,7 @@ def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -
 
 
 def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) -> RotaryTables:
-    """The tables of one layer of a stack."""
+    """Return the tables of one layer of a stack."""
     kinds = dict.fromkeys(op.by_layer)
     if len(kinds) == 1:
         return tables[op.by_layer[0], op.size]
@@ -96,7 +96,7 @@ def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) ->
 def is_of_kind(kind: Hashable, cycle: Sequence[Hashable], layer: Array | int | None) -> Array:
     """Whether a layer is of one kind, in a stack whose kinds repeat in a cycle: a scalar.
 
-    By comparison and not by lookup: in pipeline stages the layer's number is an array sharded over stages.
+    It is computed by comparison, not by lookup: in pipeline stages the layer's number is an array sharded over stages.
     """
     assert layer is not None, "layers that differ need their number"
     here = jnp.int32(layer) % len(cycle)
@@ -112,7 +112,7 @@ def _rotated(x: Array, by: RotaryTables) -> Array:
 
 
 def _angles(frequencies: Frequencies, size: int, length: Array) -> Array:
-    """The angle per position of each pair of rotated dims [b, s, size / 2], in sequences of `length` [b, s, 1]."""
+    """Return the angle per position of each pair of rotated dims [b, s, size / 2], for `length` tokens [b, s, 1]."""
     theta, exponents = frequencies.theta, -jnp.arange(0, size, 2, dtype=jnp.float32)[None, None] / size
     angles = theta**exponents
     match frequencies.scaling:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def flatten(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings by their paths, as `workload.batch`."""
+    """Return the leaves of nested mappings by their paths, such as `workload.batch`."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
         found |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
@@ -16,7 +16,7 @@ def flatten(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def find_difference(facts: Mapping[int, Mapping[str, Any]]) -> str:
-    """Return the first setting that differs between processes; empty if none does. facts: flat, by process number."""
+    """Describe the first setting that differs between processes; empty if none does. facts: flat, by process number."""
     first = min(facts)
     for number in sorted(facts):
         here, there = facts[first], facts[number]
@@ -30,6 +30,6 @@ def find_difference(facts: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def _show(value: Any) -> str:
-    """A value in at most 60 characters."""
+    """Format a value in at most 60 characters."""
     text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,7 +1,7 @@
 """Rendezvous of a run's processes: they join, their settings are compared, then each sends a heartbeat every second.
 
-Process 0 hosts it in a thread, or `meshwright launch` for the processes it started. Only the host decides that a run
-must end, and which process reports why, in one line. The others just end.
+The host is a thread of process 0, or of `meshwright launch` for the processes it started. Only the host decides that a
+run must end, and which process reports the reason, in one line. The others just end.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from meshwright.execution.processes.compare import find_difference
 from meshwright.execution.processes.messages import BEAT_SECONDS, PAUSE_SECONDS, SILENT_SECONDS, Inbox, send
 
 BEHIND_SECONDS = 20.0
-"""A process is named that is still at a step which others have taken, after so long without a step of any.
+"""Seconds without a step of any process after which processes behind the others are named.
 
-It ends a server: its processes only dispatch steps, in milliseconds however long these run, so that one which does not
-hangs. In a run the step may still be going on, or a file be written.
+Such a process ends a server: its processes only dispatch steps, in milliseconds however long the steps run, so a
+process that is behind is hanging. In training it may still be running the step, or writing a file.
 """
 
 FAILURE_SECONDS = 2.0
-"""Wait for the same failure of process 0, which reports for all; it is told of failures of others."""
+"""Seconds to wait for process 0 to report the same failure, before another process's failure is reported."""
 
 REFUSED, FAILED = 2, 1
-"""Exit codes: wrong input; a run that could not continue."""
+"""Exit codes: REFUSED for wrong input, FAILED for a run that could not continue."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class End:
     code: int
     kind: Literal["refused", "failed", "lost", "stuck"]
     numbers: tuple[int, ...] = ()
-    """The processes that are to blame; of some kinds none is known."""
+    """The processes to blame; empty if unknown."""
 
 
 @dataclass
 class _Peer:
-    """A process that came."""
+    """A process that has joined."""
 
     connection: socket.socket
     where: str
@@ -77,7 +77,8 @@ class Host:
         count: number of processes.
         start_seconds: how long to wait for all of them.
         stuck_seconds: the longest time without a step of any process, after the first; None for no limit.
-        on_end: called once, in the host's thread, with the reason why the run must end, after the others were told.
+        on_end: called once, in the host's thread, with the reason why the run must end, after the processes were told
+          to.
         on_note: called with lines for the user.
         on_met: called when all have joined with equal settings.
     """
@@ -94,11 +95,11 @@ class Host:
     _has_met: bool = False
     _is_over: bool = False
     _stepped: float = 0.0
-    """When the last step of any process was taken."""
+    """Time of the last step of any process, by `time.monotonic`."""
     _named: tuple[int, ...] = ()
 
     def start(self) -> None:
-        """Open the meeting."""
+        """Open the rendezvous."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.listener, selectors.EVENT_READ)
         self._opened = time.monotonic()
@@ -106,11 +107,11 @@ class Host:
 
     @property
     def has_met(self) -> bool:
-        """Whether all processes have come, and were started with the same."""
+        """Whether all processes have joined with equal settings."""
         return self._has_met
 
     def step_of(self, number: int) -> int | None:
-        """The steps that a process has taken, None before the first."""
+        """Return the number of steps that a process has taken; None before the first."""
         return self._peers[number].step if number in self._peers else None
 
     def stop(self) -> None:
@@ -149,7 +150,7 @@ class Host:
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _receive(self, connection: socket.socket, now: float) -> None:
-        """Read what came over a connection."""
+        """Read and handle messages from a connection."""
         number = next((number for number, peer in self._peers.items() if peer.connection is connection), None)
         inbox = self._strangers[connection] if number is None else self._peers[number].inbox
         try:
@@ -192,7 +193,7 @@ class Host:
         return number
 
     def _gather(self, now: float) -> None:
-        """Before the start: whether all have come, with the same."""
+        """Before the start: check whether all have joined with equal settings."""
         if len(self._peers) == self.count:
             if difference := find_difference({number: peer.facts for number, peer in self._peers.items()}):
                 self._end(End(difference, REFUSED, "refused"))
@@ -211,7 +212,7 @@ class Host:
             self._check_failures(now)
 
     def _hear(self, peer: _Peer, message: dict[str, Any], now: float) -> None:
-        """Take a message of a process that came."""
+        """Handle a message of a process that has joined."""
         if peer.failure is not None:
             return
         peer.heard = now
@@ -226,7 +227,7 @@ class Host:
             peer.failure = (str(message["failed"]), int(message["code"]))
 
     def _watch(self, now: float) -> None:
-        """After the start: whether any process is silent, has failed, or takes no step."""
+        """After the start: check whether any process is silent, has failed, or takes no step."""
         for number, peer in self._peers.items():
             if not peer.is_done and peer.failure is None and now - peer.heard > SILENT_SECONDS:
                 self._lose(number, f"has not answered for {now - peer.heard:.0f} s")
@@ -234,7 +235,7 @@ class Host:
         if self._check_failures(now):
             return
         steps = {number: peer.step for number, peer in self._peers.items() if not peer.is_done}
-        if len(steps) < self.count or None in steps.values():  # Some compile, which no limit is known of, or end.
+        if len(steps) < self.count or None in steps.values():  # Some compile, which has no known limit, or end.
             return
         behind = tuple(number for number in steps if steps[number] != max(steps.values()))  # pyright: ignore
         is_idle = self._peers[0].is_idle
@@ -249,14 +250,14 @@ class Host:
                 return
             self.on_note(line)
         if self.stuck_seconds is not None and waited > self.stuck_seconds:
-            # Where all wait for each other, the one that is in another line of code than the rest is to blame.
+            # If all wait for each other, a process at another line of code than most is to blame.
             places = [peer.at for peer in self._peers.values()]
             odd = behind or tuple(n for n, peer in self._peers.items() if places.count(peer.at) * 2 < len(places))
             what = self._describe(odd or tuple(steps))
             self._end(End(f"no step was taken for {waited:.0f} s: {what}", FAILED, "stuck", odd))
 
     def _describe(self, numbers: tuple[int, ...]) -> str:
-        """Where some processes are."""
+        """Describe where some processes are."""
         return ", ".join(
             f"process {number} ({self._peers[number].where}) is at step {self._peers[number].step}"
             + (f", in {self._peers[number].at}" if self._peers[number].at else "")
@@ -264,7 +265,7 @@ class Host:
         )
 
     def _check_failures(self, now: float) -> bool:
-        """End if a process reported a failure. A failure of all is reported once, as process 0 has it."""
+        """End the run if a process reported a failure. A failure of all is reported once, by process 0."""
         failed = {number: peer for number, peer in self._peers.items() if peer.failure is not None}
         if not failed:
             return False
@@ -276,7 +277,7 @@ class Host:
         return True
 
     def _lose(self, number: int, how: str) -> None:
-        """End as a process is gone."""
+        """End the run because a process is gone."""
         peer = self._peers[number]
         step = "" if peer.step is None else f" after step {peer.step}"
         kind = "lost" if self._has_met else "refused"
@@ -297,9 +298,9 @@ class Host:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on a port of this machine, only to itself where `host` is localhost.
+    """Open a socket that listens on a port of this machine, on loopback alone if `host` is localhost.
 
-    JAX's service takes the port after it, so that one must be free too.
+    JAX's service uses the next port, so that one must be free too.
     """
     near = host in ("localhost", "127.0.0.1")
     family = socket.AF_INET6 if not near and socket.has_dualstack_ipv6() else socket.AF_INET

@@ -1,6 +1,6 @@
 """This process in the rendezvous: it reports every second that it is alive and the steps taken.
 
-It ends, with one line or silently, when the host says so or is gone: otherwise it would wait for the devices of a lost
+It ends, with one line or silently, when the host tells it to or is gone, rather than wait for the devices of a lost
 process until a runtime's timeout, or forever.
 """
 
@@ -33,9 +33,9 @@ SOURCES = str(Path(meshwright.__file__).parent)
 class Member:
     """Connection of this process to the rendezvous, made by `join`.
 
-    number: of this process. host: address of process 0. before_end: called, in a thread, before the process is ended
-    from outside; it restores the terminal. step: steps taken so far; None until there are steps to take. is_idle: for
-    process 0 of a server, whether there is no step to take now; None for a run, which always has a next one.
+    number: number of this process. host: address of process 0. before_end: called, in a thread, before the process is
+    ended from outside; it restores the terminal. step: steps taken so far; None until there are steps to take. is_idle:
+    for process 0 of a server, whether there is no step to take now; None for a run, which always has a next one.
     """
 
     def __init__(self, connection: socket.socket, number: int, address: str, *, is_hosted: bool) -> None:
@@ -50,13 +50,13 @@ class Member:
         self._ending = threading.Lock()
 
     def wait(self) -> None:
-        """Wait until all processes have come with the same; then this one is heard until it leaves."""
+        """Wait until all processes have joined with equal settings; then send heartbeats until this one leaves."""
         heard = time.monotonic()
         while True:
             messages = self._received()
             if end := next((message["end"] for message in messages if "end" in message), 0):
                 if self.number == 0 and not self._is_hosted:
-                    time.sleep(60.0)  # The host is a thread of this process, which says why it ends and ends it.
+                    time.sleep(60.0)  # The host is a thread of this process, which reports why it ends, and ends it.
                 leave_at_once(end)
             if any("go" in message for message in messages):
                 threading.Thread(target=self._beat, daemon=True).start()
@@ -67,7 +67,7 @@ class Member:
                 raise TemporaryError(f"process 0 at {self._address} has not answered for {SILENT_SECONDS:.0f} s")
 
     def leave(self) -> None:
-        """Say that this process has done its part."""
+        """Report that this process has done its part."""
         self._has_left = True
         self._say({"done": True})
 
@@ -94,7 +94,7 @@ class Member:
         self.fail(f"{traceback.format_exc().splitlines()[-1]}", FAILED)
 
     def _received(self) -> list[dict[str, Any]]:
-        """Messages that came within a second. Raises MeshwrightError where the host is gone."""
+        """Return messages received within a second. Raises `TemporaryError` if the host is gone."""
         try:
             received = self._connection.recv(1 << 16)
         except TimeoutError:
@@ -107,7 +107,7 @@ class Member:
         return list(self._inbox.add(received))
 
     def _listen(self) -> None:
-        """End this process when the host says so, is silent or is gone."""
+        """End this process when the host tells it to, is silent or is gone."""
         heard = last = time.monotonic()
         while not self._has_left:
             line, code = "", FAILED
@@ -130,7 +130,7 @@ class Member:
         if not self._ending.acquire(blocking=False):
             return
         if self.number == 0 and not self._is_hosted:
-            time.sleep(60.0)  # The host is a thread of this process, which says why it ends and ends it.
+            time.sleep(60.0)  # The host is a thread of this process, which reports why it ends, and ends it.
         self.before_end()
         if line and not self._is_hosted:
             print(f"error: {line}", file=sys.stderr, flush=True)
@@ -148,7 +148,7 @@ class Member:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End the process without what Python and JAX do at an end: they would wait for processes that are gone."""
+    """End the process without the normal exit of Python and JAX, which would wait for processes that are gone."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -159,12 +159,12 @@ def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
     """Join the other processes of a run. Process 0 hosts the rendezvous, unless `meshwright launch` does.
 
     Args:
-        processes: with an address as coordinator.
-        facts: settings that must be equal everywhere, as the config of a run; versions are added here.
+        processes: must have an address as coordinator.
+        facts: settings that must be equal everywhere, such as the config of a run; versions are added here.
 
     Raises:
-        TemporaryError: the others cannot be reached. Errors found by the host end this process, with exit code 2 if
-            they are in the arguments, after process 0 or `launch` has reported them.
+        TemporaryError: if the others cannot be reached. Errors found by the host end this process, with exit code 2 if
+          they are in the arguments, after process 0 or `launch` has reported them.
     """
     assert processes.coordinator is not None
     assert processes.num_processes is not None
@@ -174,11 +174,11 @@ def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
     member: Member | None = None
 
     def end(why: End) -> None:
-        """Say why the run ends, and end this process; in the host's thread."""
+        """Report why the run ends, and end this process; called in the host's thread."""
         if member is not None:
             member.before_end()
         print(f"error: {why.line}", file=sys.stderr, flush=True)
-        time.sleep(0.2)  # For the others to read that they end: they would else find this one gone.
+        time.sleep(0.2)  # Time for the others to read that they must end, before this process is gone.
         leave_at_once(why.code)
 
     if number == 0 and not is_hosted:
@@ -197,7 +197,7 @@ def join(processes: Processes, facts: Mapping[str, Any]) -> Member:
 
 
 def _connect(host: str, port: int, processes: Processes) -> socket.socket:
-    """A connection to the host of the meeting, tried until the time to start is over."""
+    """Connect to the host of the rendezvous, retrying until the time to start is over."""
     until = time.monotonic() + processes.start_seconds
     while True:
         try:
@@ -217,7 +217,7 @@ def _connect(host: str, port: int, processes: Processes) -> socket.socket:
 
 
 def _place() -> str:
-    """The line of meshwright's sources that the main thread is in, as `execution/training/loop.py:120`."""
+    """Return the line of meshwright's sources that the main thread is in, such as `execution/training/loop.py:120`."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if (name := frame.f_code.co_filename).startswith(SOURCES):

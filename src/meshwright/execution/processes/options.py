@@ -12,7 +12,7 @@ from meshwright.errors import MeshwrightError
 AUTO = "auto"
 
 HOSTED = "MESHWRIGHT_HOSTED"
-"""Set in the environment of processes whose meeting `meshwright launch` hosts, not process 0."""
+"""Set in the environment of processes whose rendezvous is hosted by `meshwright launch`, not by process 0."""
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,19 @@ class Processes:
     """The processes of one run. Each has a part of the devices; all are started with the same arguments."""
 
     coordinator: str | None = None
-    """HOST:PORT of process 0, which listens there and, for JAX, on the port after it; or auto on clusters that say it
-    (Slurm, Cloud TPU); None for one process."""
+    """HOST:PORT of process 0; auto on clusters that provide it (Slurm, Cloud TPU); None for one process.
+
+    Process 0 listens there and, for JAX, on the next port.
+    """
     num_processes: int | None = None
-    """The number of processes, each with as many devices."""
+    """The number of processes, all with equally many devices."""
     process_id: int | None = None
     """The number of this process, from 0. Process 0 writes the run directory and prints."""
     start_seconds: float = 300.0
-    """How long the processes wait for each other before they start."""
+    """Seconds that the processes wait for each other before they start."""
 
     def __post_init__(self) -> None:
-        """Raise for contradictory options."""
+        """Raise if the options contradict each other."""
         count, number = self.num_processes, self.process_id
         if not 0 < self.start_seconds < 1e6:
             raise MeshwrightError(f"--start-seconds is {self.start_seconds:g}; it is a number of seconds, as 300")
@@ -57,8 +59,8 @@ class Processes:
         first = re.match(r"([^,\[]+)(?:\[(\w+))?", environment["SLURM_STEP_NODELIST"])
         if first is None:
             raise MeshwrightError(f"SLURM_STEP_NODELIST is {environment['SLURM_STEP_NODELIST']!r}; it names no node")
-        # The same for all processes of the job and mostly another for each job, below the ports that Linux gives out
-        # itself (net.ipv4.ip_local_port_range begins at 32768); even, as JAX takes the next one.
+        # The same for all processes of a job, and mostly different between jobs; below the ports that Linux assigns
+        # (net.ipv4.ip_local_port_range begins at 32768); even, because JAX uses the next one.
         port = 20_000 + int(environment["SLURM_JOB_ID"]) % 6_000 * 2
         return Processes(
             f"{first[1]}{first[2] or ''}:{port}",
@@ -74,7 +76,7 @@ _SLURM = {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID"}
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """The host and the port of HOST:PORT; the port after it must be one too."""
+    """Split HOST:PORT into host and port; the next port must be valid too."""
     host, _, port = address.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16 - 1:
         raise MeshwrightError(

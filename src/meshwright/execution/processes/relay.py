@@ -1,8 +1,8 @@
 """A TCP relay on this machine that outlives the service behind it.
 
-JAX's client aborts its process with a page of C++ as soon as its connection to the service closes, which happens when
-process 0 dies. Through a relay it only notices after its own timeout of 100 s, and before that the processes report in
-one line what happened (`member.py`). Only startup messages pass through it, no step data.
+JAX's client aborts its process with a page of C++ output as soon as its connection to the service closes, which happens
+when process 0 dies. Through a relay it only notices after its own timeout of 100 s, and before that the processes
+report in one line what happened (`member.py`). Only startup messages pass through it, no step data.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 
 class Relay:
-    """Listens on `port` of this machine, and passes each connection on to HOST:PORT.
+    """Listens on `port` of this machine, and forwards each connection to HOST:PORT.
 
     Args:
-        host, port: of the service.
+        host, port: address of the service.
         seconds: how long to try to connect to it.
-        on_failure: called, in a thread, with the reason where no connection came about in that time.
+        on_failure: called, in a thread, with the reason if no connection succeeded in that time.
     """
 
     def __init__(self, host: str, port: int, *, seconds: float, on_failure: Callable[[str], None]) -> None:
@@ -53,14 +53,14 @@ class Relay:
             back = threading.Thread(target=_pass_on, args=(far, near), daemon=True)
             back.start()
             _pass_on(near, far)
-            # Where the service closes, the near side is left open: that is what the relay is for.
+            # If the service closes, the near side stays open, which is the relay's purpose.
             with contextlib.suppress(OSError):
                 far.shutdown(socket.SHUT_RDWR)
             back.join()
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    """Pass bytes on until the source closes."""
+    """Forward bytes until the source closes."""
     with contextlib.suppress(OSError):
         while received := source.recv(1 << 16):
             target.sendall(received)

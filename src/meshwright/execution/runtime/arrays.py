@@ -19,12 +19,12 @@ DTYPES: dict[Dtype, Any] = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 
 
 def widest(*dtypes: Any) -> Any:
-    """The widest of some floating dtypes. `jnp.promote_types` raises under strict promotion."""
+    """Return the widest of some floating dtypes; `jnp.promote_types` would raise under strict promotion."""
     return max(map(jnp.dtype, dtypes), key=lambda dtype: dtype.itemsize)
 
 
 def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext) -> Tree[NamedSharding]:
-    """The sharding of every parameter. Raises if a degree does not divide a dim."""
+    """Return the sharding of every parameter. Raises if a mesh degree does not divide a dim."""
 
     def sharding(path: str, parameter: Parameter) -> NamedSharding:
         local_parameter_shape(parameter, mesh=layout.mesh, rules=layout.rules, what=path)
@@ -34,7 +34,7 @@ def shardings(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Shar
 
 
 def abstract(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, dtype: Dtype) -> Tree[Any]:
-    """Every parameter as a sharded `jax.ShapeDtypeStruct`, for lowering."""
+    """Return every parameter as a sharded `jax.ShapeDtypeStruct`, for lowering."""
     return jax.tree.map(
         lambda parameter, sharding: jax.ShapeDtypeStruct(parameter.shape, DTYPES[dtype], sharding=sharding),
         declared,
@@ -45,7 +45,7 @@ def abstract(declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: Shard
 def abstract_for_inference(
     declared: Tree[Parameter], mesh: Mesh | AbstractMesh, layout: ShardingContext, dtype: Dtype
 ) -> Tree[Any]:
-    """`abstract`, but for biases that choose experts: rounded they would choose others, so they stay in float32."""
+    """Like `abstract`, but expert-selection biases stay in float32: rounding would change which experts are chosen."""
     return map_leaves(
         lambda path, leaf: leaf.update(dtype=jnp.float32) if path.endswith(CHOICE_BIAS) else leaf,
         abstract(declared, mesh, layout, dtype),

@@ -1,6 +1,6 @@
-"""A plan in JAX: its mesh, and the shardings of a tree's leaves by path.
+"""Convert a plan to JAX: its mesh, and the sharding of each leaf of a tree, found by the leaf's path.
 
-`Plan` and `MeshShape` import this module on first use: planning needs no JAX.
+`Plan` and `MeshShape` import this module on first use, so that planning works without JAX.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshwright.planning.plan import Plan
 
 
 def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["explicit", "auto"]) -> Mesh:
-    """The `jax.sharding.Mesh` of a shape, with axes of one type."""
+    """Return the `jax.sharding.Mesh` of a shape, all axes of the given type."""
     if types not in ("explicit", "auto"):
         raise MeshwrightError(f"types is {types!r}; it is one of explicit, auto")
     mesh = build_mesh(shape, devices)
@@ -34,14 +34,14 @@ def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["exp
 
 
 Axes = Mapping[str, Sequence[str | None] | Literal["replicated"]]
-"""Regular expressions over paths, and the logical axis of each dim."""
+"""Maps regular expressions over leaf paths to the logical axis of each dim."""
 
 _ELSE = "*"
-"""Stands for all paths that no expression matches."""
+"""Key of `Axes` for all paths that no expression matches."""
 
 
 def plan_shardings(plan: Plan, tree: Any, axes: Axes | None, mesh: Mesh | None) -> Any:
-    """The sharding of every leaf of a tree (`Plan.shardings`)."""
+    """Return the sharding of every leaf of a tree (implements `Plan.shardings`)."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
     shapes = [tuple(getattr(leaf, "shape", ())) for _, leaf in found]
@@ -54,7 +54,7 @@ def plan_shardings(plan: Plan, tree: Any, axes: Axes | None, mesh: Mesh | None) 
 
 
 def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[PartitionSpec]:
-    """The specs of a declared model's parameters; layers may be in order or in the slots of a pipeline."""
+    """Return the specs of a declared model's parameters, whose layers may be in order or in the slots of a pipeline."""
     model, context = plan.workload.model, ShardingContext(plan.mesh, rules_of(plan.strategy))
     declared = dict(leaves(parameters(model)))
     staged = dict(leaves(staged_parameters(model, stages=plan.mesh.pp, virtual_stages=plan.strategy.virtual_stages)))
@@ -80,7 +80,7 @@ def _matched(
     shapes: Sequence[tuple[int, ...]],
     axes: Axes,
 ) -> list[PartitionSpec]:
-    """The specs by regular expressions over paths."""
+    """Return the spec of each leaf, by regular expressions over paths."""
     rules = {**logical_rules(plan.strategy), "": ()}
     specs, used = [], set()
     for path, shape in zip(paths, shapes, strict=True):
@@ -111,7 +111,7 @@ def _matched(
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Whether an expression matches a whole path, also without the attribute in which NNX has an array."""
+    """Whether an expression matches a whole path, with or without the `.value` that NNX appends to it."""
     try:
         return any(re.fullmatch(pattern, one) for one in (path, path.removesuffix(".value")))
     except re.error as error:
@@ -119,7 +119,7 @@ def _matches(pattern: str, path: str) -> bool:
 
 
 def _spec(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshShape, rules: Rules) -> PartitionSpec:
-    """The spec of one leaf. Raises for unknown logical axes and degrees that do not divide its dims."""
+    """Return the spec of one leaf. Raises for unknown logical axes and for degrees that do not divide its dims."""
     for name in names:
         if name not in rules:
             known = [known for known in rules if known]

@@ -2,7 +2,7 @@
 
 `all_gather_matmul` is an all-gather followed by a matmul: while one shard is multiplied, the next is in transit.
 `matmul_reduce_scatter` is a matmul followed by a reduce-scatter: while the partial sum of one shard is in transit, the
-next term is multiplied. Each is the transpose of the other, so backward overlaps as well.
+next term is computed. Each is the transpose of the other, so backward overlaps as well.
 
 Source: S. Wang et al., Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
 Models, ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
@@ -43,7 +43,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Einsum:
-    """The letters of an einsum of two arrays."""
+    """The letters of each array's dims in an einsum of two arrays."""
 
     left: str
     right: str
@@ -51,7 +51,7 @@ class Einsum:
 
     @property
     def formula(self) -> str:
-        """As `jnp.einsum` takes it."""
+        """The einsum string that `jnp.einsum` takes."""
         return f"{self.left},{self.right}->{self.out}"
 
 
@@ -65,7 +65,7 @@ class _Lane:
 
 
 class _Part(NamedTuple):
-    """A part of a gathered dim, or its product: the value, its offset, and the size of the whole dim."""
+    """A part of a gathered dim, or its matmul's result: the value, its offset, and the size of the whole dim."""
 
     value: Array
     offset: Array
@@ -83,7 +83,7 @@ def all_gather_matmul(
 ) -> Array:
     """`einsum(formula, all_gather(shard), other)` as a ring; `dim` of the first operand is sharded over the mesh axes.
 
-    Called under `shard_map`. Products accumulate in float32; the result has the operands' dtype. Backward reads the
+    Called under `shard_map`. The matmul accumulates in float32; the result has the operands' dtype. Backward reads the
     gathered array (`GATHERED_BY_RING`).
 
     Args:
@@ -107,7 +107,7 @@ def all_gather_matmuls(
     dim: str,
     is_two_way: bool = True,
 ) -> tuple[Array, ...]:
-    """`all_gather_matmul` of one shard with several arrays. The shard goes round once, and so does its gradient.
+    """`all_gather_matmul` of one shard with several arrays. The shard circulates once, and so does its gradient.
 
     The shard has the same letters in all formulas.
     """
@@ -122,7 +122,8 @@ def matmul_reduce_scatter(
 ) -> Array:
     """`psum_scatter(einsum(formula, left, right))` as a ring: each device keeps its shard of `dim`.
 
-    Arguments as in `all_gather_matmul`. Partial sums travel in the operands' dtype, as in the plain reduce-scatter.
+    Arguments are as in `all_gather_matmul`. Partial sums are sent in the operands' dtype, as in an ordinary
+    reduce-scatter.
     """
     ring = Ring(_as_tuple(axes), dim, is_two_way)
     einsum = _parse_einsum(formula, dim, of="out")
@@ -136,7 +137,7 @@ def matmul_reduce_scatter(
 
 
 def can_overlap(formula: str, dim: str) -> bool:
-    """Whether `all_gather_matmul` and `matmul_reduce_scatter` accept a formula and a dim of it."""
+    """Whether `all_gather_matmul` and `matmul_reduce_scatter` accept a formula and a dim in it."""
     inputs, _, out = formula.partition("->")
     arrays = [*inputs.split(","), out]
     return len(arrays) == 3 and dim in inputs and all(sum(d in a for a in arrays) > 1 for d in formula if d.isalpha())
@@ -159,7 +160,7 @@ def _all_gather_matmuls_forward(
 def _all_gather_matmuls_backward(
     einsums: tuple[Einsum, ...], ring: Ring, kept: tuple[Array, tuple[Array, ...]], gradients: tuple[Array, ...]
 ) -> tuple[Array, tuple[Array, ...]]:
-    """The gradient of the shard is a `matmul_reduce_scatter` of a sum of products.
+    """The gradient of the shard is a `matmul_reduce_scatter` of a sum of matmuls.
 
     The other gradients need no communication.
     """
@@ -191,7 +192,7 @@ def _matmul_reduce_scatter_forward(
 def _matmul_reduce_scatter_backward(
     einsum: Einsum, ring: Ring, kept: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
-    """The gradient of the left is an `all_gather_matmul`. That of the right reuses what it gathered."""
+    """The gradient of `left` is an `all_gather_matmul`; the gradient of `right` reuses the gathered array."""
     left, right = kept
     (of_left,), whole = _gather((Einsum(einsum.out, einsum.right, einsum.left),), ring, gradient, (right,))
     of_right = _multiply(Einsum(einsum.left, einsum.out, einsum.right), left, whole)
@@ -204,10 +205,10 @@ _matmul_reduce_scatter.defvjp(_matmul_reduce_scatter_forward, _matmul_reduce_sca
 def _gather(
     einsums: tuple[Einsum, ...], ring: Ring, shard: Array, others: tuple[Array, ...]
 ) -> tuple[tuple[Array, ...], Array]:
-    """Gather an array round a ring and multiply it, the first operand of each einsum, with the other operands.
+    """Gather a shard round a ring while multiplying it, as first operand of each einsum, with the other operands.
 
-    Return the products and the gathered array. A lane is a part of the shard that is sent in one direction: after `hop`
-    hops a forward lane holds the shard of the device `hop` positions before.
+    Returns the matmuls' results and the gathered array. A lane is a part of the shard that is sent in one direction:
+    after `hop` hops a forward lane holds the shard of the device `hop` positions before.
     """
     degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
     dim = einsums[0].left.index(ring.dim)
@@ -233,9 +234,9 @@ def _gather(
 
 
 def _add_part(einsum: Einsum, ring: Ring, before: Array | None, part: _Part, other: Array) -> Array:
-    """Add the product with one more part of the gathered dim: written at its offset, or summed in float32.
+    """Add one gathered part's matmul to the result: written at its offset if the result has that dim, else summed.
 
-    A product is written before the ring goes on, so that compilers write it in place.
+    Sums are float32. A part is written before the next ring step, so that compilers write it in place.
     """
     size = part.value.shape[einsum.left.index(ring.dim)]
     value = _multiply(einsum, part.value, _slice_dim(other, einsum.right, ring.dim, part.offset, size))
@@ -255,9 +256,9 @@ def _empty(like: Array, dim: int, size: int) -> Array:
 
 
 def _scatter(products: Sequence[_Product], ring: Ring) -> Array:
-    """This device's shard of the sum of products, summed over the ring.
+    """Return this device's shard of the sum of several matmuls, summed over the ring.
 
-    The partial sum for a device starts at the device after it, goes round, and gets its last term on that device.
+    The partial sum for a device starts at the device after it, circulates, and gets its last term on that device.
     """
     degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
     size, dtype = _dim_size(products[0], ring) // degree, jnp.result_type(*products[0][1:])
@@ -285,13 +286,13 @@ def _partial_product(product: _Product, ring: Ring, offset: Array, size: int) ->
 
 
 def _multiply(einsum: Einsum, left: Array, right: Array) -> Array:
-    """The product, in float32 at least."""
+    """Multiply, in float32 at least."""
     dtype = widest(jnp.result_type(left, right), jnp.float32)
     return jnp.einsum(einsum.formula, left, right, preferred_element_type=dtype)
 
 
 def _slice_dim(value: Array, dims: str, dim: str, offset: Array, size: int) -> Array:
-    """`size` elements of a dim from `offset`; the whole value where it lacks the dim."""
+    """Return `size` elements of a dim from `offset`; the whole value if it lacks the dim."""
     return lax.dynamic_slice_in_dim(value, offset, size, dims.index(dim)) if dim in dims else value
 
 
@@ -306,7 +307,7 @@ def _barrier(left: Any, right: Any) -> tuple[Any, Any]:
 
 def _permute(value: Array, lane: _Lane, ring: Ring) -> Array:
     """Send each device's value to its neighbour; returns the value received."""
-    # `lax.ppermute` numbers the devices in the order of the mesh, whatever that of its axes (JAX 0.10.2).
+    # `lax.ppermute` numbers the devices in the order of the mesh, whatever the order of `axes` (JAX 0.10.2).
     axes = tuple(axis for axis in jax.sharding.get_abstract_mesh().axis_names if axis in ring.axes)
     numbers = np.arange(lax.axis_size(axes)).reshape([lax.axis_size(axis) for axis in axes])
     row = numbers.transpose([axes.index(axis) for axis in ring.axes]).ravel()
@@ -314,7 +315,7 @@ def _permute(value: Array, lane: _Lane, ring: Ring) -> Array:
 
 
 def _lanes(size: int, ring: Ring) -> tuple[_Lane, ...]:
-    """The lanes of a shard: the whole of it forward, or half in each direction."""
+    """Return the lanes of a shard: all of the shard forward, or half in each direction."""
     forward = (size + 1) // 2 if ring.is_two_way else size
     lanes = (_Lane(0, forward, 1), _Lane(forward, size - forward, -1))
     return tuple(lane for lane in lanes if lane.size)

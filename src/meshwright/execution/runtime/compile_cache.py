@@ -14,21 +14,21 @@ from meshwright.errors import MeshwrightError
 from meshwright.support.files import user_cache
 
 MAX_BYTES = 4 << 30
-"""What is kept from one start to the next; what was not used for longest is deleted first."""
+"""Maximum size of the cache; the least recently used programs are deleted first."""
 
 
 def use_compile_cache(where: str | None = None) -> Path | None:
-    """Keep the programs that this process compiles in a directory. Call it once JAX has its devices.
+    """Cache the programs that this process compiles in a directory. Call it after JAX has found its devices.
 
     Args:
         where: a directory; "off" for no cache; None for meshwright/executables in the user's cache directory, unless
-            JAX_COMPILATION_CACHE_DIR names another one. Whoever can write there can run code in this process.
+          JAX_COMPILATION_CACHE_DIR names another one. Whoever can write there can run code in this process.
 
     Returns:
-        The directory; None without a cache.
+        The directory; None if nothing is cached.
 
     Raises:
-        MeshwrightError: a directory that cannot be written.
+        MeshwrightError: if the directory cannot be written.
     """
     if where == "off":
         jax.config.update("jax_enable_compilation_cache", False)
@@ -37,7 +37,7 @@ def use_compile_cache(where: str | None = None) -> Path | None:
         if jax.config.jax_compilation_cache_dir is not None:  # type: ignore
             return Path(jax.config.jax_compilation_cache_dir)  # type: ignore
         if jax.process_count() > 1 and jax.default_backend() == "gpu":
-            # Only process 0 writes. Where its files are not shared the others compile what it only loads, and wait
+            # Only process 0 writes. If its files are not shared, the others compile programs that it loads, and wait
             # for its part of the autotuning, which XLA divides among the processes.
             return None
     directory = (user_cache() / "executables" if where is None else Path(where)) / _machine()
@@ -55,10 +55,10 @@ def use_compile_cache(where: str | None = None) -> Path | None:
     for name, value in {
         "jax_enable_compilation_cache": True,
         "jax_compilation_cache_dir": str(directory),
-        # JAX would keep the size itself, by reading the whole directory at every write, under a lock of all processes:
-        # 0.2 s a program where there are 5,000.
+        # JAX would limit the size by reading the whole directory at every write, under a lock of all processes:
+        # 0.2 s a program with 5,000 programs.
         "jax_compilation_cache_max_size": -1,
-        # Of everything: a hundred small programs take as long as one large program.
+        # Cache every program: a hundred small programs take as long as one large program.
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         # The names of ops are in the key: profiles read them from the compiled program.
         "jax_compilation_cache_include_metadata_in_key": True,
@@ -71,7 +71,7 @@ def use_compile_cache(where: str | None = None) -> Path | None:
 
 
 def _delete_unused(directory: Path, max_bytes: int) -> None:
-    """Delete the programs that were not used for longest, as far as the file system notes reads, down to a size."""
+    """Delete the least recently used programs, as far as the file system records reads, down to a total size."""
     found: list[tuple[float, int, str]] = []
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -90,7 +90,7 @@ def _delete_unused(directory: Path, max_bytes: int) -> None:
 
 
 def _machine() -> str:
-    """A name for machines that run the same compiled code: XLA compiles for the CPU's own instructions."""
+    """Return a name shared by machines that run the same compiled code: XLA compiles for the CPU's own instructions."""
     if jax.default_backend() != "cpu":
         return jax.default_backend()
     try:

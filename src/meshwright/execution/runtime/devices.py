@@ -28,7 +28,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 NO_TRIMMING, WHOLE_HEAP, NO_MAPPING = -1, 64 << 20, 0
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
-"""`jax_platforms` by kind of chip; with the CPU as well, so that JAX finds a platform in any case."""
+"""`jax_platforms` for each kind of chip; the CPU is always included, so that JAX finds a platform in any case."""
 
 
 def claim_devices(
@@ -36,13 +36,14 @@ def claim_devices(
 ) -> Member | None:
     """Make JAX use the devices of `system`. Call it before JAX uses any device. Raises if there are too few.
 
-    With several processes, waits for all of them, and returns this one's connection to them. JAX itself is only started
-    where all have come with the same, as its own client aborts the process with a page of C++ where they have not.
+    With several processes, wait for all of them and return this process's connection to the others. JAX itself is
+    started only after all have joined with equal `facts`, because its own client would abort the process with a page of
+    C++ output if they had not.
 
     Args:
-        system: of all processes together.
-        processes: which of them this is.
-        facts: what must be the same in all of them, as the config of a run.
+        system: the devices of all processes together.
+        processes: how many processes there are, and which one this is.
+        facts: values that must be equal in all processes, such as the config of a run.
     """
     processes = processes.found()
     users_flags = os.environ.get("XLA_FLAGS", "")
@@ -51,8 +52,8 @@ def claim_devices(
         several = join(processes, {"--on": str(system)} | dict(facts or {}))
     if system.chip.kind == "cpu":
         count = f"--xla_force_host_platform_device_count={here}"
-        # Read when the backend starts; of two settings of one flag XLA takes the last. What an earlier call set is not
-        # repeated: a process with a variable of over 128 kB starts no other.
+        # XLA reads the flags when the backend starts and uses the last setting of a flag. Flags set by an earlier call
+        # are not repeated: a process with a variable of over 128 kB cannot start another.
         flags = os.environ.get("XLA_FLAGS", "").split()
         kept = [flag for flag in flags if flag not in (CPU_COLLECTIVE_TIMEOUT_FLAG, count)]
         os.environ["XLA_FLAGS"] = " ".join([CPU_COLLECTIVE_TIMEOUT_FLAG, *kept, count])
@@ -62,13 +63,13 @@ def claim_devices(
     import jax
 
     if system.chip.kind == "cpu" and "JAX_NUM_CPU_DEVICES" in os.environ:
-        with contextlib.suppress(RuntimeError):  # JAX has begun: it counts what is there below.
+        with contextlib.suppress(RuntimeError):  # JAX has already started: its devices are counted below.
             jax.config.update("jax_num_cpu_devices", -1)
     # Otherwise another platform's plugin, installed for compiling, looks for its devices and fails.
     jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
     logging.getLogger("jax").setLevel(logging.CRITICAL)
-    # Runtimes write pages to stderr where they find no accelerator, of which one line is told. For a flag that it does
-    # not know XLA writes a line there and ends the process: nothing could pass it on.
+    # Runtimes that find no accelerator write pages to stderr, of which the error shows one line. For an unknown flag
+    # XLA writes a line there and ends the process; captured, it would be lost.
     with tempfile.TemporaryFile() as said:
         saved = os.dup(2)
         if system.chip.kind != "cpu" and not users_flags:
@@ -114,7 +115,7 @@ def _keep_freed_memory() -> None:
 
 
 def _keep_stdout_from_gloo() -> None:
-    """Have only Python write to stdout: Gloo, XLA:CPU's network, greets there for each group of processes."""
+    """Let only Python write to stdout: Gloo, XLA:CPU's network library, prints a greeting for each process group."""
     sys.stdout.flush()
     old, kept = sys.stdout, os.dup(1)
     sys.stdout = open(  # noqa: SIM115
@@ -126,13 +127,13 @@ def _keep_stdout_from_gloo() -> None:
 
 
 def _start_distributed(processes: Processes, several: Member | None) -> None:
-    """Start JAX's service for several processes, and this one's client of it."""
+    """Start JAX's service for several processes, and this process's client."""
     import jax
 
     if processes.coordinator is None:
         return
     seconds = int(processes.start_seconds)
-    if several is None:  # A cluster that only JAX knows.
+    if several is None:  # A cluster that only JAX recognises.
         try:
             jax.distributed.initialize(initialization_timeout=seconds)
         except ValueError:
@@ -153,7 +154,7 @@ def _start_distributed(processes: Processes, several: Member | None) -> None:
 
         relay = Relay(host, port + 1, seconds=processes.start_seconds, on_failure=on_failure)
         service = f"127.0.0.1:{relay.port}"
-    # The relay gives up first, and says why; JAX would abort the process.
+    # The relay gives up first and reports why; JAX would abort the process.
     jax.distributed.initialize(
         service, processes.num_processes, several.number,
         initialization_timeout=seconds + 30, coordinator_bind_address=bind, cluster_detection_method="deactivate",
@@ -161,7 +162,7 @@ def _start_distributed(processes: Processes, several: Member | None) -> None:
 
 
 def _devices_here(system: System, processes: Processes) -> int:
-    """The number of devices of one process."""
+    """Return the number of devices of each process."""
     count = processes.num_processes or 1
     if system.num_devices % count:
         raise MeshwrightError(f"{system.num_devices} devices cannot be divided equally among {count} processes")

@@ -1,4 +1,4 @@
-"""Fuse the products of an implementation with collectives into collective matmuls."""
+"""Fuse each matmul of an implementation with a collective before or after it into a collective matmul."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.record import Collective, wire_bytes
 
 @dataclass(frozen=True)
 class CollectiveMatmul:
-    """A product with the all-gather of one of its operands, or with the reduce-scatter of its result."""
+    """A matmul with the all-gather of one of its operands, or with the reduce-scatter of its result."""
 
     product: Multiply
     collective: Communicate
@@ -27,7 +27,7 @@ class CollectiveMatmul:
 
     @property
     def operands(self) -> tuple[ShardedArray, ...]:
-        """The operands before the all-gather."""
+        """The operands as they are before the all-gather."""
         gathered = self.collective.result
         return tuple(self.collective.operand if o == gathered else o for o in self.product.operands)
 
@@ -57,7 +57,7 @@ FusedStep = Step | CollectiveMatmul
 
 
 def fuse_collective_matmuls(steps: Sequence[Step]) -> tuple[FusedStep, ...]:
-    """The steps, each product fused with the largest collective that it can overlap with, if there is one."""
+    """Fuse each matmul with the largest collective that it can overlap with, if there is one."""
     fused: list[FusedStep | None] = list(steps)
     for index, product in enumerate(steps):
         if isinstance(product, Multiply) and (partner := _collective_to_fuse(steps, index, product)) is not None:
@@ -68,7 +68,7 @@ def fuse_collective_matmuls(steps: Sequence[Step]) -> tuple[FusedStep, ...]:
 
 
 def overlapped_collectives(implementation: Implementation, sizes: Sizes) -> tuple[Collective, ...]:
-    """The collectives with products fused: permutes of the bytes that each ring collective sends."""
+    """Return the collectives after fusing: each fused ring collective is a permute of the bytes that it sends."""
     rest = list(implementation.collectives)
     permutes = []
     for fused in fuse_collective_matmuls(implementation.steps):
@@ -83,9 +83,9 @@ def overlapped_collectives(implementation: Implementation, sizes: Sizes) -> tupl
 
 
 def _collective_to_fuse(steps: Sequence[Step], place: int, product: Multiply) -> int | None:
-    """The index of the collective to fuse with the product at `place`: of the steps before and after it, the largest.
+    """Return the index of the largest collective that can be fused with the matmul at `place`; None if there is none.
 
-    None if all devices of the ring repeat the product: then its collective could as well follow it.
+    A collective over axes on which the matmul is repeated is not fused: it could as well follow the matmul.
     """
     last_writers = {step.result.label: index for index, step in enumerate(steps[:place])}
     readers = (

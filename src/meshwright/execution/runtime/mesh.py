@@ -16,10 +16,11 @@ from meshwright.mesh import MeshShape
 
 
 def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of `shape` over `devices`, every axis explicit; by default over all, or over the first with a warning.
+    """Build the mesh of `shape` over `devices`, every axis explicit.
 
-    `jax.make_mesh` orders devices by their topology. Axes are outermost first, so that those that communicate most are
-    on neighbours.
+    By default it uses all devices; a single process that has more than the mesh needs uses the first ones, with a
+    warning. `jax.make_mesh` orders devices by their topology. Axes are outermost first, so that those that communicate
+    most are on neighbours.
     """
     found = jax.devices() if devices is None else list(devices)
     if devices is None and len(found) > shape.num_devices and jax.process_count() == 1:
@@ -35,13 +36,13 @@ def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def mesh_platform() -> str:
-    """The platform of the devices of the mesh in context: `cpu`, `gpu` or `tpu`; without one, JAX's default."""
+    """Return the platform of the current mesh's devices: `cpu`, `gpu` or `tpu`; without a mesh, JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device is not None else jax.default_backend()
 
 
 def mesh_over_slices(degrees: Mapping[str, int], devices: Sequence[Any], num_slices: int) -> Mesh:
-    """A mesh over several slices: the outermost axes cross slices, every axis is explicit.
+    """Build a mesh over several slices: the outermost axes cross slices, every axis is explicit.
 
     `jax.make_mesh` accepts one slice only (JAX 0.10.2).
     """

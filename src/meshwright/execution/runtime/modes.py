@@ -1,8 +1,8 @@
-"""JAX's modes of parallelism, each as a function that runs the steps of a sharded product.
+"""JAX's modes of parallelism, each as a function that runs the steps of a sharded matmul.
 
 auto: einsums with a sharding constraint on each result; the partitioner chooses collectives. explicit: shardings in
-types; each step reshards to its type. manual: the program of one device, with every collective called by name.
-overlapped: manual, with collective matmuls where a product has a collective to overlap with.
+types; each step reshards to its type. manual: a per-device program that calls every collective by name. overlapped:
+manual, with collective matmuls if a matmul has a collective to overlap with.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from meshwright.execution.runtime.terms import Shape, product_of_terms, spec, sp
 Mode = Literal["auto", "explicit", "manual", "overlapped"]
 Operands = tuple[ShardedArray, ...]
 Body = Callable[..., Array]
-"""A function of the operands. Partial sums are terms along leading dims, see `terms`."""
+"""A function of the operands. Partial sums are stored as terms along leading dims, see `terms`."""
 
 MODES: tuple[Mode, ...] = ("auto", "explicit", "manual", "overlapped")
 
 
 def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """The product in auto mode; an unreduced result is left as its terms.
+    """Return the matmul in auto mode; an unreduced result is left as its terms.
 
     Constraints cannot express an unreduced result. Without the terms the partitioner would choose which devices take
     part in the einsum: for a reduce-scatter it may split the result first and permute (JAX 0.10.2).
@@ -56,7 +56,7 @@ def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) ->
 
 
 def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """The product in explicit mode."""
+    """Return the matmul in explicit mode."""
 
     def reshape_to(value: Array, shape: Shape, target: P) -> Array:
         return lax.reshape(value, shape, out_sharding=target)
@@ -80,17 +80,17 @@ def explicit(operands: Operands, implementation: Implementation, mesh: Mesh) -> 
 
 
 def manual(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """The product in manual mode."""
+    """Return the matmul in manual mode."""
     return _per_device(implementation.steps, operands, implementation.result, mesh)
 
 
 def overlapped(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """The product in manual mode, as collective matmuls where possible."""
+    """Return the matmul in manual mode, with collective matmuls where possible."""
     return _per_device(fuse_collective_matmuls(implementation.steps), operands, implementation.result, mesh)
 
 
 def _per_device(steps: Sequence[FusedStep], operands: Operands, result: ShardedArray, mesh: Mesh) -> Body:
-    """The program of one device, on shards."""
+    """Return the steps as a per-device program under `jax.shard_map`."""
 
     def body(*shards: Array) -> Array:
         held = [shard.squeeze(term_dims(array)) for shard, array in zip(shards, operands, strict=True)]

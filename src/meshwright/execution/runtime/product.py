@@ -1,4 +1,4 @@
-"""Compile and run a sharded product."""
+"""Compile and run a sharded matmul."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshwright.execution.runtime.terms import as_terms, shape_of_terms, spec_of
 
 @dataclass(frozen=True)
 class CompiledProduct:
-    """An implementation of a product, compiled for a mesh."""
+    """An implementation of a sharded matmul, compiled for a mesh."""
 
     inference: Inference
     mesh: Mesh
@@ -33,14 +33,13 @@ class CompiledProduct:
 
     @property
     def hlo(self) -> str:
-        """The optimized program as text; `hlo.text.hlo_text(program)` has its larger constants as well."""
+        """The optimized program as text; `hlo.text.hlo_text(program)` also prints its larger constants."""
         return self.program.as_text() or ""
 
     def run(self, *arrays: Any) -> Array:
         """Return the global result, sharded as the notation derives. Unreduced results are summed after the program.
 
-        arrays: global operands in the order of the notation. Raises an error for another number of arrays or another
-        shape.
+        arrays: global operands in the order of the notation. Raises if their number or their shapes are wrong.
         """
         operands, result = self.inference.operands, self.inference.result
         _check_arrays(arrays, operands, self.inference.sizes)
@@ -64,14 +63,14 @@ def compile_product(
     implementation: Implementation | None = None,
     dtype: Any = np.float32,
 ) -> CompiledProduct:
-    """Compile an implementation of a product in one of the modes.
+    """Compile an implementation of a sharded matmul in one of the modes.
 
     Args:
-      inference: the product with its shardings.
-      mesh: must have the axes and degrees of the inference; axis types do not matter.
+      inference: the matmul with its derived shardings.
+      mesh: must have the axes and degrees that the shardings were derived for; axis types do not matter.
       mode: auto, explicit, manual or overlapped.
-      implementation: one of the inference; default `inference.implementation`.
-      dtype: of the operands.
+      implementation: one of the implementations in `inference`; default `inference.implementation`.
+      dtype: dtype of the operands.
     """
     degrees = inference.sizes.degrees
     if dict(mesh.shape) != dict(degrees):
@@ -91,7 +90,7 @@ def compile_product(
 
 
 def make_product_mesh(degrees: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of named degrees, outermost first, over the first of `devices` (default: all)."""
+    """Build the mesh of named degrees, outermost first, over the first of `devices` (default: all devices)."""
     found, wanted = jax.devices() if devices is None else list(devices), math.prod(degrees.values())
     if len(found) < wanted:
         raise MeshwrightError(f"mesh {_named(degrees)} wants {wanted} devices; {len(found)} are there")

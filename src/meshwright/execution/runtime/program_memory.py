@@ -1,4 +1,4 @@
-"""The memory of a compiled program, in the terms of a record."""
+"""The memory of a compiled program, with the names that a record uses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import jax
 
 
 def program_memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, int]:
-    """Memory per device; `peak` is the most that it has at once.
+    """Return bytes per device by kind; `peak` is the maximum at any time.
 
-    Of these, `outputs` share `alias` bytes with arguments.
+    `alias` counts the bytes of `outputs` that are shared with arguments.
     """
     stats: Any = compiled.memory_analysis()
     names = {"arguments": "argument", "outputs": "output", "temporaries": "temp", "alias": "alias"}
@@ -18,8 +18,8 @@ def program_memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, 
     held = terms["arguments"] + terms["outputs"] - terms["alias"]
     peak = int(stats.peak_memory_in_bytes)
     if on_tpu:
-        # libtpu's figure for temporaries is no allocation: it accepts steps whose terms exceed the memory (3.86 + 13.94
-        # GiB of 15.75 on v5e, with a peak of 15.11), and refuses by its peak.
+        # libtpu's figure for temporaries is not what it allocates: it accepts steps whose sum exceeds the memory (3.86
+        # + 13.94 GiB of 15.75 on v5e, with a peak of 15.11), and rejects steps by their peak.
         terms["temporaries"] = max(0, peak - held)
     else:
         peak = max(peak, held + terms["temporaries"])

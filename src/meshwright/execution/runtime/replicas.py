@@ -1,9 +1,9 @@
-"""Gradients kept per replica, where JAX's types cannot express it.
+"""Unreduced gradients, one per replica, where JAX's types cannot express them.
 
 The gradient of an array typed reduced over some axes is unreduced over them. JAX 0.10.2 cannot `vmap` over, slice or
-branch on such arrays. Instead the replicas become rows of one more dim, sharded over their devices, one row each. Each
+branch on such arrays. Instead the replicas become rows of an extra dim, sharded over their devices, one row each. Each
 row gets the gradient of its replica, and microbatches accumulate rows separately. The transpose of `stack_replicas`
-turns the rows back into an unreduced gradient, which is summed over devices once a step.
+converts the rows back into an unreduced gradient, which is summed over devices once a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshwright.execution.runtime.shards import on_shards
 
 
 def stack_replicas(array: Array, dim: int) -> Array:
-    """Add a dim at `dim` with one row a replica; an array whose type has no `reduced` axes is returned unchanged."""
+    """Add a dim at `dim` with one row per replica; an array whose type has no `reduced` axes is returned unchanged."""
     spec = jax.typeof(array).sharding.spec
     axes = tuple(sorted(spec.reduced))
     if not axes:
@@ -39,7 +39,7 @@ def unstack_replicas(rows: Array, spec: P, layout: ShardingContext) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _unstack(spec: P, layout: ShardingContext, rows: Array) -> Array:
-    """`unstack_replicas`: all rows are equal, which no type expresses."""
+    """Take the first row for `unstack_replicas`: all rows are equal, which no type expresses."""
     plain = P(*spec.partitions)
     split = P(tuple(sorted(spec.reduced)), *spec.partitions)
     array = on_shards(lambda rows: rows[0], layout, in_specs=(split,), out_specs=plain, check_vma=False)(rows)

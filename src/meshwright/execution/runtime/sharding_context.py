@@ -1,4 +1,4 @@
-"""PartitionSpecs of logical axes by the sharding rules, and resharding by them."""
+"""PartitionSpecs derived from logical axes by the sharding rules, and resharding to them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from meshwright.mesh import MeshShape
 class ShardingContext:
     """A mesh shape with its sharding rules, from which a model's values get their shardings.
 
-    gradient_dtype: dtype in which gradients of weights are summed over devices; None for the dtype of the products.
-    is_stage: the values are mapped over pipeline stages (`vmap`) and therefore have no stage dim. cache_split: of a
-    server, which dim of its cache is split beside the heads; None in training. A server's weights are multiplied where
-    they are stored (`models.generation.stationary`).
+    gradient_dtype: dtype in which gradients of weights are summed over devices; None for the dtype of the matmuls.
+    is_stage: the values are mapped over pipeline stages (`vmap`) and therefore have no stage dim. cache_split: in a
+    server, the dim of its cache that is split in addition to the heads; None in training. A server's weights are
+    multiplied where they are stored (`models.generation.stationary`).
     """
 
     mesh: MeshShape
@@ -41,7 +41,7 @@ class ShardingContext:
         return spec((name,), mesh=self.mesh, rules=self.rules)[0]
 
     def spec(self, *names: str, unreduced: tuple[str, ...] = (), reduced: tuple[str, ...] = ()) -> P:
-        """The PartitionSpec of an array with these logical axes.
+        """Return the PartitionSpec of an array with these logical axes.
 
         unreduced: mesh axes over which the values are partial sums. reduced: mesh axes over which the gradient will be
         partial sums.
@@ -51,19 +51,19 @@ class ShardingContext:
     def place(self, x: Array, *names: str, reduced: tuple[str, ...] = ()) -> Array:
         """Reshard `x` to these logical axes.
 
-        The collective follows from the change: from axis to no axis an all-gather, from unreduced to sharded a
-        reduce-scatter, from unreduced to replicated an all-reduce, from dim to dim an all-to-all. `reduced` is as in
-        `spec`.
+        The collective follows from the change: from sharded to replicated an all-gather, from unreduced to sharded a
+        reduce-scatter, from unreduced to replicated an all-reduce, from one dim to another an all-to-all. `reduced` is
+        as in `spec`.
         """
         return jax.reshard(x, self.spec(*names, reduced=reduced))
 
     def weight(self, stored: Array, *names: str, dtype: Any = None, along: str = "sequence") -> Array:
-        """A parameter as products use it: cast to `dtype`, then gathered over the axes that only store it (ZeRO-3).
+        """Return a parameter as matmuls use it: cast to `dtype`, gathered over the axes that only store it (ZeRO-3).
 
-        Its gradient is summed over every axis that shards tokens, except axes that shard the parameter too and to which
-        tokens are sent (experts). In backward the gather becomes a reduce-scatter onto the shards. The all-reduce over
-        replicas comes after that, when only a shard is left to sum. along: logical axis of the sequence dim in the
-        activations it multiplies.
+        Its gradient is summed over every axis that shards tokens, except axes that also shard the parameter and to
+        which tokens are sent (experts). In backward the gather becomes a reduce-scatter onto the shards. The all-reduce
+        over replicas comes after that, when only a shard is left to sum. along: logical axis of the sequence dim in the
+        activations that the parameter multiplies.
         """
         gather = partial(self._gather, names=names, along=along)
         if self.gradient_dtype is None:
@@ -74,12 +74,12 @@ class ShardingContext:
         return self._summed(self.shard(stored, *names, along=along), *(IN_USE.get(n, n) for n in names), along=along)
 
     def shard(self, stored: Array, *names: str, along: str = "sequence") -> Array:
-        """A parameter as it is stored; its gradient stays unreduced over the axes that replicate a shard."""
+        """Return a parameter as it is stored; its gradient stays unreduced over the axes that replicate a shard."""
         return self._summed(stored, *names, along=along)
 
     @property
     def gathered(self) -> ShardingContext:
-        """The same context without the axes that only store parameters: the specs of what `weight` returns."""
+        """The same context without the axes that only store parameters; it gives the specs of gathered weights."""
         return replace(self, rules={**self.rules, **dict.fromkeys(IN_USE, ())})
 
     def _summed(self, x: Array, *names: str, along: str) -> Array:
@@ -90,7 +90,7 @@ class ShardingContext:
         return jax.reshard(x, self._partition(dims, (), whole))
 
     def _partition(self, dims: Spec, unreduced: tuple[str, ...], reduced: tuple[str, ...]) -> P:
-        """A PartitionSpec without axes of degree 1, which would give different types to equal shardings."""
+        """Build a PartitionSpec without axes of degree 1, which would give different types to equal shardings."""
         return P(*(dim or None for dim in dims), unreduced=self._live(unreduced), reduced=self._live(reduced))
 
     def _live(self, axes: tuple[str, ...]) -> frozenset[str]:
@@ -98,7 +98,7 @@ class ShardingContext:
 
 
 def _transposed_in(wide: Any, move: Callable[[Array], Array], dtype: Any) -> Callable[[Array], Array]:
-    """Apply `move` in one dtype, and its transpose to the cotangent in a wider one."""
+    """Apply `move`, a linear reshard, in one dtype, and its transpose to the cotangent in a wider one."""
 
     @jax.custom_vjp
     def moved(x: Array) -> Array:
@@ -113,6 +113,6 @@ def _transposed_in(wide: Any, move: Callable[[Array], Array], dtype: Any) -> Cal
 
 
 def cotangent_spec(x: Array) -> P:
-    """The spec of an array's cotangent: unreduced over the axes where the array is typed reduced."""
+    """Return the spec of an array's cotangent: unreduced over the axes where the array is typed reduced."""
     spec = jax.typeof(x).sharding.spec
     return P(*spec.partitions, unreduced=spec.reduced)

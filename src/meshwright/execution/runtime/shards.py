@@ -41,7 +41,7 @@ def on_shards(
 
     @mapped.def_vmap
     def _(stages: int, are_staged: list[Any], *args: Any) -> tuple[Any, Any]:
-        """All stages at once: one more dim, sharded over stages, of size 1 on each device."""
+        """Run all stages at once: an extra dim, sharded over stages, of size 1 on each device."""
         is_staged = tuple(are_staged)
 
         def of_stage(*args: Any) -> Any:
@@ -67,7 +67,7 @@ def match_varying(*values: Array, axes: Iterable[str] = ()) -> list[Array]:
 
 
 def _varying_over(value: Array, axes: set[str]) -> Array:
-    """The value cast to vary over more mesh axes: those that it is reduced over apart from those it is alike over."""
+    """Cast a value to vary over more mesh axes: one cast for axes it is reduced over, one for other axes."""
     found = jax.typeof(value).manual_axis_type
     missing = axes - found.varying
     for over in (missing & found.reduced, missing - found.reduced):
@@ -80,7 +80,7 @@ def _of_stages(spec: P) -> P:
 
 
 def _nameless(mesh: AbstractMesh) -> AbstractMesh:
-    """The mesh with the stage axis renamed: under `vmap` over that axis JAX would drop it from a `shard_map`."""
+    """Rename the stage axis of a mesh: under `vmap` over that axis JAX would drop it from a `shard_map`."""
     return mesh.update(axis_names=tuple("stages" if name == STAGES else name for name in mesh.axis_names))
 
 

@@ -18,15 +18,15 @@ from meshwright.record import Kind
 def build_collective(
     kind: Kind, degrees: Mapping[str, int], axes: tuple[str, ...], nbytes: int
 ) -> tuple[Callable[[Array], Array], Array]:
-    """A jitted collective over `axes` of a mesh of all devices, and the float32 array to pass to it.
+    """Build a jitted collective over `axes` of a mesh of all devices, and the float32 array to pass to it.
 
     Args:
       kind: the collective.
       degrees: the mesh, axis to degree, outermost first.
-      axes: the axes it communicates over.
+      axes: the mesh axes that the collective communicates over.
       nbytes: size as in `record.Collective.bytes`, rounded down to a multiple of the degree.
 
-    Raises if the mesh needs more devices than there are, or a device would have no element.
+    Raises if the mesh needs more devices than exist, or a device would have no element.
     """
     degree, total = math.prod(degrees[axis] for axis in axes), math.prod(degrees.values())
     if total > len(jax.devices()):

@@ -1,4 +1,4 @@
-"""Arrays of the notation on a JAX mesh; an unreduced array may be stored as its terms along leading dims.
+"""Arrays of the notation on a JAX mesh; an unreduced array may be stored as partial sums ("terms") along leading dims.
 
 `C[I, K]{U_X}` is a type in explicit and manual mode. Where no such type exists (auto mode, program arguments), the
 array has one leading dim for each unreduced axis, sharded over that axis: [X, I, K].
@@ -22,16 +22,16 @@ from meshwright.description.notation.steps import Communicate, Multiply, Slice
 Shape = tuple[int, ...]
 Move = Communicate | Slice
 ReshapeTo = Callable[[Array, Shape, P], Array]
-"""Reshapes a value and states the spec of the result."""
+"""Reshapes a value and sets the spec of the result."""
 
 
 def spec(array: ShardedArray) -> P:
-    """The PartitionSpec of an array, unreduced axes as a type."""
+    """Return the PartitionSpec of an array, with unreduced axes as part of the type."""
     return P(*(axes or None for axes in array.axes), unreduced=frozenset(array.unreduced))
 
 
 def spec_of_terms(array: ShardedArray) -> P:
-    """The PartitionSpec of an array stored as terms."""
+    """Return the PartitionSpec of an array stored as terms."""
     return P(*term_axes(array), *(axes or None for axes in array.axes))
 
 
@@ -41,17 +41,17 @@ def shape_of_terms(array: ShardedArray, sizes: Sizes) -> Shape:
 
 
 def term_axes(array: ShardedArray) -> tuple[str, ...]:
-    """The axes of the leading term dims, in alphabetical order."""
+    """Return the axes of the leading term dims, in alphabetical order."""
     return tuple(sorted(array.unreduced))
 
 
 def term_dims(array: ShardedArray) -> tuple[int, ...]:
-    """The indices of the leading term dims."""
+    """Return the indices of the leading term dims."""
     return tuple(range(len(array.unreduced)))
 
 
 def as_terms(value: Any, array: ShardedArray, sizes: Sizes) -> np.ndarray:
-    """A value as terms that sum to it: the first is the value, the others are zero."""
+    """Return terms that sum to a value: the first is the value, the others are zero."""
     value = np.asarray(value)
     terms = np.zeros(shape_of_terms(array, sizes), value.dtype)
     terms[(0,) * len(array.unreduced)] = value
@@ -61,10 +61,10 @@ def as_terms(value: Any, array: ShardedArray, sizes: Sizes) -> np.ndarray:
 def product_of_terms(
     step: Multiply, left: Array, right: Array, *, degrees: Mapping[str, int], reshape_to: ReshapeTo
 ) -> Array:
-    """A product whose unreduced sum stays as terms along leading dims.
+    """Multiply two arrays, leaving an unreduced sum as terms along leading dims.
 
-    A dim summed over mesh axes is reshaped into those axes and the rest, which moves no data between devices. The axes
-    are then batch dims of the einsum. reshape_to: reshapes a value and states its spec, the same sharding as before.
+    A dim summed over mesh axes is reshaped into those axes and the rest, without communication. The axes are then batch
+    dims of the einsum. reshape_to: reshapes a value and sets its spec to the same sharding as before.
     """
     axes = term_axes(step.result)
     letters = dict(zip(axes, reversed(ascii_uppercase), strict=False))
@@ -87,7 +87,7 @@ def product_of_terms(
 def sum_of_terms(step: Move, value: Array, *, reshape_to: ReshapeTo) -> Array:
     """Sum the terms that a step reduces.
 
-    They are merged into one dim first: for a sum over several dims the partitioner makes one all-reduce each (JAX
+    They are merged into one dim first: for a sum over several dims the partitioner emits one all-reduce per dim (JAX
     0.10.2).
     """
     axes = term_axes(step.operand)

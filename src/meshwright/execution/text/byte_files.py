@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 _PRINTABLE = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1))
-"""The bytes that byte-level tokenizers write as the Latin-1 characters they are; the others follow from 256 on."""
+"""The bytes that byte-level tokenizers write as the Latin-1 character of that number; the others follow from 256."""
 
 
 def byte_tokenizer_files(max_length: int | None) -> dict[str, bytes]:
-    """`tokenizer.json` and `tokenizer_config.json`, by name; max_length: of a text in tokens, if there is a most."""
+    """Return `tokenizer.json` and `tokenizer_config.json` by name. max_length: most tokens of a text, if limited."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # Of [train] and [serve].
 
     others = [byte for byte in range(256) if byte not in _PRINTABLE]

@@ -1,4 +1,4 @@
-"""How many characters of a text one token of a tokenizer stands for at most, so that long texts need no tokenizing."""
+"""Bound the characters of one token, so that a text is known to have too many tokens before it is tokenised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KEEPING = {"Sequence", "Prepend", "Replace", "NFC", "ByteLevel"}
 """Normalizers that never shorten a text; NFC joins at most four characters."""
 
 SPLITTING = {"Sequence", "ByteLevel", "Split", "Metaspace", "Digits", "Punctuation", "UnicodeScripts"}
-"""Pre-tokenizers that drop no character, unless set to `Removed`."""
+"""Pre-tokenizers that drop no character, unless their behavior is `Removed`."""
 
 
 def most_characters(tokenizer: Mapping[str, Any]) -> int | None:
@@ -34,7 +34,7 @@ def most_characters(tokenizer: Mapping[str, Any]) -> int | None:
 
 
 def _parts(of: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """A normalizer or pre-tokenizer, and those it consists of."""
+    """Yield a normalizer or pre-tokenizer, and those it consists of."""
     if of is not None:
         yield of
         for part in of.get("normalizers") or of.get("pretokenizers") or ():
@@ -42,7 +42,7 @@ def _parts(of: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _shortens(part: Mapping[str, Any]) -> bool:
-    """Whether a normalizer replaces characters by fewer."""
+    """Whether a normalizer replaces characters by fewer characters."""
     if part["type"] != "Replace":
         return False
     pattern = part["pattern"].get("String")

@@ -29,18 +29,18 @@ def apply_chat_template(
     variables: Mapping[str, Any] | None = None,
     cut: Callable[[str], str] = lambda text: text,
 ) -> list[int]:
-    """The tokens of a chat.
+    """Return the tokens of a chat.
 
     Args:
-        messages: each with `role` (system, user, assistant) and `content`, and what else the template reads.
-        tools: that the assistant may call, as OpenAI describes them: each with `type` and `function`.
-        add_generation_prompt: with what begins the assistant's answer.
+        messages: each with `role` (system, user, assistant) and `content`, and any other keys that the template reads.
+        tools: tools that the assistant may call, in OpenAI's format: each with `type` and `function`.
+        add_generation_prompt: append the text that begins the assistant's answer.
         continue_final_message: end with the text of the last message, which the model then continues.
-        variables: of the template's own, such as Qwen3's `enable_thinking`.
-        cut: called with the text of the chat; returns the part that becomes tokens, or raises.
+        variables: the template's own variables, such as Qwen3's `enable_thinking`.
+        cut: called with the text of the chat; returns the part to tokenise, or raises.
 
     Raises:
-        MeshwrightError: no template, or one that refuses these messages.
+        MeshwrightError: if there is no template, or it rejects these messages.
     """
     text = _render(tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
     text = _GENERATED.sub(r"\1", text)
@@ -61,7 +61,7 @@ def _until_final_content(text: str, content: str) -> str:
 
 
 class ChatExample(NamedTuple):
-    """The tokens of a chat, and which of them have loss."""
+    """The tokens of a chat, and whether each has loss."""
 
     tokens: list[int]
     loss: list[bool]
@@ -76,21 +76,21 @@ def chat_examples(
 ) -> list[ChatExample]:
     """Return training examples of a chat: its tokens, with loss on the assistant's turns and their end tokens.
 
-    If the template marks the assistant's text (`{% generation %}`), the marked text has loss. Otherwise a turn begins
-    where the preceding chat with the generation prompt ends, and ends where the chat with the turn does. A template may
-    render earlier turns differently once more follow: Qwen3's drops their thoughts. Then the chat becomes several
-    examples: each turn has loss once, in the context that a model has when it writes that turn, and none where later
-    turns follow it in another form.
+    If the template marks the assistant's text (`{% generation %}`), the marked text has loss. Without marks, a turn
+    begins where the preceding chat with the generation prompt ends, and ends where the chat with the turn does. A
+    template may render earlier turns differently once more follow: Qwen3's drops their thoughts. Then the chat becomes
+    several examples: each turn has loss in one example, whose text before the turn is what a model reads when it writes
+    that turn.
 
     Args:
         messages: each with `role` (system, user, assistant) and `content`, and anything else the template reads. A turn
-            with a `weight` of 0 has no loss, as in OpenAI's fine-tuning files.
+          with a `weight` of 0 has no loss, as in OpenAI's fine-tuning files.
         tools: tools that the assistant can call.
-        first: the first message whose tokens can have loss.
+        first: index of the first message whose tokens can have loss.
 
     Raises:
-        MeshwrightError: no template, one that rejects these messages, or one whose turns do not begin with its
-            generation prompt, so that their tokens cannot be found.
+        MeshwrightError: if there is no template, it rejects these messages, or its turns do not begin with its
+          generation prompt, so that their tokens cannot be found.
     """
     whole = _render(tokenizer, messages, tools=tools, add_generation_prompt=False)
     learned = [
@@ -115,7 +115,7 @@ Span = tuple[int, int]
 
 
 def _with_loss(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> ChatExample:
-    """The tokens of a text, with loss on those that begin in one of the spans."""
+    """Tokenise a text, with loss on tokens that begin in one of the spans."""
     tokens, places = tokenizer.encode_with_places(text)
     has_loss, number = [], 0
     for start, _ in places:  # Both go through the text in order.
@@ -126,7 +126,7 @@ def _with_loss(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> ChatEx
 
 
 def _marked_spans(text: str) -> tuple[list[Span], str]:
-    """The spans between marks, and the text without them."""
+    """Return the spans between marks, and the text without marks."""
     spans, plain = [], ""
     for number, piece in enumerate(re.split("|".join(_MARKS), text)):
         if number % 2:
@@ -136,7 +136,7 @@ def _marked_spans(text: str) -> tuple[list[Span], str]:
 
 
 class _Turn(NamedTuple):
-    """A turn of the assistant: where it begins in the text of the chat that ends with it."""
+    """A turn of the assistant: the text of the chat that ends with it, and where the turn begins in that text."""
 
     start: int
     text: str
@@ -145,7 +145,7 @@ class _Turn(NamedTuple):
 def _turn(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], number: int, tools: Sequence[Mapping[str, Any]]
 ) -> _Turn:
-    """A turn of the assistant, found by rendering the chat up to it."""
+    """Find a turn of the assistant by rendering the chat up to it."""
     before = _render(tokenizer, messages[:number], tools=tools, add_generation_prompt=True)
     until = _render(tokenizer, messages[: number + 1], tools=tools, add_generation_prompt=False)
     if not until.startswith(before):
@@ -158,7 +158,7 @@ def _turn(
 
 
 def _texts_with_spans(whole: str, turns: list[_Turn]) -> list[tuple[str, list[Span]]]:
-    """Return texts that contain every turn once as it was written, in order, with its position."""
+    """Return texts that together contain every turn once as it was written, in order, with the turns' spans."""
     texts: list[tuple[str, list[Span]]] = []
     text, left = whole, turns
     while left:
@@ -177,7 +177,7 @@ def _render(
     add_generation_prompt: bool,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render a chat, with marks around the text that the template attributes to the assistant."""
+    """Render a chat as text, with marks around the text that the template attributes to the assistant."""
     template = chat_template(tokenizer, has_tools=bool(tools))
     if not template:
         raise MeshwrightError("this tokenizer has no chat template; give the prompt as the model was trained on it")
@@ -187,18 +187,18 @@ def _render(
         return _compiled(template).render(
             dict(variables or {}),
             messages=[dict(message) for message in messages],
-            # Templates compare them with none, which what is not there does not equal.
+            # Templates compare tools with none, which an undefined variable does not equal.
             tools=[dict(tool) for tool in tools] or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **tokens,
         )
-    except Exception as error:  # A template is a program, and raises what it likes.
+    except Exception as error:  # A template is a program, and may raise anything.
         raise MeshwrightError(f"the chat template does not take these messages: {error}") from None
 
 
 def chat_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str | None:
-    """Return the chat template of a tokenizer, the one for tools if there is one; None if it has none."""
+    """Return the chat template of a tokenizer, with tools the one for tools if it exists; None without a template."""
     template = tokenizer.config.get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
@@ -208,7 +208,7 @@ def chat_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str | Non
 
 @cache
 def _compiled(template: str) -> Template:
-    """A template as a program; a chat is one of many of the same template."""
+    """Compile a template; it is cached, because many chats share one."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # Of [train] and [serve], as all of Jinja.
 
     environment = ImmutableSandboxedEnvironment(
@@ -230,7 +230,7 @@ _GENERATED = re.compile(f"{_MARKS[0]}(.*?){_MARKS[1]}", re.DOTALL)
 
 @cache
 def _generation_tag() -> type[Extension]:
-    """Return `{% generation %}`, which tells a trainer where the assistant's words are: between `_MARKS`."""
+    """Return the Jinja extension for `{% generation %}`, which puts the assistant's words between `_MARKS`."""
     from jinja2.ext import Extension
     from jinja2.nodes import CallBlock
 
@@ -249,7 +249,7 @@ def _generation_tag() -> type[Extension]:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
-    """JSON as templates of Hugging Face expect it: Jinja's own filter escapes HTML."""
+    """Format JSON as templates of Hugging Face expect: Jinja's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
 
 

@@ -1,4 +1,4 @@
-"""Text files and JSON Lines; errors name the line."""
+"""Read text files and JSON Lines; errors name the line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.errors import MeshwrightError
 
 
 def read_text(path: Path) -> str:
-    """The text of a file."""
+    """Return the text of a file."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -20,9 +20,9 @@ def read_text(path: Path) -> str:
 
 
 def json_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a file, one a line, each with its place for an error."""
+    """Return the objects of a file, one a line, each with its location for error messages."""
     objects = []
-    # Only at newlines: `splitlines` would cut a text at U+2028 too, which JSON has in strings as it is.
+    # Split only at newlines: `splitlines` would also split at U+2028, which JSON strings may contain.
     for number, line in enumerate(read_text(path).removeprefix("\ufeff").split("\n"), start=1):
         place = f"{path}, line {number}"
         if not line.strip():

@@ -18,14 +18,14 @@ from meshwright.execution.text.tokenizer_config import SPACE
 
 UNIGRAM, BPE = 1, 2
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
-"""Values of `TrainerSpec.model_type`, and of `SentencePiece.type` other than a plain piece."""
+"""Values of `TrainerSpec.model_type`, and of `SentencePiece.type` except 1, an ordinary piece."""
 
 NEVER = -1e4
-"""The score of a piece that is never better than others."""
+"""The score of a piece that never wins over others."""
 
 
 class Piece(NamedTuple):
-    """A piece of text with its score and kind; its token is its number."""
+    """A piece of text with its score and kind; its token id is its index."""
 
     text: str
     score: float
@@ -49,7 +49,7 @@ class SentencePiece(NamedTuple):
 
     @property
     def unread(self) -> str:
-        """Return features that `tokenizers.Tokenizer` does not reproduce exactly; empty if there are none."""
+        """Describe a feature that `tokenizers.Tokenizer` does not reproduce exactly; empty if there is none."""
         user_defined = [piece.text for piece in self.pieces if piece.kind == USER_DEFINED]
         kinds = {
             "of words or of characters": self.algorithm not in (UNIGRAM, BPE),
@@ -69,10 +69,10 @@ def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
     `add_bos_token` (true by default) and `add_eos_token` (false) of the config add the begin and end tokens.
 
     Args:
-        config: of `tokenizer_config.json`.
+        config: contents of `tokenizer_config.json`.
 
     Raises:
-        MeshwrightError: the file is not such a model, or its units are words or characters.
+        MeshwrightError: if the file is not such a model, or has features that `SentencePiece.unread` describes.
     """
     try:
         model = _read(path.read_bytes())
@@ -90,15 +90,15 @@ def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
     tokenizer = Tokenizer(_unigram(model) if model.algorithm == UNIGRAM else _bpe(model))
     steps: list[Any] = []
     if model.charsmap:
-        # The library looks up the longest run of characters, `Precompiled` a letter with its marks by the first alone:
-        # they are composed before.
+        # The library looks up the longest run of characters; `Precompiled` looks up a letter with its marks by the
+        # letter alone, so they are composed first.
         steps += [normalizers.NFKC()] if "nfkc" in model.rules else []
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.squeezes_spaces:
-        # Spaces alone: newlines and tabs are text. At the end also what spaces become.
+        # Only spaces: newlines and tabs are text. At the end also SPACE, which spaces become.
         steps += [normalizers.Replace(Regex(pattern), "") for pattern in (r"\A +", rf"[ {SPACE}]+\z")]
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    # As the tokenizer.json of Llama 2 has it: what follows a special token begins with a space too.
+    # As in the tokenizer.json of Llama 2: text after a special token begins with a space too.
     steps += [normalizers.Prepend(SPACE)] if model.has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     joined = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -120,15 +120,15 @@ def read_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
 
 
 def _unigram(model: SentencePiece) -> models.Unigram:
-    """Pieces whose scores sum highest."""
+    """Build a Unigram model, which splits text into the pieces whose scores sum highest."""
     unknown = next((number for number, piece in enumerate(model.pieces) if piece.kind == UNKNOWN), None)
-    # A byte stands for what is in no piece, and not for text that reads as its name.
+    # Byte pieces encode characters that are in no piece, and not text that reads like their names.
     vocab = [(piece.text, NEVER if piece.kind == BYTE else piece.score) for piece in model.pieces]
     return models.Unigram(vocab, unk_id=unknown, byte_fallback=model.byte_fallback)
 
 
 def _bpe(model: SentencePiece) -> models.BPE:
-    """Neighbours joined, those first whose piece has the highest score: every way to make a piece is a merge."""
+    """Build a BPE model: every split of a piece into two pieces is a merge; pieces with higher scores merge first."""
     vocab = {piece.text: number for number, piece in enumerate(model.pieces)}
     merges: list[tuple[str, str]] = []
     for piece in sorted((piece for piece in model.pieces if piece.kind == 1), key=lambda piece: -piece.score):
@@ -172,7 +172,7 @@ def _read(data: bytes) -> SentencePiece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a protocol buffer by their numbers: whole numbers, or bytes of any other kind."""
+    """Yield the fields of a protocol buffer by number: whole numbers, or the bytes of any other type."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -194,7 +194,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a varint; also return where it ends."""
+    """Read a varint; also return the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

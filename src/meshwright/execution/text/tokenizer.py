@@ -1,4 +1,4 @@
-"""Tokenizers: the `tokenizer.json` of a Hugging Face directory, or bytes where a model was trained on these."""
+"""Tokenizers: the `tokenizer.json` of a Hugging Face directory, or bytes if a model was trained on bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
-"""The files of a directory that its tokenizer and its chat template are in."""
+"""The files of a directory that hold its tokenizer and its chat template."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Replacement for the bytes of an incomplete character."""
@@ -44,7 +44,7 @@ class _Codec(Protocol):
 
 
 class _Bytes:
-    """A token for each byte of UTF-8."""
+    """One token for each byte of UTF-8."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         del add_special_tokens
@@ -76,7 +76,7 @@ class _FromFile:
     of: HuggingFaceTokenizer
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Of one text too `encode_batch` lets other threads run meanwhile, and `encode` does not.
+        # Even for one text: `encode_batch` lets other threads run meanwhile, and `encode` does not.
         return self.of.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -98,12 +98,12 @@ class _FromFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """Text to tokens and back.
+    """Converts text to tokens and back.
 
     Args:
-        num_tokens: tokens have numbers below it.
-        stop_tokens: those that end a text.
-        config: of `tokenizer_config.json`; the template of a chat and the names of special tokens are there.
+        num_tokens: token ids are below it.
+        stop_tokens: token ids that end a text.
+        config: contents of `tokenizer_config.json`, including the chat template and the names of special tokens.
     """
 
     codec: _Codec
@@ -112,31 +112,31 @@ class Tokenizer:
     config: dict[str, Any] = field(default_factory=dict)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text; add_special_tokens: with those that begin or end every text of this model."""
+        """Tokenise a text; add_special_tokens: with the tokens that begin or end every text of this model."""
         return self.codec.encode(text, add_special_tokens)
 
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The tokens of a text without special ones, and the characters of the text that each stands for."""
+        """Return the tokens of a text without special tokens, and each token's span of characters in the text."""
         return self.codec.encode_with_places(text)
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of tokens, without special ones unless they are asked for."""
+        """Decode tokens to text, by default without special tokens."""
         return self.codec.decode(tokens, skip_special_tokens)
 
     def to_json(self) -> str | None:
-        """The text of a tokenizer.json; None for bytes as tokens."""
+        """Return the text of a tokenizer.json; None if tokens are bytes."""
         return self.codec.to_json()
 
     @cached_property
     def most_characters(self) -> int | None:
-        """Maximum characters of one token; None if there is no bound."""
+        """Maximum number of characters of one token; None if there is no bound."""
         return self.codec.most_characters()
 
     @property
     def fingerprint(self) -> str:
-        """A checksum that tokenizers share which make the same tokens of a text, by their vocabulary and a sample.
+        """A checksum of the vocabulary, the tokens of a sample text and the stop tokens.
 
-        It is not of the file: libraries write one tokenizer in several ways.
+        It is not a checksum of the file, because libraries write one tokenizer in several forms.
         """
         sample = self.encode(_SAMPLE, add_special_tokens=True)
         known = json.dumps([sorted(self.codec.vocabulary().items()), sample, self.stop_tokens])
@@ -148,14 +148,14 @@ _SAMPLE = (
     "\u4e2d\u6587\u8a00\u8a9e \u0440\u0443\u0441\u0441\u043a\u0438\u0439 \u0639\u0631\u0628\u064a \ud55c\uad6d\uc5b4"
     " \U0001f680\U0001f469\u200d\U0001f4bb  supercalifragilistic https://example.org/?q=a&b=c_d-E"
 )
-"""Words, numbers, spaces, code, scripts: what pre-tokenizers and merges treat differently."""
+"""Words, numbers, spaces, code, scripts: text that pre-tokenizers and merges treat differently."""
 
 
 class TokenStream:
     """Incremental decoding: text pieces that end at character boundaries.
 
-    A tokenizer may join tokens (a leading space, a character of several tokens), so a piece is what the last tokens add
-    to the text of the tokens before.
+    A tokenizer may join tokens (a leading space, a character of several tokens), so a piece is the text that the last
+    tokens add to the text of the tokens before.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -182,12 +182,12 @@ class TokenStream:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Bytes as tokens."""
+    """Return the tokenizer whose tokens are bytes."""
     return Tokenizer(codec=_Bytes(), num_tokens=256)
 
 
 def byte_tokenizer_for(vocab: int) -> Tokenizer | None:
-    """Bytes as tokens, for a model without a tokenizer whose vocabulary is the 256 bytes; None for any other."""
+    """Return the byte tokenizer for a model without a tokenizer, if its vocabulary is the 256 bytes; else None."""
     tokenizer = byte_tokenizer()
     return tokenizer if vocab == tokenizer.num_tokens else None
 
@@ -196,8 +196,8 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
     """Read the tokenizer of a Hugging Face directory; None if it has none.
 
     Raises:
-        MeshwrightError: a file cannot be read, the tokenizer has another format than `tokenizer.json` or SentencePiece,
-            or it has tokens beyond `vocab`, the rows of the embedding table.
+        MeshwrightError: if a file cannot be read, the tokenizer has another format than `tokenizer.json` or
+          SentencePiece, or it has tokens beyond `vocab`, the rows of the embedding table.
     """
     # These load `tokenizers`, which is of [train] and [serve]; bytes as tokens do not need it.
     from meshwright.execution.text.sentencepiece import read_sentencepiece
@@ -239,7 +239,7 @@ def read_tokenizer(directory: Path, *, vocab: int) -> Tokenizer | None:
 
 
 def _read_file(path: Path) -> HuggingFaceTokenizer:
-    """The tokenizer of a `tokenizer.json`."""
+    """Read the tokenizer of a `tokenizer.json`."""
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
     try:
@@ -251,7 +251,7 @@ def _read_file(path: Path) -> HuggingFaceTokenizer:
 
 
 def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, Any], vocab: int) -> tuple[int, ...]:
-    """The tokens that end a text: of generation_config.json, else of config.json, else the tokenizer's."""
+    """Return the tokens that end a text: from generation_config.json, else config.json, else the tokenizer."""
     for name in ("generation_config.json", "config.json"):
         stop = read_json(directory / name).get("eos_token_id")
         if stop is not None:
@@ -268,14 +268,14 @@ def _stop_tokens(directory: Path, of: HuggingFaceTokenizer, config: dict[str, An
 
 
 def special_token(config: dict[str, Any], name: str) -> str | None:
-    """Return the text of a special token, given as text or as an object with `content`."""
+    """Return the text of a special token, given as text or as an object with `content`; None if there is none."""
     value = config.get(name)
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None  # `add_bos_token` has such a name too, and is true or false.
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; an empty one if there is no file."""
+    """Read a JSON object; return an empty one if there is no file."""
     if not path.is_file():
         return {}
     try:

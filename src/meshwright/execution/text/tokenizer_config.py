@@ -1,4 +1,4 @@
-"""Changes by tokenizer_config.json, as in transformers 5: added tokens, and spaces before texts."""
+"""Apply tokenizer_config.json to a tokenizer as transformers 5 does: added tokens, and spaces before texts."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 WITH_THEIR_FILE = frozenset(
     ("mistral", "mistral3", "ministral", "ministral3", "mixtral", "phi3", "olmo2", "qwen2", "qwen2_moe")
 )
-"""The model_types whose tokenizer.json transformers reads as it stands though the config names `LlamaTokenizer`."""
+"""The model_types whose tokenizer.json transformers uses unchanged although the config names `LlamaTokenizer`."""
 
 
 def apply_tokenizer_config(
     tokenizer: Tokenizer, config: Mapping[str, Any], *, model_type: str, has_file: bool, vocab: int
 ) -> None:
-    """Change a tokenizer as transformers does by its tokenizer_config.json.
+    """Change a tokenizer by its tokenizer_config.json, as transformers does.
 
     Args:
-        model_type: of config.json.
-        has_file: whether it comes of a tokenizer.json, and not of a SentencePiece model.
-        vocab: the rows of the model's table; named tokens that would have a number beyond it are left out.
+        model_type: from config.json.
+        has_file: whether the tokenizer comes from a tokenizer.json, and not from a SentencePiece model.
+        vocab: the rows of the model's embedding table; named tokens whose id would be beyond it are left out.
 
     Raises:
-        MeshwrightError: a token with another number than tokenizer_config.json gives it.
+        MeshwrightError: if a token has another id than tokenizer_config.json gives it.
     """
     if (has_file or config.get("legacy") is False) and _is_rebuilt(tokenizer, config, model_type):
         _rebuild_spaces(tokenizer, config)
     for number, token in _numbered(config):
-        # A piece of the SentencePiece model has its kind from there.
+        # The kind of a piece comes from the SentencePiece model.
         if not has_file and number < tokenizer.get_vocab_size():
             continue
         _add(tokenizer, token)
@@ -55,7 +55,7 @@ def apply_tokenizer_config(
 
 
 def _is_rebuilt(tokenizer: Tokenizer, config: Mapping[str, Any], model_type: str) -> bool:
-    """Whether transformers takes only tokens and merges of a tokenizer.json, and prepares text as its class does."""
+    """Whether transformers uses only tokens and merges of a tokenizer.json, and prepares text by its class."""
     is_llama = str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
     is_of_bytes = "ByteLevel" in str(tokenizer.pre_tokenizer)
     return (
@@ -64,9 +64,10 @@ def _is_rebuilt(tokenizer: Tokenizer, config: Mapping[str, Any], model_type: str
 
 
 def _rebuild_spaces(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
-    """Prepare text as `LlamaTokenizer` of transformers 5: `legacy` (false) and `add_prefix_space` (true) are its own.
+    """Prepare text as `LlamaTokenizer` of transformers 5 does.
 
-    A space stands before a text, and with `legacy` after each special token too.
+    By default (`add_prefix_space`) a space is put before a text; with `legacy`, default false, also after special
+    tokens.
     """
     has_prefix = config.get("add_prefix_space") is not False
     scheme = "never" if not has_prefix else "always" if config.get("legacy") else "first"
@@ -77,7 +78,7 @@ def _rebuild_spaces(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
 
 
 def _numbered(config: Mapping[str, Any]) -> Iterator[tuple[int, AddedToken]]:
-    """The tokens of `added_tokens_decoder`, lowest number first."""
+    """Yield the tokens of `added_tokens_decoder`, lowest number first."""
     entries = config.get("added_tokens_decoder") or {}
     if not isinstance(entries, Mapping) or not all(str(number).isdecimal() for number in entries):
         raise MeshwrightError("tokenizer_config.json has added_tokens_decoder; it takes an object of tokens by number")
@@ -86,7 +87,7 @@ def _numbered(config: Mapping[str, Any]) -> Iterator[tuple[int, AddedToken]]:
 
 
 def _named(config: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """The special tokens that have a field of their own, and those listed."""
+    """Yield the special tokens that have their own fields, and those in lists."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     listed = list(extra.values()) if isinstance(extra, Mapping) else extra if isinstance(extra, list) else []
     for entry in (*(config.get(name) for name in NAMED), *listed):
@@ -106,7 +107,7 @@ def _token(entry: Any) -> AddedToken:
 
 
 def _add(tokenizer: Tokenizer, token: AddedToken) -> None:
-    """Add a token, or give one that is there the flags of this one."""
+    """Add a token; if it exists already, give it this token's flags."""
     known = tokenizer.get_added_tokens_decoder().values()
     if repr(token) not in map(repr, known):
         tokenizer.add_tokens([token])

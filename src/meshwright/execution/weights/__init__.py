@@ -1,1 +1,1 @@
-"""Published weights: safetensors of a Hugging Face directory into sharded parameters, and back."""
+"""Weights from Hugging Face: safetensors of a directory into sharded parameters, and back."""

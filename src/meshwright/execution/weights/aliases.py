@@ -1,4 +1,4 @@
-"""Tensors of published checkpoints: other names than transformers writes, and tensors that are no weights.
+"""Tensors of Hugging Face checkpoints with other names than transformers writes, and tensors that are not weights.
 
 Early checkpoints were saved from the model without its head, so names lack the first part (`h.0.attn.c_attn.weight` of
 GPT-2), with buffers that are recomputed (masks, rotary frequencies), or with a tied table twice.
@@ -17,7 +17,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.weights.directory import Tensor
 
 BUFFERS = (r"rotary_emb\.inv_freq$",)
-"""Tensors of any family that are computed from its config.json."""
+"""Patterns of tensors in any family that are computed from its config.json."""
 
 HEAD = "lm_head.weight"
 """Name of the unembedding in families that always tie it."""
@@ -26,10 +26,10 @@ HEAD = "lm_head.weight"
 def with_known_names(
     tensors: Mapping[str, Tensor], known: frozenset[str], family: PublishedFamily
 ) -> dict[str, Tensor]:
-    """Return a directory's tensors by the names in `known`, without those that are no weights.
+    """Return a directory's tensors by the names in `known`, without tensors that are not weights.
 
     Raises:
-        MeshwrightError: a table that config.json ties to another is there too and differs from it.
+        MeshwrightError: if a table that config.json ties to another is stored too and differs from it.
     """
     prefixes = sorted({name.partition(".")[0] for name in known})
     ignored = re.compile("|".join((*BUFFERS, *family.buffers)))
@@ -43,7 +43,7 @@ def with_known_names(
 
 
 def _with_one_table(found: dict[str, Tensor], known: frozenset[str], family: PublishedFamily) -> dict[str, Tensor]:
-    """The tensors without the second copy of a tied table."""
+    """Remove the second copy of a tied table."""
     table = family.names["embedding"].name
     head = family.names["unembedding"].name if "unembedding" in family.names else HEAD
     if head in known or head not in found or table not in known:

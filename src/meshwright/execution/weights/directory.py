@@ -1,8 +1,8 @@
-"""The tensors of a Hugging Face directory: which file has each, where in it, and of what shape and dtype.
+"""The tensors of a Hugging Face directory: the file, position, shape and dtype of each.
 
 The files are safetensors (https://huggingface.co/docs/safetensors): 8 bytes with the length of a JSON header, the
-header, and the data of each tensor in C order. Tensors are read through memory maps, so only the parts that are asked
-for are read from disk.
+header, and the data of each tensor in C order. Tensors are read through memory maps, so that only the parts that are
+used are read from disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meshwright.errors import MeshwrightError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 LFS_POINTER = b"version https://git-lfs.github.com/"
-"""How a file begins that git-lfs has left in place of a large one."""
+"""The beginning of a file that git-lfs has left in place of a large one."""
 
 DTYPES: Mapping[str, Any] = {
     "F64": np.float64,
@@ -31,15 +31,15 @@ DTYPES: Mapping[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
 }
-"""The dtypes that weights are read in, by their names in a header."""
+"""The dtypes in which weights can be read, by their names in a header."""
 
 SCALED_DTYPES: Mapping[str, Any] = {"F8_E4M3": ml_dtypes.float8_e4m3fn}
-"""Dtypes of weights that have a `Scale`."""
+"""Dtypes of weights that need a `Scale`."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a file: `start` is where its data begins, in bytes. scale: of a quantised one."""
+    """One tensor of a file: `start` is where its data begins, in bytes. scale: of a quantised tensor; else None."""
 
     name: str
     file: Path
@@ -50,12 +50,12 @@ class Tensor:
 
     @property
     def is_readable(self) -> bool:
-        """Whether it is of a dtype that is read, or quantised with its scale."""
+        """Whether its dtype can be read: one of `DTYPES`, or with a scale one of `SCALED_DTYPES`."""
         return self.dtype in (DTYPES if self.scale is None else SCALED_DTYPES)
 
     @property
     def numpy_dtype(self) -> Any:
-        """The dtype of its data; of none that is read a KeyError."""
+        """The dtype of its data; raises KeyError if it cannot be read."""
         return DTYPES[self.dtype] if self.scale is None else SCALED_DTYPES[self.dtype]
 
     @property
@@ -64,7 +64,7 @@ class Tensor:
         return math.prod(self.shape) * np.dtype(self.numpy_dtype).itemsize
 
     def open(self) -> np.ndarray:
-        """The tensor as a read-only memory map, which is closed when nothing refers to it."""
+        """Open the tensor as a read-only memory map, which is closed when nothing refers to it."""
         if not self.nbytes:
             return np.zeros(self.shape, self.numpy_dtype)
         data = np.memmap(self.file, np.uint8, mode="r", offset=self.start, shape=(self.nbytes,))
@@ -72,28 +72,28 @@ class Tensor:
 
 
 class Scale(NamedTuple):
-    """Factors of a quantised tensor: one for each block of rows and columns."""
+    """Factors of a quantised tensor: one for each block of rows and columns; `block` is the size of a block."""
 
     tensor: Tensor
     block: tuple[int, int]
 
 
 def tensor_dtype(tensors: Mapping[str, Tensor]) -> str:
-    """The dtype that most of the bytes of some tensors have: f32, f16, bf16 or f64."""
+    """Return the dtype of most of the bytes of some tensors: f32, f16, bf16 or f64."""
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
         if tensor.dtype not in DTYPES:
-            continue  # A buffer, or an error where it is asked for.
+            continue  # A buffer, or an error when it is used.
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     return max(sizes, key=lambda name: sizes[name], default="F32").lower()
 
 
 def read_files(directory: Path) -> dict[str, Tensor]:
-    """Every tensor of a directory by name.
+    """Return every tensor of a directory by name.
 
     Raises:
-        MeshwrightError: no safetensors, a file that is missing, cut short or no safetensors, an index that names a
-            tensor in a file that does not hold it.
+        MeshwrightError: if there are no safetensors; a file is missing, cut short or not safetensors; or an index names
+          a tensor in a file that does not hold it.
     """
     if (directory / INDEX).is_file():
         return _read_sharded(directory)
@@ -108,7 +108,7 @@ def read_files(directory: Path) -> dict[str, Tensor]:
 
 
 def _read_sharded(directory: Path) -> dict[str, Tensor]:
-    """The tensors of the files that an index names."""
+    """Return the tensors of the files that an index names."""
     path = directory / INDEX
     try:
         files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
@@ -133,7 +133,7 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
 
 
 def read_file(path: Path) -> Iterator[Tensor]:
-    """The tensors of a safetensors file; the library checks that the header is whole and its data fills the file."""
+    """Yield the tensors of a safetensors file; the library checks that its header is complete and its data fills it."""
     from safetensors import SafetensorError, safe_open  # Of [train] and [serve]; lowering a step loads this module too.
 
     if not path.is_file():
@@ -165,7 +165,8 @@ def write_file(
     """Write one safetensors file tensor by tensor, so that no more than one is in memory.
 
     Args:
-        entries: the name, shape and dtype of each tensor, as in a header. data: the tensor of a name, in its dtype.
+        entries: the name, shape and dtype of each tensor, as in a header.
+        data: returns the tensor of a name, in its dtype.
     """
     start = 0
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -18,10 +18,10 @@ SUFFIX = "_scale_inv"
 
 
 def with_fp8(tensors: dict[str, Tensor], directory: Path) -> dict[str, Tensor]:
-    """The tensors of a directory, each scale as part of the weight that it is of.
+    """Attach each scale in the tensors of a directory to its weight.
 
     Raises:
-        MeshwrightError: a scale of another shape or dtype than its weight's blocks, or of no weight.
+        MeshwrightError: if a scale has another shape or dtype than its weight's blocks, or no weight.
     """
     scales = {name.removesuffix(SUFFIX): tensor for name, tensor in tensors.items() if name.endswith(SUFFIX)}
     if not scales:

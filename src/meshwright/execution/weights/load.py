@@ -1,4 +1,4 @@
-"""Parameters from the tensors of a Hugging Face directory, each device reading the slices that it holds."""
+"""Load parameters from the tensors of a Hugging Face directory, each device reading only its own slices."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NUM_READERS = 8
 
 
 def read_tensors(directory: Path, on_note: Callable[[str], None] = lambda note: None) -> dict[str, Tensor]:
-    """Every tensor of a directory by name; a quantised weight is one tensor with its scales.
+    """Return every tensor of a directory by name; a quantised weight is one tensor with its scales.
 
-    Of a model of text and images the text's, by the names they have in a model of text alone.
+    For a model of text and images, these are the text's tensors, by their names in a model of text alone.
 
     Args:
         on_note: called with a sentence about weights that are left out.
@@ -59,7 +59,7 @@ def load_weights(
         on_bytes: called with the bytes of each slice read.
 
     Raises:
-        MeshwrightError: a tensor that is missing, extra, of another shape, or not finite.
+        MeshwrightError: if a tensor is missing, extra, of another shape, or not finite.
     """
     where = places(model)
     known = frozenset(name for place in where.values() for _, name in place.names())
@@ -73,7 +73,7 @@ def load_weights(
             for device, index in indices.items():
                 holders.setdefault(_bounds(index, leaf.shape), []).append(device)
             arrays: list[Array] = []
-            # One slice at a time: a device elsewhere takes it before the next but one is read.
+            # One slice at a time: it is on its devices before the next but one is read.
             for bounds, devices in holders.items():
                 part = read_slice(where[path], tensors, bounds, leaf.dtype, readers)
                 jax.block_until_ready(arrays)
@@ -85,7 +85,7 @@ def load_weights(
 
 
 def check_tensors(tensors: Mapping[str, Tensor], where: dict[str, Place], model: ModelConfig) -> None:
-    """Raise where a directory has not just the tensors of a model, each of its shape."""
+    """Raise unless a directory has exactly the tensors of a model, each of its shape."""
     known: set[str] = set()
     for path, place in where.items():
         for _, name in place.names():

@@ -18,7 +18,7 @@ from meshwright.execution.weights.directory import Tensor
 BLOCKS, SCALES = "_blocks", "_scales"
 
 BLOCK = 32
-"""The values that share a scale."""
+"""The number of values that share a scale."""
 
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = np.array([*_POSITIVE, *(-value for value in _POSITIVE)], np.float32)
@@ -30,17 +30,17 @@ _BIAS = 127
 
 @dataclass(frozen=True, kw_only=True)
 class Mxfp4Tensor(Tensor):
-    """A weight [experts, in, out] by its blocks; file and start are theirs. scales: the tensor of its exponents."""
+    """A weight [experts, in, out] in MXFP4; file and start refer to its blocks. scales: tensor of its exponents."""
 
     scales: Tensor
 
     @property
     def is_readable(self) -> bool:
-        """Both parts are of whole numbers of 8 bits, as `with_mxfp4` checks."""
+        """Always true: `with_mxfp4` checks that blocks and scales are 8-bit integers."""
         return True
 
     def values(self, experts: slice, inputs: slice, outputs: slice) -> np.ndarray:
-        """A part of the weight in float32 [experts, in, out]; `inputs` are without a step."""
+        """Return a part of the weight in float32 [experts, in, out]; the slice `inputs` has no step."""
         count, width, length = self.shape
         packed = np.memmap(
             self.file, np.uint8, mode="r", offset=self.start, shape=(count, length, width // BLOCK, BLOCK // 2)
@@ -62,11 +62,10 @@ class Mxfp4Tensor(Tensor):
 
 
 def with_mxfp4(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a directory, with one weight for each pair of blocks and scales.
+    """Combine each pair of blocks and scales in the tensors of a directory into one weight.
 
     Raises:
-        MeshwrightError: blocks without scales, scales without blocks, or either of a shape or dtype that is none of
-            theirs.
+        MeshwrightError: if blocks have no scales, scales have no blocks, or either has a wrong shape or dtype.
     """
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith((BLOCKS, SCALES))}
     for name, tensor in tensors.items():

@@ -1,8 +1,8 @@
 """Read and write low-rank adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
 PEFT has an A [rank, in] and a B [out, rank] for each adapted module. A module that contains several of our matmuls
-(c_attn, qkv_proj) has one A for all. Ours have one each: written to PEFT they become one A of the summed rank, with a
-block-diagonal B, which computes the same. PEFT's are read as matmuls with equal A.
+(c_attn, qkv_proj) has one A for all, while our matmuls have one each: in PEFT's format these become one A of the summed
+rank, with a block-diagonal B, which computes the same. PEFT's adapters are read as matmuls with equal A.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class _Module:
-    """A module of a family's layers that holds some of our products, each with where its weight is in the module's."""
+    """A module of a family's layers with some of our matmuls: each one's path, and place in the module's weight."""
 
     parts: tuple[tuple[str, Place], ...]
 
     @property
     def published(self) -> str:
-        """The name of its weight, with {layer}."""
+        """The name of the module's weight, with {layer}."""
         return self.parts[0][1].published.name
 
     @property
     def path(self) -> str:
-        """The module within a layer, as PEFT's target_modules name it."""
+        """The module's path within a layer, as in PEFT's target_modules."""
         return self.published.split("{layer}.")[1].removesuffix(".weight")
 
     def names(self) -> Iterator[tuple[int, str, str]]:
-        """The number of each layer of its stack, and the names of PEFT's A and B there."""
+        """Yield the number of each layer of the stack, and the names of PEFT's A and B in that layer."""
         for (layer,), name in self.parts[0][1].names():
             module = PREFIX + name.removesuffix(".weight")
             yield layer, f"{module}.lora_A.weight", f"{module}.lora_B.weight"
@@ -54,11 +54,12 @@ class _Module:
 def write_adapter(
     directory: Path, model: ModelConfig, params: Mapping[str, Any], *, base: str | None, dtype: str = "F32"
 ) -> None:
-    """Write the adapters of a model with PEFT's names into a directory that is there.
+    """Write the adapters of a model with PEFT's names into an existing directory.
 
     Args:
-        params: the tree with the model's adapters; of whole arrays or sharded ones.
-        base: what adapter_config.json calls the model they are for. dtype: a key of `DTYPES`.
+        params: the tree with the model's adapters; arrays may be sharded.
+        base: the name of the base model in adapter_config.json.
+        dtype: a key of `DTYPES`.
     """
     lora = _lora(model)
     modules = _modules(model)
@@ -77,7 +78,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> dict[str, dict[str, np.
     """Return the float32 adapters of a model with `lora`, layers stacked, from PEFT's tensors.
 
     Raises:
-        MeshwrightError: a tensor that is missing, extra, of another shape, or not finite.
+        MeshwrightError: if a tensor is missing, extra, of another shape, or not finite.
     """
     lora, tensors = _lora(model), {tensor.name: tensor for tensor in read_file(directory / ADAPTER_WEIGHTS)}
     config, found = adapter_config(directory), dict[str, dict[str, list[np.ndarray]]]()
@@ -92,7 +93,7 @@ def read_adapter(directory: Path, model: ModelConfig) -> dict[str, dict[str, np.
                     f"{name_a} in {tensors[name_a].file} has shape {list(a.shape)}, and its B {list(b.shape)};"
                     f" {ADAPTER_CONFIG} makes them [{own.rank}, in] and [out, {own.rank}]"
                 )
-            # One rank and one scale for all: rows and columns of zeros, and B times what it has of its own.
+            # All adapters get one rank and one scale: pad with zeros, and multiply B by the ratio of the scales.
             if (rest := lora.rank - own.rank) > 0:
                 a, b = np.pad(a, ((0, rest), (0, 0))), np.pad(b, ((0, 0), (0, rest)))
             b = b * np.float32(own.scale / lora.low_rank.scale)
@@ -110,7 +111,7 @@ def saved_tensors(directory: Path) -> dict[str, Tensor]:
     """Return full weights stored with an adapter (`modules_to_save`), by the names of the weights they replace.
 
     Raises:
-        MeshwrightError: a module without a tensor.
+        MeshwrightError: if a module has no tensor.
     """
     modules = adapter_config(directory).get("modules_to_save") or ()
     tensors = list(read_file(directory / ADAPTER_WEIGHTS)) if modules else []
@@ -134,7 +135,7 @@ def _lora(model: ModelConfig) -> LoRA:
 
 
 def _modules(model: ModelConfig) -> list[_Module]:
-    """The modules with an adapted product, with all products that they hold."""
+    """Return the modules with an adapted matmul, each with all matmuls that it holds."""
     found: dict[tuple[str, str], list[tuple[str, Place]]] = {}
     for path, place in places(without_lora(model)).items():  # pyright: ignore[reportArgumentType]
         stack = path.rpartition(".")[0]
@@ -149,14 +150,14 @@ def _modules(model: ModelConfig) -> list[_Module]:
 
 
 def _stack(params: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """The adapters of a product, whole and of all layers; none of a product without."""
+    """Return the adapters of a matmul, unsharded, for all layers; empty for a matmul without adapters."""
     stack, _, name = path.rpartition(".")
     own = params[stack]
     return {end: np.asarray(own[name + end], np.float32) for end in (LORA_A, LORA_B) if name + end in own}
 
 
 def _factors(own: Mapping[str, np.ndarray], path: str, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """A and B of a product in one layer."""
+    """Return A and B of a matmul in one layer; None without adapters."""
     return (own[LORA_A][layer], own[LORA_B][layer]) if own else None
 
 
@@ -179,7 +180,7 @@ def _joined(
 def _split(
     module: _Module, a: np.ndarray, b: np.ndarray, lora: LoRA, tensor: Tensor
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The path of each product of a module, with its A [*inputs, rank] and B [rank, *outputs]."""
+    """Yield the path of each matmul of a module, with its A [*inputs, rank] and B [rank, *outputs]."""
     rank, count = a.shape[0], len(module.parts)
     if a.ndim != 2 or rank not in (lora.rank, lora.rank * count) or b.shape[-1:] != (rank,):
         raise MeshwrightError(
@@ -212,7 +213,7 @@ def _place_of_b(place: Place, rank: int) -> Place:
 
 
 def _array(name: str, tensors: Mapping[str, Tensor], directory: Path) -> np.ndarray:
-    """A tensor in float32."""
+    """Return a tensor in float32. Raises if it is missing, has an unknown dtype, or is not finite."""
     if name not in tensors:
         raise MeshwrightError(f"{directory / ADAPTER_WEIGHTS} has no {name}; every layer has one of each target")
     tensor = tensors[name]

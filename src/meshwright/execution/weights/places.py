@@ -1,8 +1,8 @@
-"""Where each parameter is in published tensors: one map, used to load and to save.
+"""Where each parameter is in the tensors from Hugging Face: one map, used to load and to save.
 
-A declared parameter is stacked over layers and experts. Published tensors mostly hold one layer and one expert each,
-some of them several parameters (`qkv_proj`). A `Place` returns the view of a tensor that is one parameter, with the
-parameter's dims. Views of a memory map are read slice by slice; views of an empty array are filled.
+A declared parameter is stacked over layers and experts. Tensors mostly hold one layer and one expert each, and some
+hold several parameters (`qkv_proj`). A `Place` returns the view of a tensor that is one parameter, with the parameter's
+dims. Views of a memory map are read slice by slice; views of an empty array are filled.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Place:
     Args:
         parameter: the declaration, of shape [layers, experts, *inputs, *outputs] without dims it does not have.
         published: the tensor's name with {layer} and {expert}, and how the tensor holds the parameter.
-        num_inputs: dims summed by its matmul; 0 for a vector.
+        num_inputs: number of dims that its matmul sums over; 0 for a vector.
         first_layer: number of the stack's first layer.
-        before, width: outputs of other parameters before it in a tensor, and outputs in all; of one head each if
-            parameters alternate by head.
+        before, width: number of outputs of other parameters before it in a tensor, and of all outputs; per head if
+          parameters alternate by head.
     """
 
     parameter: Parameter
@@ -44,28 +44,28 @@ class Place:
 
     @property
     def stacked(self) -> tuple[int, ...]:
-        """The sizes of the dims that are in tensors of their own: layers, then experts."""
+        """The sizes of the dims that are split into separate tensors: layers, then experts."""
         return self.parameter.shape[: self.parameter.is_stacked + ("{expert}" in self.published.name)]
 
     @property
     def experts(self) -> tuple[int, ...]:
-        """The number of experts that a tensor has, its first dim; none where each has a tensor of its own."""
+        """The number of experts in a tensor, its first dim; () if each expert has its own tensor."""
         is_together = "expert" in self.parameter.axes and "{expert}" not in self.published.name
         return self.parameter.shape[len(self.stacked) :][:is_together]
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """The sizes of the dims that its product sums."""
+        """The sizes of the dims that its matmul sums over."""
         return self.parameter.shape[len(self.stacked) + len(self.experts) :][: self.num_inputs]
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The sizes of the other dims."""
+        """The sizes of its output dims."""
         return self.parameter.shape[len(self.stacked) + len(self.experts) + self.num_inputs :]
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """The shape of each tensor."""
+        """The shape of each tensor that holds the parameter."""
         columns = self.outputs[0] * self.width if self.published.by_head else self.width
         if not self.inputs:
             return *self.experts, columns
@@ -73,17 +73,17 @@ class Place:
         return *self.experts, *((columns, rows) if self.published.is_transposed else (rows, columns))
 
     def name(self, *numbers: int) -> str:
-        """The tensor of a layer and expert, numbered as in the parameter."""
+        """Return the name of the tensor of a layer and expert, numbered as in the parameter."""
         layer = numbers[0] + self.first_layer if numbers else 0
         return self.published.name.format(layer=layer, expert=numbers[-1] if numbers else 0)
 
     def names(self) -> Iterator[tuple[tuple[int, ...], str]]:
-        """The numbers of each layer and expert, and their tensor."""
+        """Yield the numbers of each layer and expert, and the name of their tensor."""
         for numbers in np.ndindex(*self.stacked):
             yield numbers, self.name(*numbers)
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
-        """The parameter [*experts, *inputs, *outputs] of one tensor, of `tensor_shape`, in its memory."""
+        """Return the view of one tensor, of `tensor_shape`, that is the parameter [*experts, *inputs, *outputs]."""
         outputs_last = np.swapaxes(tensor, -1, -2) if self.published.is_transposed and self.inputs else tensor
         columns = math.prod(self.outputs)
         if self.published.by_head:
@@ -98,10 +98,10 @@ class Place:
 
 
 def places(model: ModelConfig) -> dict[str, Place]:
-    """Where each parameter of a model is, by its path.
+    """Return where each parameter of a model is, by its path.
 
     Raises:
-        MeshwrightError: the model is of no published family.
+        MeshwrightError: if the tensor names of the model's family are not known.
     """
     names = published_family(model).names
     num_inputs = _num_inputs(model)
@@ -118,7 +118,7 @@ def places(model: ModelConfig) -> dict[str, Place]:
 
 
 def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place:
-    """A place with what else its tensors hold."""
+    """Complete a place with the sizes of the other parameters in its tensors."""
     stack = path.rpartition(".")[0]
 
     def columns(other: Place) -> int:
@@ -137,10 +137,10 @@ def _within_tensor(path: str, place: Place, found: Mapping[str, Place]) -> Place
 
 
 def published_family(model: ModelConfig) -> PublishedFamily:
-    """Return the published family of a model.
+    """Return the family of a model, with its tensor names from Hugging Face.
 
     Raises:
-        MeshwrightError: the model is of no published family.
+        MeshwrightError: if the tensor names of the family are not known.
     """
     for known in PUBLISHED:
         if known.family == model.family:
@@ -152,7 +152,7 @@ def published_family(model: ModelConfig) -> PublishedFamily:
 
 
 def _num_inputs(model: ModelConfig) -> dict[str, int]:
-    """The dims that the product with a parameter sums, by the parameter's name; vectors have none."""
+    """Return the number of dims that a parameter's matmul sums over, by the parameter's name; vectors have none."""
     ops = program(model)
     every = (*ops.embedding, *(op for stack in ops.stacks for op in stack.ops), *ops.logits)
     found = {op.name: len(op.inputs) for op in every if isinstance(op, Linear) and not op.is_tied}

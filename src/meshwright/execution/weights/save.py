@@ -1,4 +1,4 @@
-"""Parameters as a Hugging Face directory: safetensors in files of a bounded size, and their index."""
+"""Save parameters as a Hugging Face directory: safetensors in files of a bounded size, and their index."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def save_weights(
     max_file_bytes: int = MAX_FILE_BYTES,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> None:
-    """Write the parameters of a model as tensors with published names into a directory that is there.
+    """Write the parameters of a model as tensors with names from Hugging Face into an existing directory.
 
-    One tensor at a time is put together in memory. `dtype` is a key of `DTYPES`; biases that choose experts are float32
-    in any, as transformers keeps them. on_bytes: called with the bytes of each tensor that was written.
+    One tensor at a time is put together in memory. `dtype` is a key of `DTYPES`; biases that choose experts are always
+    float32, as in transformers. on_bytes: called with the bytes of each tensor that was written.
     """
     arrays = dict(leaves(params))
     parts: dict[str, list[tuple[str, Place, tuple[int, ...]]]] = {}
@@ -63,7 +63,7 @@ def save_weights(
 
 
 def _files(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """The tensors of each file, in order. sizes: in bytes."""
+    """Split tensors into files, in order. sizes: bytes of each tensor. most: bytes of a file."""
     files: list[list[str]] = [[]]
     size = 0
     for name, nbytes in sizes.items():

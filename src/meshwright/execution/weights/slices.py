@@ -23,13 +23,13 @@ Bounds = tuple[tuple[int, int], ...]
 """Start and stop along each dim of a parameter."""
 
 BLOCK = (256, 512)
-"""Rows and columns of a block in the file that is transposed at once: 256 KB of 16 bits."""
+"""Rows and columns, as in the file, of a block that is transposed at once: 256 KB of 16 bits."""
 
 TASK_BYTES = 16_000_000
 """Bytes that a thread copies before it takes the next part."""
 
 ALIGNMENT = 64
-"""Bytes that the start of an array is a multiple of, so that XLA:CPU uses it in place."""
+"""The start of an array is at a multiple of this many bytes, so that XLA:CPU uses it in place."""
 
 _EXPONENT: Mapping[Any, tuple[Any, int]] = {
     np.dtype(ml_dtypes.bfloat16): (np.uint16, 0x7F80),
@@ -37,7 +37,7 @@ _EXPONENT: Mapping[Any, tuple[Any, int]] = {
     np.dtype(np.float32): (np.uint32, 0x7F800000),
     np.dtype(np.float64): (np.uint64, 0x7FF0000000000000),
 }
-"""Integers of the same size, and the bits of the exponent: all are set in values that are not finite."""
+"""By dtype, integers of the same size, and the bits of the exponent: all are set in values that are not finite."""
 
 
 def read_slice(
@@ -46,7 +46,7 @@ def read_slice(
     """Read the part of a parameter within bounds, in several threads.
 
     Raises:
-        MeshwrightError: values that are not finite, or overflow `dtype`.
+        MeshwrightError: if values are not finite, or overflow `dtype`.
     """
     result = _aligned([stop - start for start, stop in bounds], np.dtype(dtype))
     depth = len(place.stacked)
@@ -70,7 +70,7 @@ def _aligned(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _parts(target: np.ndarray) -> Iterator[slice]:
-    """The parts of an array along its first dim that one thread copies each."""
+    """Yield the parts of an array along its first dim, each copied by one thread."""
     rows = max(1, TASK_BYTES // max(1, target[:1].nbytes))
     for start in range(0, len(target), rows):
         yield slice(start, start + rows)
@@ -86,7 +86,7 @@ def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, 
     source, bits = source.transpose(order), target.transpose(order)
     if tensor.scale is not None:
         scales = tensor.scale.tensor.open().astype(np.float32)
-        # Of each value of the slice, the row and the column of its scale, as views that take no memory.
+        # For each value of the slice, the row and the column of its scale, as views that take no memory.
         numbers = np.ogrid[tuple(slice(size) for size in tensor.shape)]
         places = tuple(
             place.view(np.broadcast_to(each // step, tensor.shape))[within][part].transpose(order)
@@ -94,7 +94,7 @@ def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, 
         )
     exponent = _EXPONENT[target.dtype]
     bits = bits.view(exponent[0])
-    # One block a row, where the file's last dims are those of the block.
+    # A block spans the two dims that are last in the file, and one index of all others.
     sizes = [1] * (source.ndim - 2) + [*BLOCK][-source.ndim :]
     steps = [range(0, size, step) for size, step in zip(source.shape, sizes, strict=True)]
     for corner in np.ndindex(*map(len, steps)):
@@ -112,8 +112,8 @@ def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, 
 
 
 def _copy_mxfp4(place: Place, tensor: Mxfp4Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:
-    """Copy a part of the experts' weight of a tensor, one expert after the other."""
-    # Of each dim of the slice the expert, row or column of the tensor, as views that take no memory.
+    """Copy a part of an MXFP4 tensor, one expert after the other."""
+    # For each value of the slice, its expert, row and column in the tensor, as views that take no memory.
     numbers = np.ogrid[tuple(slice(size) for size in tensor.shape)]
     views = [place.view(np.broadcast_to(each, tensor.shape))[within][part] for each in numbers]
     experts, inputs, outputs = (
@@ -129,9 +129,9 @@ def _copy_mxfp4(place: Place, tensor: Mxfp4Tensor, within: tuple[slice, ...], pa
 
 
 def _cast(block: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """A copy of a block, in order."""
+    """Copy a block to C order, in another dtype."""
     if block.dtype == ml_dtypes.bfloat16 and dtype == np.float32:
-        # Its upper half; the library's own cast holds the interpreter's lock.
+        # bfloat16 is the upper half of float32; the library's own cast holds the interpreter's lock.
         return (block.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     with np.errstate(over="ignore"):
         return block.astype(dtype, order="C")

@@ -1,1 +1,1 @@
-"""Tokens after prompts: a KV cache, contiguous or in pages, the steps through it, and sampling."""
+"""Token generation: a KV cache, contiguous or in pages, the steps that use it, and sampling."""

@@ -1,8 +1,9 @@
-"""The KV cache of generation: every row of a batch has a position of its own.
+"""The KV cache of generation: every row of a batch has its own position.
 
-A cache has all layers with one window, and of each row `slots` tokens: position p is in slot p mod slots. Layers with a
-window need no more slots than it has tokens, so that a new token replaces the one that left the window; other layers
-have a slot for every position. Slots of padding after a short prompt are masked until they are overwritten.
+A cache covers all layers with the same window, with `slots` tokens for each row: position p is in slot p mod slots.
+Layers with a window need no more slots than it has tokens, so that a new token replaces the one that left the window;
+other layers have a slot for every position. Slots of padding after a short prompt are masked until they are
+overwritten.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 
 
 class Cache(NamedTuple):
-    """Keys and values [layers, batch, kv_heads, slots, head_dim]; those of tokens [batch, seq, kv_heads, head_dim].
+    """Keys and values [layers, batch, kv_heads, slots, head_dim]; of new tokens [batch, seq, kv_heads, head_dim].
 
-    With slots beside the dims of a head, TPUs write a token and read a layer without a copy of the whole cache.
+    With slots next to the head dim, TPUs write a token and read a layer without copying the whole cache.
 
-    Of latent attention the latent [layers, batch, 1, slots, rank] stands in place of keys, for both, and the rotary
-    part of keys in place of values: one head that all queries share.
+    In latent attention `key` holds the latent [layers, batch, 1, slots, rank], from which both keys and values follow,
+    and `value` the rotary part of keys: one head that all queries share.
     """
 
     key: Array
@@ -40,9 +41,9 @@ Caches = tuple[Cache, ...]
 def abstract_caches(
     model: ModelConfig, layout: ShardingContext, num_rows: int, length: int, dtype: Any, *, unit: int = 1
 ) -> Caches:
-    """The caches of a model for sequences of up to `length` tokens: shapes and shardings.
+    """Return a model's caches for sequences of up to `length` tokens, as shapes and shardings.
 
-    unit: slots are allotted on each device in so many at a time.
+    unit: the number of slots on each device is a multiple of it.
     """
     latent = model.latent
     split = unit * (
@@ -60,17 +61,17 @@ def abstract_caches(
 
 
 def empty_caches(abstract: Caches) -> Caches:
-    """Caches of zeros."""
+    """Return caches of zeros."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, out_sharding=leaf.sharding.spec), abstract)
 
 
 def split_axes(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
-    """The mesh axes that split a cache beyond its heads; of a latent, which has one, those of heads too."""
+    """Return the mesh axes that split a cache besides its heads; for a latent, with one head, those of heads too."""
     return layout.axes("embed") + layout.axes("group") + (layout.axes("kv_heads") if is_latent else ())
 
 
 def cache_spec(layout: ShardingContext, is_latent: bool) -> P:
-    """The sharding of a cache: heads over tp, and beside them its rows, its slots or nothing."""
+    """Return the sharding of a cache: heads over tp, and besides them its rows, its slots or nothing."""
     parts = split_axes(layout, is_latent)
     rows = layout.axes("batch") + (parts if layout.cache_split == "batch" else ())
     slots = parts if layout.cache_split == "sequence" else ()
@@ -78,9 +79,9 @@ def cache_spec(layout: ShardingContext, is_latent: bool) -> P:
 
 
 def with_prompts(cache: Cache, new: Cache, layer: Array | int, lengths: Array) -> Cache:
-    """The cache with the keys and values [b, s, k, h] of whole prompts written for one layer.
+    """Write the keys and values [b, s, k, h] of whole prompts to one layer of the cache.
 
-    new: of at least the cache's rows; others are left out. lengths: of each row [b].
+    new: at least as many rows as the cache; extra rows are ignored. lengths: prompt length of each row [b].
     """
 
     def put(whole: Array, new: Array) -> Array:
@@ -99,9 +100,9 @@ def with_prompts(cache: Cache, new: Cache, layer: Array | int, lengths: Array) -
 
 
 def _last_tokens(new: Array, lengths: Array, slots: int) -> Array:
-    """The last `slots` tokens of each row of `new` [b, s, k, h], each in the slot of its position: [b, slots, k, h].
+    """Return each row's last `slots` tokens of `new` [b, s, k, h], in the slots of their positions: [b, slots, k, h].
 
-    Each device writes the tokens that it has; over sp they are added up.
+    Each device writes the tokens that it has; over sp the results are summed.
     """
     spec: Any = jax.typeof(new).sharding.spec
     along = spec[1] or ()
@@ -121,7 +122,7 @@ def _last_tokens(new: Array, lengths: Array, slots: int) -> Array:
 
 
 def with_tokens(cache: Cache, new: Cache, layer: Array | int, positions: Array) -> Cache:
-    """The cache with the keys and values [b, 1, k, h] of one token a row, at positions [b, 1], written for one layer.
+    """Write the keys and values [b, 1, k, h] of one token a row, at positions [b, 1], to one layer of the cache.
 
     Each device writes its own rows and slots.
     """

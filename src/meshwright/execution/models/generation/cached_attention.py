@@ -1,4 +1,4 @@
-"""Attention of the newest tokens to a KV cache, of slots or of pages."""
+"""Attention of the newest tokens over a KV cache, of slots or of pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.execution.models.generation.paged_cache import PagedCache, Pages
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 CACHED_ATTENTION = "cached_attention"
-"""The named scope of attention to the cache, and of writing into it."""
+"""The named scope of attention over the cache, and of writing to it."""
 
 
 @jax.named_scope(CACHED_ATTENTION)
@@ -34,17 +34,18 @@ def write_and_attend(
     sinks: Array | None = None,
     is_latent: bool = False,
 ) -> tuple[Array, Any]:
-    """The attention output of queries [b, s, k, g, h] at positions [b, s], and the cache with their keys and values.
+    """Return the attention output of queries [b, s, k, g, h] at positions [b, s], and the cache with their tokens.
 
     Args:
-        new: keys and values [b, s, k, h] of the queries' tokens, which are written before they are read. s is 1, but
-            for pages.
+        new: keys and values [b, s, k, h] of the queries' tokens, written before attention reads the cache. s is 1
+          unless the cache is paged.
         sinks: logits [k, g] that take a share of each softmax.
-        is_latent: whether the cache is of latents: queries [b, s, 1, heads, rank + rotary] give latents.
+        is_latent: whether the cache holds latents: then queries are [b, s, 1, heads, rank + rotary] and outputs are
+          latents.
 
-    Softmax is in float32. Queries are sent to where the cache is, and their results back: over split slots each device
-    attends to its own, and the maxima, then the weighted values and the sums of weights are added up (flash decoding,
-    pytorch.org/blog/flash-decoding).
+    Softmax is in float32. Queries are sent to the devices that hold the cache, and results back. If slots are split,
+    each device attends to its own slots; the maxima are combined, then the weighted values and the sums of weights are
+    summed (flash decoding, pytorch.org/blog/flash-decoding).
     """
     parts = split_axes(layout, is_latent) if layout.cache_split == "sequence" else ()
     if isinstance(cache, PagedCache):
@@ -73,7 +74,7 @@ def write_and_attend(
         there = P(stored[0], None, heads, None, None)
     local = partial(_attend_on_device, read=read, parts=parts, across=across, scoring=scoring, is_latent=is_latent)
     result = P(*there[:3], across or there[3], None)
-    # Rows over fsdp first, which queries of latents are not split over yet, then heads over what splits their rows.
+    # Two reshards: rows are first split over fsdp, as those of latents are not yet; then heads are exchanged for rows.
     rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
     between = P(rows or None, None, heads, group, None)
     of_heads = P(there[2], there[3])
@@ -83,14 +84,14 @@ def write_and_attend(
         None if sinks is None else jax.reshard(sinks.astype(jnp.float32), of_heads),
         *arrays,
     )
-    # Back by the way they came.
+    # Results return through the same intermediate sharding.
     return jax.reshard(jax.reshard(heads_output, between), P(batch, None, heads, group, None)), cache
 
 
 def _read_slots(
     positions: Array, key: Array, value: Array, *, slots: int, parts: tuple[str, ...], window: int | None
 ) -> tuple[Array, Array, Array]:
-    """Keys and values [b, k, t, h] of a device, and which of them each query sees [b, s, t]. slots: of all devices."""
+    """Return a device's keys and values [b, k, t, h], and the mask of each query [b, s, t]. slots: of all devices."""
     own = jnp.arange(key.shape[2]) + (lax.axis_index(parts) * key.shape[2] if parts else 0)
     # How long ago a slot was written: the newest position that falls into it is at most the query's.
     distance = (positions[:, :, None] - own[None, None]) % slots
@@ -109,7 +110,7 @@ def _read_pages(
     window: int | None,
     dtype: Any,
 ) -> tuple[Array, Array, Array]:
-    """As `_read_slots`, of pages."""
+    """Like `_read_slots`, for pages."""
     key, value, distance = read_pages(pages, layer, table, first, positions, slots, dtype)
     visible = distance >= 0
     return key, value, visible if window is None else visible & (distance < window)
@@ -126,10 +127,10 @@ def _attend_on_device(
     scoring: Scoring,
     is_latent: bool,
 ) -> Array:
-    """Attention on one device.
+    """Compute attention on one device.
 
-    read: returns keys, values and the mask, from positions and what is stored. parts: axes that split the slots.
-    across: of these, axes that split the query heads of a result.
+    read: returns keys, values and the mask, given positions and the stored arrays. parts: axes that split the slots.
+    across: the axes of `parts` that split the query heads of the result.
     """
     key, value, visible = read(positions, *stored)
     scored = partial(jnp.einsum, "bskgh,bkth->bskgt", preferred_element_type=jnp.float32)

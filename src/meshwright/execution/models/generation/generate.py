@@ -1,8 +1,7 @@
 """Generate tokens: prefill the prompts in one program, then decode one token of every row a step from a KV cache.
 
-Prompts may differ in length: each row has a position of its own. Weights are multiplied where they are stored, as a
-server is planned (`step.serve_ops`). Prompts that go round a ring, or meet their keys by Ulysses, are sharded as in
-training.
+Prompts may differ in length: each row has its own position. Weights are multiplied where they are stored, as a server
+is planned (`step.serve_ops`). With ring attention or Ulysses, prompts are sharded as in training.
 """
 
 from __future__ import annotations
@@ -53,23 +52,23 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
 
 SHORTEST_PROMPT = 16
-"""Prompts are padded to a power of two from here on, so that few programs are compiled."""
+"""Prompts are padded to a power of two, at least this one, so that few programs are compiled."""
 
 SLOTS = 64
-"""Slots of a cache are allotted in these many at a time, for the same reason."""
+"""Slots of a cache are allocated in multiples of this number, so that few programs are compiled."""
 
 
 def decode_layout(model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads") -> ShardingContext:
-    """The sharding context of decoding. split: of the cache, beside its heads."""
+    """Return the sharding context of decoding. split: the dim of the cache that is split besides its heads."""
     return ShardingContext(mesh, generation_rules(model, mesh), cache_split=split)
 
 
 def prompt_layout(
     model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads", sp_method: SequenceMethod = "gather"
 ) -> ShardingContext:
-    """The sharding context of prefill: that of decoding, with the stream between products split along the tokens.
+    """Return the sharding context of prefill: as in decoding, but with the stream between matmuls split along tokens.
 
-    With a ring or Ulysses sp splits whole prompts, as in training.
+    With ring attention or Ulysses, sp splits whole prompts, as in training.
     """
     if sp_method != "gather":
         return ShardingContext(mesh)
@@ -78,7 +77,7 @@ def prompt_layout(
 
 
 def prompt_parts(layout: ShardingContext) -> int:
-    """The number that prefill needs to divide the length of padded prompts."""
+    """Return the number that must divide the padded length of prompts."""
     return math.lcm(layout.mesh.degree(layout.rules["residual_sequence"]), layout.mesh.degree(layout.rules["embed"]))
 
 
@@ -93,11 +92,12 @@ def generate_tokens(
     dtype: Any,
     sp_method: SequenceMethod = "gather",
 ) -> Iterator[np.ndarray]:
-    """The next token of every prompt, [rows] each, num_tokens times. To be called under `jax.set_mesh`.
+    """Yield the next token of every prompt, [rows] each, `num_tokens` times. Call it under `jax.set_mesh`.
 
     Args:
-        prompts: of each row its tokens, at least one. sampling: of each row. sp_method: of prefill; models that cap
-            their scores gather.
+        prompts: the tokens of each row, at least one.
+        sampling: how the tokens of each row are chosen.
+        sp_method: how keys reach queries in prefill; models that cap their scores always gather keys.
     """
     num_prompts, split = len(prompts), cache_split(model, mesh, len(prompts))
     layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
@@ -145,17 +145,17 @@ def generate_tokens(
 
 
 def switching_length(model: ModelConfig) -> int | None:
-    """Return the length above which all rotary frequencies of a text are others (LongRoPE); None without such a length.
+    """Return the length above which LongRoPE changes all rotary frequencies of a text; None for other models.
 
-    A cache holds keys with the frequencies of shorter texts, so the text is prefilled again, as transformers does for
-    Phi-3.
+    A cache holds keys rotated with the frequencies of shorter texts, so the text is prefilled again, as transformers
+    does for Phi-3.
     """
     scaling = model.rope_scaling
     return scaling.original_max_seq_len if isinstance(scaling, LongRopeScaling) else None
 
 
 def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSplit:
-    """How to split the cache: by rows if there are some for all devices, otherwise by slots."""
+    """Choose how to split the cache: by rows if they divide evenly over all devices, else by slots."""
     layout = decode_layout(model, mesh)
     parts = mesh.degree(split_axes(layout, model.latent is not None))
     is_even = num_rows % (parts * mesh.degree(layout.rules["batch"])) == 0
@@ -163,7 +163,7 @@ def cache_split(model: ModelConfig, mesh: MeshShape, num_rows: int) -> CacheSpli
 
 
 def placed_params(params: Mapping[str, Any], model: ModelConfig, layout: ShardingContext) -> Any:
-    """Parameters as decoding reads them; those that are so already are not copied."""
+    """Put parameters where decoding reads them; those that are there already are not copied."""
     specs: Any = map_leaves(lambda _, parameter: layout.spec(*parameter.axes), parameters(model))
     return jax.tree.map(jax.device_put, params, specs)
 
@@ -174,10 +174,10 @@ def _on_host(tokens: Array) -> np.ndarray:
 
 
 class Programs(NamedTuple):
-    """The programs of generation. Both return the tokens chosen [rows], the caches, and what each text has.
+    """The programs of generation. Both return the chosen tokens [rows], the caches, and the updated `Written`.
 
-    prefill: (params, tokens [more rows, s], lengths [rows], samplers, written, number). decode: (params, tokens [rows],
-    caches, positions [rows], samplers, written, number); its caches are donated. written, number: see `choose`.
+    prefill: (params, tokens [at least rows, s], lengths [rows], samplers, written, number). decode: (params, tokens
+    [rows], caches, positions [rows], samplers, written, number); its caches are donated. written, number: see `choose`.
     """
 
     prefill: Any
@@ -194,7 +194,7 @@ def programs(
     dtype: Any,
     sp_method: SequenceMethod = "gather",
 ) -> Programs:
-    """The programs for rows of up to `length` tokens, which JAX compiles for each padded length of prompts."""
+    """Return the programs for rows of up to `length` tokens; JAX compiles prefill for each padded length of prompts."""
     layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
     empty = abstract_caches(model, layout, rows, length, dtype)
 
@@ -213,7 +213,7 @@ def programs(
         x, caches = _prefill(params, tokens, more, empty_caches(empty), model, of_prompts, dtype, sp_method)
         own = jax.reshard(more, of_prompts.spec("batch"))[:, None]
         places = jax.reshard(jnp.arange(x.shape[1]), P(jax.typeof(x).sharding.spec[1]))
-        # One token of each row is no zero, so that nothing is rounded in the dtype of the stream.
+        # One token of each row is nonzero, so that the sum rounds nothing in the dtype of the stream.
         x = lax.reduce_sum(jnp.where((places[None] == own - 1)[..., None], x, 0), axes=(1,))[:, None]
         x = jax.reshard(x, P())[:rows] if rows < x.shape[0] else x
         x = jax.reshard(x, layout.spec("batch", "sequence", "activation"))
@@ -247,12 +247,12 @@ def _prefill(
     dtype: Any,
     sp_method: SequenceMethod,
 ) -> tuple[Array, Caches]:
-    """The residual stream [rows, s, d] after all layers, and the caches with the prompts."""
+    """Return the residual stream [rows, s, d] after all layers, and the caches with the prompts written to them."""
     is_stationary, is_latent = layout.cache_split is not None, model.latent is not None
     along = attention_layout(layout, is_latent).axes("sequence") if is_stationary else layout.axes("sequence")
     positions = positions_of({"tokens": tokens}, model, jax.reshard(lengths, layout.spec("batch")), along=along)
     if model.positions == "learned":
-        # Padding may stand behind the last row of the table.
+        # Padding may have positions beyond the last row of the table.
         positions = positions._replace(numbers=jnp.minimum(positions.numbers, model.max_positions - 1))
     strategy = DEFAULT if model.needs_scores else replace(DEFAULT, attention="flash", sp_method=sp_method)
     x, _ = embed(params, tokens, positions, model, layout, dtype)
@@ -281,9 +281,9 @@ def through_cache(
     dtype: Any,
     lengths: Array | None = None,
 ) -> tuple[Array, Array, Any]:
-    """The residual stream [rows, s, d] of tokens at positions [rows, s], the table, and the caches with these tokens.
+    """Return the residual stream [rows, s, d] of tokens at positions [rows, s], the embeddings, and the updated caches.
 
-    caches: `Caches`, where s is 1, or as many `PagedCache`. lengths: see `positions_in_cache`.
+    caches: `Caches` if s is 1, or one `PagedCache` for each window. lengths: see `positions_in_cache`.
     """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
     # Heads may have fewer rows on a device than the stream.
@@ -308,13 +308,13 @@ def _through_layers(
     caches: tuple[Any, ...],
     model: ModelConfig,
 ) -> tuple[Array, Any]:
-    """The residual stream and the caches after all layers: a loop over the cycles in which a stack's layers differ.
+    """Run all layers, in a loop over the cycles in which a stack's layers differ; returns the stream and the caches.
 
-    layer: of a stack of one layer, the stream, weights, the cache of layers with its window, and its number there.
+    layer: (stack of one layer, stream, weights, cache of its window, index in that cache) -> stream and cache.
     """
     windows = list(layers_by_window(model))
     before = [0] * len(windows)
-    """Return each cache's layers of earlier stacks."""
+    """For each cache, the number of its layers in earlier stacks."""
     for stack in layers(model):
         members = [stack.layer(number) for number in range(stack.period)]
         caches_of = [windows.index(_window(member)) for member in members]
@@ -329,7 +329,7 @@ def _through_layers(
             caches_of: list[int] = caches_of,
             first: list[int] = first,
         ) -> tuple[Array, tuple[Any, ...]]:
-            """The first `count` layers of a cycle."""
+            """Run the first `count` layers of a cycle."""
             x, caches = carry
             for place, (member, own) in enumerate(zip(members[:count], caches_of, strict=False)):
                 index = number * len(members) + place
@@ -354,6 +354,6 @@ def _through_layers(
 
 
 def _window(stack: Stack) -> int | None:
-    """The window of a stack of one layer."""
+    """Return the window of a stack of one layer."""
     (window,) = {window for op in stack.ops if isinstance(op, Attention) for window in op.windows}
     return window

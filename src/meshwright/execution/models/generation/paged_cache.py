@@ -1,8 +1,8 @@
-"""A KV cache in pages, which a server hands out to texts as they grow (arXiv:2309.06180).
+"""A KV cache in pages, which a server assigns to texts as they grow (arXiv:2309.06180).
 
-The layers with one window share a cache. A page has `page_size` consecutive tokens of one text in all of these layers;
-a table says for each row which page has its tokens. Devices that have other rows have pages of their own, numbered from
-0 on each.
+Layers with the same window share a cache. A page has `page_size` consecutive tokens of one text in all of these layers;
+a table lists for each row the pages that have its tokens. Devices with different rows have separate pages, numbered
+from 0 on each.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 class Pages(NamedTuple):
     """Keys and values [layers, pages, kv_heads, page_size, head_dim], as in `Cache`.
 
-    scales: of keys and of values [layers, pages, kv_heads, page_size], where both are in int8: each token and head has
-    one, its largest absolute value over 127.
+    scales: of keys and of values [layers, pages, kv_heads, page_size] if both are int8, else None: each token and head
+    has one scale, its largest absolute value over 127.
     """
 
     key: Array
@@ -34,11 +34,11 @@ class Pages(NamedTuple):
 
 
 class PagedCache(NamedTuple):
-    """Pages, and where in them the tokens of a step are.
+    """Pages, and where the tokens of a step are in them.
 
     Args:
-        table: the pages of each row [rows, entries], those from its page number `first` [rows] on.
-        is_token: which tokens of the step [rows, s] are some, and are written.
+        table: the pages of each row [rows, entries], starting at the row's page number `first` [rows].
+        is_token: true for tokens of the step [rows, s], which are written, false for padding.
     """
 
     pages: Pages
@@ -50,11 +50,12 @@ class PagedCache(NamedTuple):
 def abstract_pages(
     model: ModelConfig, layout: ShardingContext, counts: tuple[int, ...], page_size: int, dtype: Any
 ) -> tuple[Pages, ...]:
-    """The pages of a model: shapes and shardings, for each window in the order of `layers_by_window`.
+    """Return a model's pages as shapes and shardings, for each window in the order of `layers_by_window`.
 
     Args:
-        counts: the pages of each window that a device has. page_size: in tokens; what splits the slots divides it.
-        dtype: of keys and values; int8 has scales beside them.
+        counts: the number of pages on each device for each window.
+        page_size: in tokens; the degree that splits the slots must divide it.
+        dtype: dtype of keys and values; int8 adds scales.
     """
     latent, spec = model.latent, cache_spec(layout, model.latent is not None)
     heads = 1 if latent else model.num_kv_heads
@@ -75,12 +76,12 @@ def abstract_pages(
 
 
 def page_axes(layout: ShardingContext, model: ModelConfig) -> tuple[str, ...]:
-    """The mesh axes whose devices have rows, and therefore pages, of their own."""
+    """Return the mesh axes whose devices have different rows, and therefore separate pages."""
     return cache_spec(layout, model.latent is not None)[1] or ()
 
 
 def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, positions: Array) -> PagedCache:
-    """The cache with the keys and values [b, s, k, h] of tokens at positions [b, s] written for one layer.
+    """Write the keys and values [b, s, k, h] of tokens at positions [b, s] to one layer of the cache.
 
     Each device writes its own rows and slots.
     """
@@ -127,10 +128,10 @@ def with_tokens_in_pages(cache: PagedCache, new: Cache, layer: Array | int, posi
 def read_pages(
     pages: Pages, layer: Array, table: Array, first: Array, positions: Array, slots: tuple[str, ...], dtype: Any
 ) -> tuple[Array, Array, Array]:
-    """On one device: keys and values [b, k, t, h] of each row's pages, and how long before the queries [b, s, t].
+    """Return keys and values [b, k, t, h] of each row's pages on one device, and distances to the queries [b, s, t].
 
-    slots: the axes that split the slots of a page. dtype: of keys and values that are kept in int8. Keys after a query
-    have a negative distance.
+    slots: the axes that split the slots of a page. dtype: dtype to which int8 keys and values are converted. Keys after
+    a query have a negative distance.
     """
 
     def gathered(stored: Array, scale: Array | None) -> Array:

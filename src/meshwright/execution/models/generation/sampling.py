@@ -1,6 +1,6 @@
-"""From logits to the next token: penalties, temperature, top-k, top-p and min-p, for each row its own.
+"""From logits to the next token: penalties, temperature, top-k, top-p and min-p, set for each row separately.
 
-The order is that of transformers: penalties, the temperature, then top-k, top-p and min-p.
+They are applied in the same order as in transformers: penalties, the temperature, then top-k, top-p and min-p.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Sampling:
     """How the tokens of one text are chosen.
 
     Args:
-        temperature: 0 always takes the likeliest token; 1 samples as the model says.
-        top_k: only the k likeliest tokens can be taken; 0 for all.
-        top_p: only the likeliest tokens whose probabilities reach p together (arXiv:1904.09751).
+        temperature: 0 always takes the likeliest token; 1 samples from the model's own distribution.
+        top_k: only the k likeliest tokens can be chosen; 0 for all.
+        top_p: only the likeliest tokens whose probabilities together reach p (arXiv:1904.09751).
         min_p: only tokens at least min_p times as likely as the likeliest (arXiv:2407.01082).
-        repetition_penalty: what positive logits of tokens that the text has already are divided by, and negative ones
-            multiplied (arXiv:1909.05858).
-        presence_penalty: what is taken from the logits of tokens that were made before; of the prompt's none.
-        frequency_penalty: the same, times how often each was made
-            (https://platform.openai.com/docs/api-reference/completions/create).
-        seed: of this text; the same in any batch.
+        repetition_penalty: divides positive logits of tokens that the text already has, and multiplies negative ones
+          (arXiv:1909.05858).
+        presence_penalty: subtracted from the logits of tokens that were generated before; the prompt does not count.
+        frequency_penalty: subtracted once for each time the token was generated
+          (https://platform.openai.com/docs/api-reference/completions/create).
+        seed: seed of this text's random numbers, which are the same in any batch.
     """
 
     temperature: float = 0.0
@@ -63,7 +63,7 @@ class Sampling:
 
 
 class Samplers(NamedTuple):
-    """`Sampling` of each row, [rows] each; a field that changes nothing in any row is None, and costs nothing."""
+    """The `Sampling` of all rows, [rows] a field; a field without effect in any row is None, and costs nothing."""
 
     temperature: Array | None
     top_k: Array | None
@@ -76,20 +76,22 @@ class Samplers(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The tokens of each row's text, [rows, vocab] each, where a penalty asks for them: whether it has each, the prompt
-    too, and how often each was made."""
+    """The tokens that each row's text already has, [rows, vocab] each; None if no penalty needs them.
+
+    seen: whether the text has each token, prompt included. made: how often each token was generated.
+    """
 
     seen: Array | None = None
     made: Array | None = None
 
 
 def likeliest_of(seed: Array) -> Samplers:
-    """The samplers of rows that all take the likeliest token."""
+    """Return the samplers of rows that all take the likeliest token."""
     return Samplers(None, None, None, None, None, None, None, seed)
 
 
 def written_before(samplers: Samplers, prompts: Sequence[np.ndarray], vocab: int) -> Written:
-    """What prompts have, for the penalties of their rows."""
+    """Return the tokens of prompts, as far as the penalties of their rows need them."""
     seen = made = None
     if samplers.repetition_penalty is not None:
         seen = jnp.asarray(np.stack([np.isin(np.arange(vocab), prompt) for prompt in prompts]))
@@ -99,7 +101,7 @@ def written_before(samplers: Samplers, prompts: Sequence[np.ndarray], vocab: int
 
 
 def with_chosen(written: Written, chosen: Array) -> Written:
-    """What texts have with one more token of each row."""
+    """Add one more token of each row's text."""
     rows = jnp.arange(chosen.shape[0])
     return Written(
         None if written.seen is None else written.seen.at[rows, chosen].set(True),
@@ -108,11 +110,11 @@ def with_chosen(written: Written, chosen: Array) -> Written:
 
 
 GREEDY = Sampling()
-"""The likeliest token, always; every other field at what changes nothing."""
+"""Always takes the likeliest token; every other field has its neutral value."""
 
 
 def samplers_of(rows: Sequence[Sampling]) -> Samplers:
-    """The samplings of all rows as arrays."""
+    """Convert the samplings of all rows to arrays."""
 
     def column(name: str) -> Any:
         values = [getattr(row, name) for row in rows]
@@ -124,10 +126,10 @@ def samplers_of(rows: Sequence[Sampling]) -> Samplers:
 
 
 def choose(scores: Array, rows: Samplers, written: Written, step: Array) -> Array:
-    """The next token [rows] from float32 logits [rows, vocab], which may be sharded.
+    """Choose the next token [rows] from float32 logits [rows, vocab], which may be sharded.
 
-    step: how many tokens were drawn before, of all rows or of each [rows], which with a row's seed decides what is
-    drawn.
+    step: the number of tokens sampled before, for all rows or each of [rows]; a row's seed and step determine its
+    random numbers.
     """
     if rows == likeliest_of(rows.seed):
         return _likeliest(scores)
@@ -148,7 +150,7 @@ def choose(scores: Array, rows: Samplers, written: Written, step: Array) -> Arra
 
 
 def _penalised(scores: Array, rows: Samplers, written: Written) -> Array:
-    """The logits with the penalties of tokens that texts have."""
+    """Apply the penalties of tokens that texts already have to the logits."""
     if rows.repetition_penalty is not None and written.seen is not None:
         penalty = rows.repetition_penalty[:, None]
         scores = jnp.where(written.seen, jnp.where(scores > 0, scores / penalty, scores * penalty), scores)
@@ -161,7 +163,7 @@ def _penalised(scores: Array, rows: Samplers, written: Written) -> Array:
 
 
 def _likeliest(scores: Array) -> Array:
-    """The likeliest token of each row, the first of equal ones; of a split vocab the best of each part are compared."""
+    """Return each row's likeliest token, the first of equal ones; a split vocab's parts each propose one."""
     spec: Any = jax.typeof(scores).sharding.spec
     if spec[1] is None:
         return jnp.argmax(scores, axis=-1)
@@ -173,12 +175,12 @@ def _likeliest(scores: Array) -> Array:
         bests, tokens = (jax.lax.all_gather(part, spec[1], axis=1, tiled=True) for part in (best, first + own[:, None]))
         return jnp.take_along_axis(tokens, jnp.argmax(bests, axis=-1)[:, None], axis=-1)[:, 0]
 
-    # JAX cannot tell that what every device of the vocab's axes picks of the gathered is the same.
+    # JAX cannot infer that all devices along the vocab's axes pick the same token.
     return jax.shard_map(local, in_specs=spec, out_specs=P(spec[0]), check_vma=False)(scores)
 
 
 def _most_likely(scores: Array, rows: Samplers) -> Array:
-    """The logits with minus infinity for tokens beyond top-k and top-p."""
+    """Set the logits of tokens beyond top-k and top-p to minus infinity."""
     ordered = jnp.sort(scores, axis=-1, descending=True)
     rank = jnp.arange(scores.shape[-1])[None]
     keep = jnp.ones_like(ordered, bool)
@@ -193,7 +195,7 @@ def _most_likely(scores: Array, rows: Samplers) -> Array:
 
 
 def _kept(scores: Array, rows: Samplers) -> Array:
-    """The logits with minus infinity for tokens that may not be taken."""
+    """Set the logits of tokens that may not be chosen to minus infinity."""
     limits = [rows.top_k != 0] if rows.top_k is not None else []
     limits += [rows.top_p < 1] if rows.top_p is not None else []
     if limits:

@@ -1,4 +1,4 @@
-"""The step that reads whole prompts, lowered for meshes whose devices need not be there: that of `generation`."""
+"""Lower the prefill step of `generation` for meshes whose devices need not be present."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshwright.mesh import MeshShape
 
 
 def check_served(serving: Serving, mesh: MeshShape) -> None:
-    """Raise where no step is run as a serving plan says."""
+    """Raise if the steps that can be compiled do not cover a serving plan's dtypes, model or mesh."""
     for name in ("weight_dtype", "kv_dtype", "compute_dtype"):
         dtype_of(name, getattr(serving, name))
     if serving.kv_dtype != serving.compute_dtype:
@@ -35,7 +35,7 @@ def check_served(serving: Serving, mesh: MeshShape) -> None:
 
 
 def dtype_of(name: str, value: str) -> Dtype:
-    """A dtype of a serving plan that steps are compiled in."""
+    """Check that steps can be compiled in a serving plan's dtype, and return it."""
     for known in DTYPES:
         if value == known:
             return known
@@ -44,7 +44,7 @@ def dtype_of(name: str, value: str) -> Dtype:
 
 
 def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
-    """The step that reads whole prompts, all as long, into a new cache, and gives the likeliest token after each."""
+    """Lower the step that reads whole prompts of one length into a new cache and returns each likeliest next token."""
     read, shape, rows, _ = _read(mesh, serving, cache)
     layout, dtype = prompt_layout(read.model, shape, cache), DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
     parts = prompt_parts(layout)
@@ -61,7 +61,7 @@ def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit
 
 
 def _read(mesh: Mesh, serving: dict[str, Any], cache: CacheSplit) -> tuple[Serving, MeshShape, int, ShardingContext]:
-    """What is served, its mesh and rows, and how decoding is sharded."""
+    """Return the serving plan, its mesh and number of rows, and the sharding context of decoding."""
     read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
     check_serving(read, ServingLayout(shape, cache))
     check_served(read, shape)
@@ -72,7 +72,7 @@ def _read(mesh: Mesh, serving: dict[str, Any], cache: CacheSplit) -> tuple[Servi
 def _arguments(
     mesh: Mesh, read: Serving, layout: ShardingContext, rows: int
 ) -> tuple[Any, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, Samplers]:
-    """Abstract parameters, a number of each row, a number, and samplers of the likeliest."""
+    """Return abstract parameters, one number a row, a single number, and samplers that take the likeliest token."""
     whole = NamedSharding(mesh, P())
     row_numbers, number = (jax.ShapeDtypeStruct(size, jnp.int32, sharding=whole) for size in ((rows,), ()))
     seeds: Any = jax.ShapeDtypeStruct((rows,), jnp.uint32, sharding=whole)

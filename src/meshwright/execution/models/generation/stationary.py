@@ -1,7 +1,8 @@
-"""Products of a server's layers with weights that stay where they are stored (arXiv:2211.05102, section 3.2).
+"""Matmuls of a server's layers with weights that stay where they are stored (arXiv:2211.05102, section 3.2).
 
-The stream [b, s, d] is split over fsdp along d. The first product of a block leaves sums over fsdp, its last one sums
-over sp and tp. Layouts are those of `step.serving.SERVING_RULES`, and collectives those that `step.serve_ops` plans.
+The stream [b, s, d] is split over fsdp along d. The first matmul of a block leaves partial sums over fsdp, its last one
+partial sums over sp and tp. `step.serving.SERVING_RULES` has the layouts, and `step.serve_ops` plans the same
+collectives.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from meshwright.execution.runtime.mesh import mesh_platform
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 WEIGHTS = "weights"
-"""The named scope of products with weights, and of what brings these to them."""
+"""The named scope of matmuls with weights, and of reading a layer's weights for them."""
 
 LEAST_TPU_ROWS = 8
-"""The rows that fill a TPU's registers: as many cost a product no more than one does."""
+"""Rows that fill a TPU's registers: a matmul of this many rows costs no more than one of a single row."""
 
 
 def for_tpu_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
-    """Parameters, arrays or abstract ones, in the memory layout in which XLA:TPU multiplies them; elsewhere unchanged.
+    """Put parameters, arrays or abstract ones, in the memory layout in which XLA:TPU multiplies them.
 
-    A weight of heads [layers, inputs, ..., head_dim] has each head's matrix [inputs, head_dim] in one piece. In the
-    default layout the heads of one input are together, and the compiler lays each layer's weights out anew in every
-    step (libtpu 0.0.42.1): 13% of a step of Llama 3 8B, 64 rows on v5e:4x4. `Layout.AUTO` chooses the same.
+    On other platforms they are unchanged. In this layout a weight of heads [layers, inputs, ..., head_dim] has each
+    head's matrix [inputs, head_dim] in one piece. In the default layout the heads of one input are together, and the
+    compiler rearranges each layer's weights in every step (libtpu 0.0.42.1): 13% of a step of Llama 3 8B, 64 rows on
+    v5e:4x4. `Layout.AUTO` chooses the same layout.
     """
     if mesh_platform() != "tpu":
         return params
@@ -52,14 +54,14 @@ def for_tpu_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
         *heads, columns = range(first, len(parameter.axes))[parameter.num_inputs :] or (0,)
         if not parameter.is_stacked or not inputs or not heads:
             return stored
-        # Of a weight in int8, whole numbers and scales have the same dims.
+        # The values and the scales of an int8 weight have the same dims.
         return jax.tree.map(lambda leaf: in_layout(leaf, (*range(first), *heads, *inputs, columns)), stored)
 
     return jax.tree.map(heads_first, parameters(model), dict(params))
 
 
 def pad_single_row(x: Array, layout: ShardingContext) -> Array:
-    """x [b, s, ...] with rows of zeros behind a device's only row, on TPUs.
+    """On TPUs, pad x [b, s, ...] with rows of zeros if a device has a single row.
 
     XLA:TPU multiplies one row by a weight on its vector unit, where that takes two to three times as long as eight rows
     take on its matrix unit (libtpu 0.0.42.1, by its own cycles).
@@ -71,7 +73,7 @@ def pad_single_row(x: Array, layout: ShardingContext) -> Array:
 
 
 def multiply_stored(subscripts: str, x: Array, weight: Array, layout: ShardingContext, *, dtype: Any, out: P) -> Array:
-    """The einsum of x [b, s, ...] and a weight that stays where it is stored, with the spec `out` and in `dtype`."""
+    """Return the einsum of x [b, s, ...] and a weight that stays where it is stored, with spec `out` and in `dtype`."""
     with jax.named_scope(WEIGHTS):
         rows = pad_single_row(x, layout)
         made = jnp.einsum(subscripts, rows, weight, preferred_element_type=dtype, out_sharding=out)
@@ -79,9 +81,9 @@ def multiply_stored(subscripts: str, x: Array, weight: Array, layout: ShardingCo
 
 
 def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingContext, dtype: Any = None) -> Array:
-    """The product of x [b, s, *inputs] with a weight: partial sums over the axes that split its inputs.
+    """Multiply x [b, s, *inputs] with a stored weight, leaving partial sums over the axes that split its inputs.
 
-    dtype: of the result; default that of x.
+    dtype: dtype of the result; default: the dtype of x.
     """
     names, outputs = [name for name, _ in op.inputs], [name for name, _ in op.outputs]
     tokens = "residual_sequence" if op.is_on_residual else "sequence"
@@ -94,10 +96,10 @@ def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingCont
 
 
 def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bool, is_prompt: bool) -> Array:
-    """Queries, keys and values [b, s, *heads] summed over fsdp.
+    """Sum queries, keys and values [b, s, *heads] over fsdp.
 
-    The tokens of prompts are scattered over it, and rows of single tokens if the cache splits them. is_latent: whether
-    keys and values come from a latent: then queries and latents are summed alike, and not scattered.
+    Tokens of prompts are scattered over fsdp; so are rows of single tokens if the cache splits them. is_latent: whether
+    keys and values come from a latent: then queries and latents are summed too, but not scattered.
     """
     heads = [name for name, _ in op.outputs]
     if is_prompt:
@@ -107,9 +109,9 @@ def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bo
 
 
 def attention_layout(layout: ShardingContext, is_latent: bool) -> ShardingContext:
-    """The layout of attention to prompts, whose queries fsdp splits along the tokens.
+    """Return the layout of attention in prefill, where fsdp splits the queries along the tokens.
 
-    Where keys and values are made of latents, each device has all tokens' queries.
+    If keys and values are computed from latents, each device has all tokens' queries.
     """
     return replace(
         layout,
@@ -119,13 +121,13 @@ def attention_layout(layout: ShardingContext, is_latent: bool) -> ShardingContex
 
 
 def head_rows(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
-    """The axes that split the rows of queries, keys and values before they meet a cache."""
+    """Return the axes that split the rows of queries, keys and values when they reach a cache."""
     is_split = layout.cache_split == "batch" and not is_latent
     return layout.axes("batch") + (layout.axes("embed") if is_split else ())
 
 
 def scatter_hidden(x: Array, layout: ShardingContext) -> Array:
-    """A first product of an MLP [b, s, f] summed over fsdp, and scattered over it, if it divides what a device has."""
+    """Sum an MLP's first matmul [b, s, f] over fsdp; scatter it over f if the degree divides a device's share."""
     along, width = layout.axes("embed"), layout.axes("mlp")
     if x.shape[-1] % layout.mesh.degree((*along, *width)):
         return layout.place(x, "batch", "sequence", "mlp")
@@ -134,5 +136,5 @@ def scatter_hidden(x: Array, layout: ShardingContext) -> Array:
 
 
 def gather_hidden(x: Array, layout: ShardingContext) -> Array:
-    """Activated hidden values as the last product of an MLP reads them."""
+    """Gather activated hidden values for the last matmul of an MLP."""
     return layout.place(x, "batch", "sequence", "mlp")

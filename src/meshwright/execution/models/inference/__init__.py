@@ -1,1 +1,1 @@
-"""A model with its weights on a mesh: asked for logits and for text, scored, saved."""
+"""A model with its weights on a mesh: logits, generated text, scores, and saving."""

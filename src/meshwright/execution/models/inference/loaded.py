@@ -1,4 +1,4 @@
-"""A model on a mesh: logits, text, and its directory for Hugging Face."""
+"""A model loaded on a mesh: logits, text, scores, and saving as a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from meshwright.support.files import as_path
 
 @dataclass(frozen=True)
 class Chat:
-    """The messages of a chat, and the tools that the model may call, as OpenAI's API describes both."""
+    """The messages of a chat, and the tools that the model may call, both in the format of OpenAI's API."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -58,7 +58,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Chat
 """Text, tokens, or the messages of a chat, each with `role` and `content`."""
 
 LONGEST_WINDOW = 2048
-"""Default tokens of a window in scoring: longer ones take more time and barely change the score."""
+"""Default tokens of a window in scoring: longer windows take more time and barely change the score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,14 @@ class LoadedModel:
     """A model with parameters on a mesh, as `meshwright.load` returns it.
 
     Args:
-        params: the tree of sharded arrays, with the paths of `step.parameter_tree.parameters`; those of layers are
-            stacked.
-        dtype: of matmuls.
-        stored_dtype: of the weights that were loaded.
-        source: its config.json and the tokenizer's files beside it, by name. Empty for a run, whose config.json is made
-            on saving.
-        seq_len: of the sequences that it was trained on.
-        sp_method: used in training.
+        params: the tree of sharded arrays, with the paths of `step.parameter_tree.parameters`; parameters of layers are
+          stacked.
+        dtype: dtype of matmuls.
+        stored_dtype: dtype of the weights that were loaded.
+        source: the files loaded with the weights, by name: config.json and the tokenizer's. Empty for a run, whose
+          config.json is generated on saving.
+        seq_len: length of the sequences that the model was trained on, if known.
+        sp_method: the method used in training.
     """
 
     config: ModelConfig
@@ -92,12 +92,12 @@ class LoadedModel:
         """Return float32 logits [batch, seq, vocab] of tokens [batch, seq]; each row is a text from its first position.
 
         Args:
-            lengths: tokens of each row before padding, by default all. They matter if rotary frequencies depend on a
-                text's length (longrope, dynamic); padding changes no other logits.
+            lengths: tokens of each row without padding; default: all. They matter if rotary frequencies depend on a
+              text's length (longrope, dynamic); padding changes no other logits.
 
         Raises:
-            MeshwrightError: tokens that are no such array or not below the vocabulary's size; lengths that do not
-                match.
+            MeshwrightError: if tokens are not such an array or not below the vocabulary's size, or lengths do not
+              match.
         """
         array = _whole_numbers(tokens)
         if array is None or array.ndim != 2:
@@ -116,7 +116,7 @@ class LoadedModel:
             )
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> list[Generated]:
-        """Generate after each prompt: one or several, of any lengths. Options: see `GenerateOptions`."""
+        """Generate text after one or several prompts, of any lengths. Options: see `GenerateOptions`."""
         return collect(self.stream(prompts, **options), has_text=self.tokenizer is not None)
 
     def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> Iterator[Piece]:
@@ -132,14 +132,14 @@ class LoadedModel:
         )
 
     def compile(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> None:
-        """Compile the programs that `generate` runs for these, so that it can be timed without that."""
+        """Compile the programs that `generate` runs for these arguments, so that timing it excludes compilation."""
         for _ in itertools.islice(self._steps(*self._read(prompts, options)), 2):
-            pass  # The prompts are read by one program, and the tokens after the first written by another.
+            pass  # One program reads the prompts, another decodes the tokens after the first.
 
     def losses(self, texts: Sequence[Prompt]) -> list[np.ndarray]:
-        """The loss in nats of each token of each text but the first, given those before it: float32 [tokens - 1] each.
+        """Return the loss in nats of each token but the first of each text, given earlier ones: float32 [tokens - 1].
 
-        Texts may differ in length; each has two tokens at least.
+        Texts may differ in length; each has at least two tokens.
         """
         rows = [self.encode(text) for text in texts]
         if not rows:
@@ -163,8 +163,8 @@ class LoadedModel:
         """Return the loss, perplexity and bits per byte of each text, in windows if it is longer than `seq_len`.
 
         Args:
-            seq_len: tokens of a window before the last predicted one; by default the trained length, at most 2048.
-            stride: tokens between starts of windows, by default seq_len; see `text_losses`.
+            seq_len: input tokens of a window; default: the trained length, at most 2048.
+            stride: tokens between starts of windows; default: seq_len; see `text_losses`.
         """
         several = [texts] if isinstance(texts, str) else texts
         if not isinstance(several, Sequence):
@@ -192,10 +192,10 @@ class LoadedModel:
         return [-math.fsum(each[-count:].tolist()) for each, count in zip(self.losses(rows), counts, strict=True)]
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[Any], list[int]]:
-        """Return the tokens [n] of each context with its continuation, and how many of them are the continuation.
+        """Return the tokens [n] of each context with its continuation, and the number of tokens in the continuation.
 
         Raises:
-            MeshwrightError: a continuation without tokens, or with more than are scored at once.
+            MeshwrightError: if a continuation has no tokens, or more than are scored at once.
         """
         rows, counts = [], []
         if isinstance(pairs, str) or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
@@ -214,11 +214,11 @@ class LoadedModel:
 
     @property
     def usual_window(self) -> int:
-        """The tokens of a window in scoring: the trained length, at most 2048."""
+        """Input tokens of a window in scoring: the trained length, at most 2048."""
         return min(self.seq_len or LONGEST_WINDOW, LONGEST_WINDOW)
 
     def encode(self, prompt: Prompt) -> np.ndarray:
-        """The tokens of a prompt."""
+        """Convert a prompt to tokens [n]."""
         found: Any = prompt.messages if isinstance(prompt, Chat) else prompt
         is_messages = isinstance(found, Sequence) and len(found) and isinstance(found[0], Mapping)
         if isinstance(found, str) or is_messages:
@@ -246,15 +246,15 @@ class LoadedModel:
     ) -> None:
         """Write a directory that Hugging Face's libraries load: weights, config.json, tokenizer.
 
-        It is written beside its place and then renamed, so it is complete or absent.
+        It is written to a temporary directory and then renamed, so it is complete or absent.
 
         Args:
-            dtype: of the weights; by default as loaded.
+            dtype: dtype of the weights in the files; default: as loaded.
             max_file_bytes: larger weights are written to several files, with an index.
             on_bytes: called with the bytes of each tensor written.
 
         Raises:
-            MeshwrightError: a directory that is not empty or cannot be written; a model that no config.json describes.
+            MeshwrightError: if the directory is not empty or cannot be written, or no config.json describes the model.
         """
         if dtype not in (None, *get_args(StoredDtype)):
             raise MeshwrightError(not_a_choice("dtype", dtype, get_args(StoredDtype)))
@@ -272,11 +272,11 @@ class LoadedModel:
 
     @cached_property
     def num_parameters(self) -> int:
-        """The number of its parameters."""
+        """The number of parameters."""
         return sum(array.size for array in jax.tree.leaves(self.params))
 
     def _num_bytes(self, text: Prompt, tokens: np.ndarray) -> int | None:
-        """Return the bytes of a text after its first token; bytes that are no whole character count as replacements."""
+        """Return the bytes of a text after its first token; a replacement character in that token counts as one."""
         if self.tokenizer is None:
             return None
         whole = text if isinstance(text, str) else self.tokenizer.decode(tokens.tolist())
@@ -292,7 +292,7 @@ class LoadedModel:
             )
 
     def _rows(self, prompts: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
-        """The tokens of each prompt."""
+        """Convert one or several prompts to tokens."""
         several: Any = prompts
         if isinstance(prompts, Chat):
             return [self.encode(prompts)]
@@ -308,7 +308,7 @@ class LoadedModel:
     def _read(
         self, prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], ReadOptions]:
-        """The tokens of each prompt and how texts are made; raises where these cannot be."""
+        """Return the tokens of each prompt, and the options with their defaults. Raises if they cannot be run."""
         rows = self._rows(prompts)
         said: Any = given(options, GenerateOptions.__annotations__)
         sampling, stop = said.get("sampling", GREEDY), said.get("stop", ())
@@ -339,13 +339,13 @@ class LoadedModel:
         return rows, how
 
     def _steps(self, rows: list[np.ndarray], how: ReadOptions) -> Iterator[np.ndarray]:
-        """The next token of every row, [rows] each."""
+        """Yield the next token of every row, [rows] each."""
         steps = generate_tokens(
             self.params, rows, self.config, self.mesh_shape,
             num_tokens=how.max_tokens, sampling=how.sampling, dtype=DTYPES[self.dtype], sp_method=how.sp_method,
         )  # fmt: skip
         while True:
-            # Whoever reads the steps is left with the mesh of their own.
+            # Between steps, the caller's own mesh is current.
             with jax.set_mesh(self.mesh):
                 tokens = next(steps, None)
             if tokens is None:
@@ -354,7 +354,7 @@ class LoadedModel:
 
 
 def _samplings(values: Any) -> tuple[Sampling, ...]:
-    """The sampling of each prompt. Raises for anything else."""
+    """Return the sampling of each prompt. Raises if `values` is anything else."""
     if not isinstance(values, Sequence) or not all(isinstance(one, Sampling) for one in values):
         raise MeshwrightError(
             f"sampling is {_short(values)}; it is a Sampling, as Sampling(temperature=0.5), or one each"
@@ -363,13 +363,13 @@ def _samplings(values: Any) -> tuple[Sampling, ...]:
 
 
 def _check_predicted(rows: Sequence[np.ndarray]) -> None:
-    """Raise where a text has no token that is predicted from one before it."""
+    """Raise if a text has only one token, so that no token is predicted."""
     if short := [row for row in rows if len(row) < 2]:
         raise MeshwrightError(f"a text has {len(short[0])} token; its second is the first that is predicted")
 
 
 def _check_messages(messages: Sequence[Any]) -> None:
-    """Raise where a message has no role, or neither content nor calls of tools."""
+    """Raise if a message has no role, or neither content nor tool calls."""
     for message in messages:
         has_content = isinstance(message, Mapping) and ("content" in message or "tool_calls" in message)
         if not has_content or not isinstance(message.get("role"), str):
@@ -377,7 +377,7 @@ def _check_messages(messages: Sequence[Any]) -> None:
 
 
 def _whole_numbers(values: Any) -> np.ndarray | None:
-    """An array of at least one whole number; None of anything else, rows of several lengths too."""
+    """Return an array of at least one whole number; None for anything else, including rows of several lengths."""
     try:
         array = np.asarray(values)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Prompts in files: a line's object as text, tokens or messages."""
+"""Prompts in files: each line's object is parsed as text, tokens or messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from meshwright.execution.models.inference.loaded import Chat, Prompt
 
 
 def prompt_of(data: Mapping[str, Any]) -> Prompt:
-    """The prompt of an object: `{"prompt": text or tokens}`, or `{"messages": […]}` with `tools` or without.
+    """Return the prompt of an object: `{"prompt": text or tokens}`, or `{"messages": […]}` with or without `tools`.
 
     Raises:
-        BadRecordError: it has something else.
+        BadRecordError: if it has other fields.
     """
     names = [name for name in ("prompt", "messages") if data.get(name)]
     rest = data.keys() - {*names, *(("tools",) if names == ["messages"] else ())}
@@ -33,7 +33,7 @@ def prompt_of(data: Mapping[str, Any]) -> Prompt:
 
 
 def as_message(prompt: Prompt) -> Prompt:
-    """A text as a user's first message; messages as they are."""
+    """Convert a text to a user's first message; messages are returned unchanged."""
     if isinstance(prompt, Chat):
         return prompt
     if isinstance(prompt, str):

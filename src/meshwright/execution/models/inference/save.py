@@ -1,4 +1,4 @@
-"""A model as a directory that Hugging Face's libraries load: written whole or not at all."""
+"""Save a model as a directory that Hugging Face's libraries load: complete or absent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def check_target(directory: str | Path) -> None:
-    """Raise where a model cannot be written to a directory: it holds something, or cannot be made."""
+    """Raise if a model cannot be written to a directory: it is not empty, or cannot be created."""
     check_new_directory(directory)
     if Path(directory).is_dir() and any(Path(directory).iterdir()):
         raise MeshwrightError(f"{directory} is not empty; give a directory that is new")
@@ -46,15 +46,15 @@ def model_files(
     seq_len: int | None,
     dtype: StoredDtype,
 ) -> dict[str, bytes]:
-    """Return the files beside a model's weights; config.json includes the dtype.
+    """Return the files to store with a model's weights, by name; config.json includes the dtype.
 
     Args:
         source: files that were loaded with the model. Its config.json is kept if it describes this model in this dtype.
-        tokenizer: if `source` has none, the byte tokenizer is written.
-        seq_len: of the sequences that a run was trained on.
+        tokenizer: if `source` has no config.json, the byte tokenizer is written; None for no tokenizer.
+        seq_len: length of the sequences that a run was trained on.
 
     Raises:
-        MeshwrightError: a model that no config.json describes.
+        MeshwrightError: if no config.json describes the model.
     """
     if "config.json" not in source:
         trained = {} if seq_len is None else {"max_position_embeddings": seq_len}
@@ -69,7 +69,7 @@ def model_files(
     changes: dict[str, Any] = dict.fromkeys(said, _NAMES[dtype])
     if model_from_hugging_face(config, name=model.name) != model:
         changes |= hugging_face_config(model)  # Cut to fewer layers, say.
-    # Weights that were read from blocks in fp8 are written whole.
+    # Weights that were loaded from fp8 blocks are written without quantization.
     kept = {name: value for name, value in config.items() if name != "quantization_config"}
     is_same = not changes and not is_part and len(kept) == len(config)
     return dict(source) if is_same else {**source, "config.json": _json(kept | changes)}
@@ -95,7 +95,7 @@ def write_model(
 
 @contextmanager
 def whole_directory(directory: Path) -> Iterator[Path]:
-    """Yield a directory that gets its name once complete, and is deleted on failure."""
+    """Yield a temporary directory that is renamed to `directory` once complete, and deleted on failure."""
     partial = directory.absolute().with_name(f".{secrets.token_hex(4)}.partial")
     try:
         partial.mkdir(parents=True)

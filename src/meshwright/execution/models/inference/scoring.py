@@ -1,4 +1,4 @@
-"""How likely a model finds texts: the loss of each token, in windows where a text is long."""
+"""Score texts: the loss of each token, in windows if a text is long."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 
 Losses = Callable[[Sequence[Any]], list[np.ndarray]]
-"""From texts as tokens [n] each to the loss in nats [n - 1] of each of their tokens after the first."""
+"""Maps texts as tokens [n] each to the loss in nats [n - 1] of each token after the first."""
 
 SHORTEST = 16
-"""Texts are padded to a power of two from here on, or to the longest one, so that few programs are compiled."""
+"""Texts are padded to a power of two from this length, or to the longest text, so that few programs are compiled."""
 
 LOGITS = 1 << 26
-"""The logits of a batch on a device, about; they are the largest values of a forward pass."""
+"""Approximate number of logits of a batch on a device; they are the largest values of a forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class Score:
     """The loss of a text.
 
     Args:
-        tokens: those that were predicted: all but the first, before which there is nothing.
-        nats: their losses together.
-        num_bytes: of UTF-8, of the text that these tokens stand for; None without a tokenizer.
+        tokens: the number of predicted tokens: all but the first, which has no context.
+        nats: the sum of their losses.
+        num_bytes: UTF-8 bytes of the text of these tokens; None without a tokenizer.
     """
 
     tokens: int
@@ -47,12 +47,12 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """The loss of all tokens in bits, a byte of text: models with other tokenizers are compared by it."""
+        """The total loss in bits per byte of text, which compares models with different tokenizers."""
         return self.nats / math.log(2) / self.num_bytes if self.num_bytes else None
 
 
 def total(scores: Sequence[Score]) -> Score:
-    """The score of several texts together."""
+    """Sum the scores of several texts."""
     sizes = [score.num_bytes for score in scores if score.num_bytes is not None]
     return Score(
         tokens=sum(score.tokens for score in scores),
@@ -62,12 +62,12 @@ def total(scores: Sequence[Score]) -> Score:
 
 
 def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, stride: int) -> list[float]:
-    """Return the losses in nats of each text; every token after the first counts once.
+    """Return the total loss in nats of each text; every token after the first counts once.
 
     Args:
-        seq_len: tokens of a window before the last one that it predicts.
-        stride: tokens between starts of windows. Each window predicts what earlier ones did not, so a smaller stride
-            gives tokens more context.
+        seq_len: input tokens of a window.
+        stride: tokens between starts of windows. Only predictions that earlier windows did not make count, so a smaller
+          stride gives tokens more context.
     """
     if not 1 <= stride <= seq_len:
         raise MeshwrightError(f"stride is {stride}; it is from 1 to the {seq_len} tokens of a window")
@@ -83,7 +83,7 @@ def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, st
 
 
 def windows(count: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Where each window begins and ends, and how many of its last predictions no other one makes."""
+    """Yield each window's start and end, and the number of its last predictions that no earlier window makes."""
     start, done = 0, 0
     while done < count:
         end = min(start + seq_len, count)
@@ -94,9 +94,9 @@ def windows(count: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, i
 def batches(
     texts: Sequence[np.ndarray], *, vocab: int, groups: int
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray, np.ndarray]]:
-    """Texts in batches of about one length: their numbers, inputs [b, s], targets [b, s] and lengths [b].
+    """Yield texts in batches of similar length: their indices, inputs [b, s], targets [b, s] and lengths [b].
 
-    groups: of devices that have rows of their own; a batch has some rows for each.
+    groups: number of device groups that hold different rows; a batch has equally many rows for each.
     """
     longest = max(len(text) for text in texts) - 1
     order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
@@ -104,7 +104,7 @@ def batches(
         padded = min(max(SHORTEST, 1 << (len(texts[order[0]]) - 2).bit_length()), longest)
         wanted = 1 << (-(-len(order) // groups) - 1).bit_length()
         rows = groups * max(1, min(wanted, 32, LOGITS // (padded * vocab)))
-        # Those of a shorter padding begin a batch of their own.
+        # Texts that need less padding start another batch.
         numbers = [number for number in order[:rows] if 2 * (len(texts[number]) - 1) > padded or padded <= SHORTEST]
         order = order[len(numbers) :]
         tokens = np.zeros((rows, padded + 1), np.int32)

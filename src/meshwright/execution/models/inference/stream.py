@@ -1,4 +1,4 @@
-"""Streaming text: the pieces that tokens add, and stop conditions."""
+"""Streaming text: the text that each token adds, and stop conditions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ StoppedBy = Literal["length", "token", "text"]
 class GenerateOptions(TypedDict, total=False):
     """Options of generation.
 
-    max_tokens: most tokens of each text (200). stop: strings that end a text. stop_tokens: tokens that end it; by
-    default those of the model's files. sampling: for all prompts, or one for each; by default greedy. sp_method: how
-    the prompt's queries meet keys split over sp: gather them, or send them round a ring, so that no device holds all
-    keys of a long prompt. By default as in training, else gather.
+    max_tokens: maximum number of tokens of each text (default 200). stop: strings that end a text. stop_tokens: tokens
+    that end a text; default: those in the model's files. sampling: one for all prompts, or one for each; default:
+    greedy. sp_method: how the prompt's queries reach keys split over sp: gather the keys, or send them round a ring, so
+    that no device holds all keys of a long prompt; default: as in training, else gather.
     """
 
     max_tokens: int
@@ -35,7 +35,7 @@ class GenerateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """`GenerateOptions` with all said, a sampling for each prompt."""
+    """`GenerateOptions` with defaults filled in, and a sampling for each prompt."""
 
     max_tokens: int
     stop: tuple[str, ...]
@@ -55,7 +55,7 @@ class ReadOptions:
 class Generated:
     """Result of one prompt: its tokens, their text (None without a tokenizer), and why it ended.
 
-    Tokens and text exclude what ended them.
+    Tokens and text exclude the stop token or stop string.
     """
 
     tokens: tuple[int, ...]
@@ -67,10 +67,10 @@ class Piece(NamedTuple):
     """The text that one token adds.
 
     Args:
-        row: the prompt's number.
+        row: the prompt's index.
         text: whole characters only; empty while a character is incomplete or the text may begin a stop string.
-        token: None if it ends the text.
-        done: why the text ends here; None if it goes on.
+        token: None for a stop token.
+        done: why the text ends here; None if it continues.
     """
 
     row: int
@@ -80,7 +80,7 @@ class Piece(NamedTuple):
 
 
 def collect(pieces: Iterable[Piece], *, has_text: bool) -> list[Generated]:
-    """The whole texts, in the order of their prompts."""
+    """Assemble the whole texts, in the order of their prompts."""
     rows: dict[int, list[Piece]] = {}
     for piece in pieces:
         rows.setdefault(piece.row, []).append(piece)
@@ -103,7 +103,7 @@ def pieces_of(
     stop: Sequence[str],
     stop_tokens: Sequence[int],
 ) -> Iterator[Piece]:
-    """The pieces of all texts; steps: the next token of every row, [rows] each. No step is taken that nothing needs."""
+    """Yield the pieces of all texts, until all end; `steps` has the next token of every row, [rows] each."""
     rows = [GrowingText(tokenizer and TokenStream(tokenizer)) for _ in range(num_rows)]
     for number, tokens in enumerate(steps, start=1):
         for row, token in enumerate(tokens.tolist()):
@@ -116,7 +116,7 @@ def pieces_of(
 
 @dataclass
 class GrowingText:
-    """A text being generated. `shown`: characters already in pieces. `stop`: the string that ended it."""
+    """A text being generated. `shown`: number of characters already in pieces. `stop`: the string that ended it."""
 
     stream: TokenStream | None
     text: str = ""
@@ -144,7 +144,7 @@ class GrowingText:
 
 
 def _held_back(text: str, stop: Sequence[str]) -> int:
-    """The characters at the end of a text that may be the beginning of a stop text."""
+    """Return the number of characters at the end of a text that may begin a stop string."""
     return max(
         (length for end in stop for length in range(1, len(end)) if text.endswith(end[:length])),
         default=0,

@@ -1,6 +1,6 @@
 """Multiple choice tasks, answered with the likeliest choice after the question.
 
-File format, prompts and both accuracies are those of the LM evaluation harness
+File format, prompts and both accuracies follow the LM evaluation harness
 (https://github.com/EleutherAI/lm-evaluation-harness), whose target delimiter is a space.
 """
 
@@ -17,12 +17,12 @@ from meshwright.execution.models.inference.loaded import LoadedModel
 from meshwright.execution.text.lines import json_lines
 
 QUERY, GOLD = ("query", "question"), ("gold", "answer")
-"""The names that a file may have for the question, and for the number of the right choice."""
+"""The field names that a file may use for the question, and for the index of the right choice."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question: gold is the number of the right choice, from 0."""
+    """A question with its choices; `gold` is the index of the right choice, from 0."""
 
     query: str
     choices: tuple[str, ...]
@@ -41,12 +41,13 @@ class TaskFigures(TypedDict):
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How many questions are answered right.
+    """The share of questions answered correctly.
 
     Args:
-        log_likelihoods: of each choice of each question, in nats.
-        acc: the share whose likeliest choice is right.
-        acc_norm: the same of the choice that is likeliest a byte of UTF-8, so that long choices are not at a loss.
+        log_likelihoods: log likelihood of each choice of each question, in nats.
+        acc: share of questions whose likeliest choice is right.
+        acc_norm: the same with log likelihoods divided by the choices' UTF-8 bytes, which does not favour short
+          choices.
     """
 
     log_likelihoods: tuple[tuple[float, ...], ...]
@@ -54,12 +55,12 @@ class TaskResult:
     acc_norm: float
 
     def stderr(self, share: float) -> float | None:
-        """The standard error of one of the shares; None of a single question."""
+        """Return the standard error of one of the shares; None for a single question."""
         count = len(self.log_likelihoods)
         return math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else None
 
     def figures(self) -> TaskFigures:
-        """Both shares with their standard errors."""
+        """Return both shares with their standard errors."""
         return TaskFigures(
             questions=len(self.log_likelihoods),
             acc=self.acc,
@@ -70,10 +71,10 @@ class TaskResult:
 
 
 def read_task(path: Path) -> list[Question]:
-    """The questions of a file with a JSON object a line: `query`, `choices` and `gold`, or `question` and `answer`.
+    """Read a file with a JSON object a line: `query`, `choices` and `gold`, or `question` and `answer`.
 
     Raises:
-        MeshwrightError: another field, or one of another type.
+        MeshwrightError: if there is another field, or one of another type.
     """
     found = [_question(data, place) for place, data in json_lines(path)]
     if not found:
@@ -82,7 +83,7 @@ def read_task(path: Path) -> list[Question]:
 
 
 def answer(model: LoadedModel, questions: Sequence[Question]) -> TaskResult:
-    """Answer questions with the likeliest of their choices, each after a space."""
+    """Answer each question with the likeliest of its choices, each after a space."""
     every = iter(model.log_likelihoods(_pairs(questions)))
     found = tuple(tuple(next(every) for _ in question.choices) for question in questions)
     right = right_normed = 0
@@ -94,17 +95,17 @@ def answer(model: LoadedModel, questions: Sequence[Question]) -> TaskResult:
 
 
 def check_answerable(model: LoadedModel, questions: Sequence[Question]) -> None:
-    """Raise as `answer` would where a choice cannot be scored; no parameter is needed."""
+    """Raise as `answer` would if a choice cannot be scored; needs no parameters."""
     model.continuations(_pairs(questions))
 
 
 def _pairs(questions: Sequence[Question]) -> list[tuple[str, str]]:
-    """Each question with each of its choices, which follows a space."""
+    """Pair each question with each of its choices, which follows a space."""
     return [(question.query, f" {choice}") for question in questions for choice in question.choices]
 
 
 def _question(data: dict[str, Any], place: str) -> Question:
-    """The question of one object."""
+    """Parse one object as a question."""
     names = [next((name for name in kind if name in data), kind[0]) for kind in (QUERY, ("choices",), GOLD)]
     if unknown := sorted(data.keys() - {*names}):
         raise MeshwrightError(

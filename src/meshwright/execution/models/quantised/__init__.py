@@ -1,1 +1,1 @@
-"""Weights and matmuls in 8 bits, those of experts too."""
+"""Weights and matmuls in 8 bits, including experts'."""

@@ -1,7 +1,7 @@
-"""Weights of layers kept in int8: half the memory of bf16, and half the bytes that a step of decoding reads.
+"""Weights of layers stored in int8: half the memory of bf16, and half the bytes that a step of decoding reads.
 
-Each column of a product has a scale, its largest absolute value over 127 (weight-only quantisation as in
-arXiv:2208.07339, without its outliers). Products are computed with the weights that these stand for.
+Each column of a matmul has a scale, its largest absolute value over 127 (weight-only quantisation as in
+arXiv:2208.07339, without its outliers). Matmuls are computed with the dequantized weights.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from meshwright.description.step.model import ModelConfig
 
 
 class Int8Weight(NamedTuple):
-    """A weight [layers, …]: whole numbers, and the scale of each column, 1 along the dims that products sum."""
+    """A weight [layers, …] in int8, and the scale of each column, of size 1 along the dims that matmuls sum over."""
 
     values: Array
     scale: Array
 
 
 def in_int8(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Parameters with the products of layers in int8, sharded as they were; routers and all else are as they were."""
+    """Convert the matmul weights of layers to int8, keeping their sharding; routers and all else are unchanged."""
 
     def quantise(weight: Array, summed: tuple[int, ...]) -> Int8Weight:
         wide = weight.astype(jnp.float32)
@@ -40,7 +40,7 @@ def in_int8(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
         weights = dict(found[stack.name])
         for op in stack.ops:
             if isinstance(op, Linear) and not op.is_on_residual and op.name in weights:
-                # In front of the columns; behind layers and experts.
+                # Summed dims are before the columns, and after layers and experts.
                 last = weights[op.name].ndim - len(op.outputs)
                 weights[op.name] = quantised(weights[op.name], tuple(range(last - len(op.inputs), last)))
         found[stack.name] = weights
@@ -48,7 +48,7 @@ def in_int8(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
 
 
 def layer_weights(stored: Mapping[str, Any], number: Array | int, dtype: Any) -> dict[str, Array]:
-    """The weights of one layer of a stack, those in int8 as what they stand for."""
+    """Return the weights of one layer of a stack, dequantizing those in int8."""
 
     def of_layer(whole: Array | Int8Weight) -> Array:
         parts = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 0, keepdims=False), whole)

@@ -1,13 +1,13 @@
-"""Products of operands quantized to 8 bits, with qwix.
+"""Matmuls of operands quantized to 8 bits, with qwix.
 
-Each slice along the summed dims has a scale, from its largest value. Each device quantizes its shards: if a summed dim
-is sharded, each shard has its own scales, never larger than that of the whole slice, and is dequantized before the sum
-over devices. So no collective is added, and a product whose summed dims are not sharded is the same on any mesh (int8,
-summed in int32, to the bit).
+Each slice along the summed dims has a scale, computed from its largest value. Each device quantizes its shards: if a
+summed dim is sharded, each shard has its own scales, never larger than that of the whole slice, and is dequantized
+before the sum over devices. So no collective is added, and a matmul whose summed dims are not sharded gives the same
+result on any mesh (bit-identical for int8, which is summed in int32).
 
-Forward quantizes both operands. Backward with int8 quantizes the product of the gradient of x and leaves the gradient
-of a weight in the compute dtype, whose sum over many tokens needs it (SwitchBack, arXiv:2304.13013, section 2). fp8
-quantizes both, gradients to the format with more range (arXiv:2209.05433, section 3).
+Forward quantizes both operands. Backward with int8 quantizes the matmul for the gradient of x and leaves the matmul for
+the gradient of a weight in the compute dtype, whose sum over many tokens needs it (SwitchBack, arXiv:2304.13013,
+section 2). fp8 quantizes both, gradients to the format with more range (arXiv:2209.05433, section 3).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Pair = tuple[Any, Any]
 
 
 class Formats(NamedTuple):
-    """The formats of the operands of a product (x, weight) and of the products of its gradients; None to keep dtypes.
+    """The formats of a matmul's operands (x, weight) and of its two gradient matmuls; None keeps the operands' dtypes.
 
-    of_x: of the cotangent and the weight. of_weight: of x and the cotangent.
+    of_x: formats of the cotangent and the weight. of_weight: formats of x and the cotangent.
     """
 
     forward: Pair | None
@@ -63,10 +63,10 @@ def multiply(
     layout: ShardingContext | None = None,
     out_sharding: P | None = None,
 ) -> Array:
-    """The einsum of two arrays, each quantized to its format, in `dtype`; summed in int32, or float32 for floats.
+    """Return the einsum of two arrays, quantized to their formats, in `dtype`; summed in int32, or float32 for fp8.
 
-    layout: of the layer, required in pipeline stages. out_sharding: as in `jnp.einsum`, required if a summed dim is
-    sharded. Raises if qwix is not installed.
+    layout: sharding context of the layer, required in pipeline stages. out_sharding: as in `jnp.einsum`, required if a
+    summed dim is sharded. Raises if qwix is not installed.
     """
     qwix = quantisation()
     operands, result = subscripts.split("->")
@@ -98,7 +98,7 @@ def multiply(
 
 
 def quantisation() -> ModuleType:
-    """qwix, which takes seconds to import."""
+    """Import qwix, which takes seconds. Raises if it is not installed."""
     try:
         import qwix
     except ImportError:

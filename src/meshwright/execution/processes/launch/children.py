@@ -16,7 +16,7 @@ from typing import IO
 from meshwright.execution.processes.options import HOSTED
 
 END_SECONDS = 5.0
-"""How long a process that was told to end may take, until it is killed."""
+"""Seconds that a process may take to end after it was told to, before it is killed."""
 
 SHOWN_LINES = 200
 """Maximum lines shown of one process other than the first, so that a flood does not hide the others."""
@@ -28,11 +28,11 @@ class Exit:
 
     number: int
     code: int
-    """Its exit code; of a signal that ended it, minus its number."""
+    """The exit code; if a signal ended the process, minus its number."""
 
     @property
     def how(self) -> str:
-        """In words, after `process 2`."""
+        """A description to follow `process 2`."""
         if self.code < 0:
             return f"was ended by {_signal_name(-self.code)}"
         return f"ended with exit code {self.code}"
@@ -41,13 +41,14 @@ class Exit:
 class Children:
     """The processes of one attempt.
 
-    The first has this process's output, so its progress bar appears as usual. Lines of the others go to `say` with the
-    process number; before the rendezvous they are held back, because a wrong command would make all of them print the
-    same. All are in process groups of their own: signals of a terminal reach this process, which passes them on.
+    The first process inherits this process's output, so its progress bar appears as usual. Lines of the others are
+    passed to `say` with the process number; before the rendezvous they are held back, because a wrong command would
+    make all of them print the same. Each process has its own process group: signals of a terminal reach this process,
+    which forwards them.
 
     Args:
-        commands: words of each process, the program first.
-        environments: additional environment of each.
+        commands: words of each process's command, the program first.
+        environments: additional environment variables of each process.
         say: called, in threads, with each line of the other processes.
     """
 
@@ -78,11 +79,11 @@ class Children:
             raise
 
     def pid(self, number: int) -> int:
-        """The id of a process."""
+        """Return the id of a process."""
         return self._processes[number].pid
 
     def exits(self) -> list[Exit]:
-        """The processes that have ended since this was last asked."""
+        """Return the processes that have ended since the last call."""
         found = []
         for number, process in enumerate(self._processes):
             if number not in self._ended and (code := process.poll()) is not None:
@@ -92,16 +93,16 @@ class Children:
 
     @property
     def codes(self) -> dict[int, int]:
-        """The exit codes of the processes that have ended, as `exits` found them, by their numbers."""
+        """The exit codes of processes whose end `exits` has returned, by process number."""
         return dict(self._ended)
 
     @property
     def have_ended(self) -> bool:
-        """Whether all processes have ended and been asked for."""
+        """Whether `exits` has returned the end of all processes."""
         return len(self._ended) == len(self._processes)
 
     def send(self, number: int) -> None:
-        """Send a signal to all that run."""
+        """Send a signal to all running processes."""
         for process in self._processes:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -117,18 +118,18 @@ class Children:
                         self._say(line)
 
     def mute(self) -> None:
-        """Stop showing lines of the other processes, which fail because one did."""
+        """Stop showing lines of the other processes, which fail only because one did."""
         self._is_muted = True
 
     def end(self) -> None:
-        """Wait a little for all to end, as they were told by the host of their meeting; kill those that have not."""
+        """Wait `END_SECONDS` for all processes to end, as their host told them to; then kill the rest."""
         until = time.monotonic() + END_SECONDS
         while time.monotonic() < until and any(process.poll() is None for process in self._processes):
             time.sleep(0.05)
         self.kill()
 
     def kill(self) -> None:
-        """Kill all that run, those that were stopped too, and wait for them."""
+        """Kill all running processes, including stopped ones, and wait for them."""
         self.send(signal.SIGKILL)
         for process in self._processes:
             process.wait()
@@ -139,7 +140,7 @@ class Children:
         num_shown = 0
         for line in pipe:
             text = line.decode(errors="replace").rstrip()
-            # Gloo greets with a line to stdout for each group of processes.
+            # Gloo prints a greeting to stdout for each group of processes.
             if not text or text.startswith("[Gloo] Rank"):
                 continue
             num_shown += 1
@@ -154,7 +155,7 @@ class Children:
 
 
 def state_of(pid: int) -> str:
-    """Return what Linux reports about a process that does not answer, if it explains that."""
+    """Return the state in which Linux reports a process that does not answer; empty if it explains nothing."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
@@ -171,5 +172,5 @@ def _signal_name(number: int) -> str:
 
 
 def meshwright_command(words: Sequence[str]) -> list[str]:
-    """A command of this meshwright, with this Python."""
+    """Return a command of this meshwright, run by this Python."""
     return [sys.executable, "-m", "meshwright", *words]

@@ -1,4 +1,4 @@
-"""The machines that a cluster gives for a system, one process on each."""
+"""The machines that a cluster assigns to a system, one process on each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError
 
 SMALL_SLICE_CHIPS, MACHINE_CHIPS = 8, 4
-"""A slice of v5e or v6e of up to 8 chips is one machine; of a larger one each machine has 4.
+"""A slice of v5e or v6e of up to 8 chips is one machine; in larger slices each machine has 4 chips.
 
 cloud.google.com/tpu/docs/v5e and /v6e, tables of configurations.
 """
@@ -16,7 +16,7 @@ cloud.google.com/tpu/docs/v5e and /v6e, tables of configurations.
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines of one kind: number per slice, and devices of each, counted in chips as clusters do."""
+    """Machines of one kind: number per slice, and chips of each, because clusters count devices in chips."""
 
     system: System
     per_slice: int
@@ -24,17 +24,17 @@ class Machines:
 
     @property
     def count(self) -> int:
-        """All machines, of all slices."""
+        """The number of machines in all slices."""
         return self.per_slice * self.system.num_slices
 
     @property
     def topology(self) -> str:
-        """The shape of a slice, as `4x4x4`."""
+        """The shape of a slice, such as `4x4x4`."""
         return "x".join(map(str, self.system.shape))
 
 
 def machines_of(system: System) -> Machines:
-    """The machines of a system. Raises where the last one would be used in part."""
+    """Return the machines of a system. Raises if the last one would be used only in part."""
     chip, chips = system.chip, system.num_chips // system.num_slices
     if chip.kind == "cpu":
         raise MeshwrightError(f"{system} is simulated on one machine: meshwright launch -n N -- train … runs it here")

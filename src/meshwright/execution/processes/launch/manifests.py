@@ -1,7 +1,7 @@
 """A run as a cluster job: an sbatch script, a Kubernetes JobSet, or a script for Cloud TPU machines.
 
-Each starts one process per machine, and repeats the same command when one is lost: with -o and --resume it begins a run
-or resumes it. The run directory must be on a disk shared by all machines.
+Each starts one process per machine, and repeats the same command if a process is lost; with -o and --resume the command
+starts a run or resumes it. The run directory must be on a disk shared by all machines.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.launch.machines import Machines
 
 GRACE_SECONDS = 120
-"""Time before the end of a job at which it receives SIGTERM."""
+"""Seconds before the end of a job at which it receives SIGTERM."""
 
 SAVE_SECONDS = GRACE_SECONDS - 20
-"""The --grace-seconds of a run in a job: the rest is for the signal to arrive and for the processes to end."""
+"""The --grace-seconds of a run in a job; the other 20 are for the signal to arrive and for the processes to end."""
 
 PORT = 8476
-"""Where processes meet in a JobSet; JAX's service has the next one. Each pod has an address of its own."""
+"""The port where processes meet in a JobSet; JAX's service uses the next one. Each pod has its own address."""
 
 GKE_ACCELERATORS = {
     "v4": "tpu-v4-podslice",
@@ -29,7 +29,10 @@ GKE_ACCELERATORS = {
     "v6e": "tpu-v6e-slice",
     "tpu7x": "tpu7x",
 }
-"""The node label cloud.google.com/gke-tpu-accelerator (cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus)."""
+"""Values of the node label cloud.google.com/gke-tpu-accelerator, by chip.
+
+cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+"""
 
 _IMAGE = r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w.+-]+:[0-9a-f]+)?"
 _CLAIM = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
@@ -41,7 +44,7 @@ RUNTIMES = {
     "v5p": "v2-alpha-tpuv5",
     "v6e": "v2-alpha-tpuv6e",
 }
-"""The software of a Cloud TPU machine for JAX (cloud.google.com/tpu/docs/runtimes). TPU7x is had from GKE alone."""
+"""The software of a Cloud TPU machine for JAX (cloud.google.com/tpu/docs/runtimes). TPU7x is available only in GKE."""
 
 
 def slurm(name: str, words: Sequence[str], machines: Machines, *, restarts: int) -> str:
@@ -113,9 +116,10 @@ exit "$status"
 
 
 def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int, image: str, claim: str | None) -> str:
-    """A JobSet for kubectl: a job a slice, a pod a machine. Schema: sigs.k8s.io/jobset, v1alpha2.
+    """Return a JobSet for kubectl: a job per slice, a pod per machine. Schema: sigs.k8s.io/jobset, v1alpha2.
 
-    image: of a container that has meshwright. claim: a persistent volume claim, mounted at /runs in every pod.
+    image: a container image that has meshwright. claim: a persistent volume claim, mounted at /runs in every pod; None
+    for no volume.
     """
     import yaml
 
@@ -158,7 +162,7 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     }
     metadata: dict[str, object] = {"name": name}
     if chip.kind == "tpu":
-        # All machines of a slice are one node pool, which no other job of the set may take a part of.
+        # All machines of a slice are one node pool, which no other job of the set may share.
         metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
         pod["nodeSelector"] = {
             "cloud.google.com/gke-tpu-accelerator": GKE_ACCELERATORS[chip.name],
@@ -191,7 +195,7 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
 
 
 def tpu_vm(name: str, words: Sequence[str], machines: Machines, *, restarts: int) -> str:
-    """Return a script that requests Cloud TPU machines, starts the run on all of them, and restarts a lost one.
+    """Return a script that requests Cloud TPU machines, starts the run on all of them, and restarts it if one is lost.
 
     Flags: cloud.google.com/sdk/gcloud/reference/compute/tpus/queued-resources and /tpu-vm/ssh.
     """

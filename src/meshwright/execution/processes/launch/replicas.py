@@ -16,28 +16,28 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.launch.children import Exit, meshwright_command
 
 REPLICA = "MESHWRIGHT_REPLICA"
-"""Set in the environment of replicas, which end when their standard input does, that is when their front is gone."""
+"""Set in the environment of replicas. They end when their standard input closes, that is, when their front is gone."""
 
 ASK_SECONDS = 2.0
-"""How often a replica is asked whether it lives."""
+"""Seconds between two polls of a replica."""
 
 SILENT_SECONDS = 20.0
-"""A replica that has not answered for so long is ended and started again."""
+"""A replica that has not answered for this long is killed and restarted."""
 
 LONGEST_WAIT_SECONDS = 60.0
-"""The longest wait before a replica is started again; the first is 1 s, and each that brings nothing twice the last."""
+"""The longest wait before a restart; the first is 1 s, doubled by each restart that does not become ready."""
 
 END_SECONDS = 10.0
-"""How long a replica may take to end beyond its grace period."""
+"""Seconds that a replica may take to end beyond its grace period."""
 
 
 class Replica:
     """A server in its own process.
 
     Args:
-        number: from 0.
-        words: of `meshwright serve`.
-        environment: added to this process's own.
+        number: the replica's number, from 0.
+        words: arguments of `meshwright serve`.
+        environment: variables added to this process's own.
         say: called, in threads, with lines for the user.
     """
 
@@ -47,7 +47,7 @@ class Replica:
         self.number, self.starts = number, 0
         self.url: str | None = None
         self.error: str | None = None
-        """Why it never took requests."""
+        """Why the replica never became ready."""
         self._command, self._environment, self._say = meshwright_command(words), environment, say
         self._process: subprocess.Popen[str] | None = None
         self._is_stopping, self._settled = threading.Event(), threading.Event()
@@ -56,18 +56,18 @@ class Replica:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until it takes requests for the first time, or cannot."""
+        """Wait until the replica takes requests for the first time, or cannot."""
         self._settled.wait()
 
     def stop(self) -> None:
-        """Have it drain."""
+        """Tell the replica to drain."""
         self._is_stopping.set()
         if (process := self._process) is not None:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
 
     def end(self, seconds: float) -> None:
-        """Wait for its end after `stop`; kill it if it does not end."""
+        """Wait `seconds` for the replica to end after `stop`; then kill it."""
         process = self._process
         if process is not None:
             try:
@@ -94,7 +94,7 @@ class Replica:
         self._settled.set()
 
     def _attempt(self) -> tuple[int, bool]:
-        """Run the process to its end: its exit code, and whether it took requests."""
+        """Run the process to its end; return its exit code, and whether it took requests."""
         process = self._process = subprocess.Popen(
             self._command, env=dict(os.environ) | {REPLICA: "1"} | dict(self._environment), text=True, errors="replace",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
@@ -119,7 +119,7 @@ class Replica:
         return code, is_ready
 
     def _watch(self, process: subprocess.Popen[str]) -> None:
-        """Poll a replica until it ends; end it if it does not answer."""
+        """Poll a replica until it ends; kill it if it does not answer."""
         heard = time.monotonic()
         with httpx.Client(trust_env=False, timeout=ASK_SECONDS) as client:
             while process.poll() is None:
@@ -134,7 +134,7 @@ class Replica:
         self.url = None
 
     def _read(self, process: subprocess.Popen[str]) -> None:
-        """Pass on its output; before it is ready, its error is held back for `error`."""
+        """Pass on the replica's stderr; before it is ready, its error line is held back for `error`."""
         assert process.stderr is not None
         for line in process.stderr:
             self._last_line = line.rstrip()
@@ -146,7 +146,9 @@ class Replicas:
     """Several replicas, started together.
 
     Args:
-        words: of `meshwright serve`. environments: of each.
+        words: arguments of `meshwright serve`.
+        environments: additional environment of each replica.
+        say: called, in threads, with lines for the user.
     """
 
     def __init__(
@@ -158,7 +160,7 @@ class Replicas:
         """Wait until all take requests.
 
         Raises:
-            MeshwrightError: one that cannot.
+            MeshwrightError: if a replica cannot.
         """
         for replica in self.all:
             replica.wait()
@@ -166,7 +168,7 @@ class Replicas:
                 raise MeshwrightError(f"replica {replica.number}: {replica.error}")
 
     def stop(self, grace_seconds: float) -> None:
-        """Have all drain for at most `grace_seconds`, and wait for their end."""
+        """Tell all replicas to drain for at most `grace_seconds`, and wait until they have ended."""
         for replica in self.all:
             replica.stop()
         until = time.monotonic() + grace_seconds + END_SECONDS

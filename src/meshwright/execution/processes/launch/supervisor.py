@@ -1,7 +1,7 @@
 """Supervise a job of several processes on this machine: a lost process is named, and the job continues.
 
 All processes of an attempt live and die together: their devices run one program, and only the last checkpoint has the
-state of a lost one. So one lost process ends the attempt, and the next one resumes from the checkpoint.
+state of a lost process. So one lost process ends the attempt, and the next attempt resumes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from meshwright.execution.processes.launch.children import Children, Exit, meshw
 from meshwright.support.signals import drop_terminals, find_terminals, handled_signals, not_ignored
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
-"""The wait before the first restart, which doubles with each one that brings no checkpoint, and the longest."""
+"""Seconds before the first restart, doubled by each restart without a new checkpoint, and the longest wait."""
 
 STEADY_SECONDS = 600.0
-"""A job without checkpoints that has run for so long has its restarts counted anew."""
+"""A job without checkpoints whose attempt lasted this long has its restarts counted anew."""
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -40,14 +40,14 @@ class Job:
     # Words of `meshwright` for a number of processes, to start (False) or continue with fewer (True). Raises
     # MeshwrightError if the run cannot have that many.
     words: Callable[[int, bool], Sequence[str]]
-    directory: Path | None  # Of the run: a restart helped if it has a new checkpoint since. None for a server.
+    directory: Path | None  # The run's; a new checkpoint there shows that a restart helped. None for a server.
     # Additional environment of each process, for a number of processes.
     environments: Callable[[int], Sequence[Mapping[str, str]]]
     num_processes: int  # At the start.
     least: int  # Least number of processes after losses.
-    restarts: int  # Most restarts in a row without a new checkpoint; for a server, without a time in which it ran.
-    start_seconds: float  # Most time that processes wait for each other.
-    stuck_seconds: float  # Most time without a step, after the first.
+    restarts: int  # Most restarts in a row without a new checkpoint; for a server, each within `STEADY_SECONDS`.
+    start_seconds: float  # Longest time that processes wait for each other.
+    stuck_seconds: float  # Longest time without a step, after the first.
 
 
 def supervise(job: Job, say: Callable[[str], None]) -> int:
@@ -102,7 +102,7 @@ def supervise(job: Job, say: Callable[[str], None]) -> int:
 
 
 def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
-    """Return the number of processes to continue with, and their words: as many as the run can have."""
+    """Return the number of processes to continue with, as many as the run can have, and their arguments."""
     for fewer in range(number - num_lost, job.least - 1, -1):
         with contextlib.suppress(MeshwrightError):
             return fewer, job.words(fewer, True)
@@ -112,7 +112,7 @@ def _next(job: Job, number: int, num_lost: int) -> tuple[int, Sequence[str]]:
 def _attempt(
     job: Job, number: int, words: Sequence[str], received: list[int], say: Callable[[str], None]
 ) -> tuple[End | None, int]:
-    """Run all processes to their end. Return the reason to stop them, or None, and the exit code of process 0."""
+    """Run all processes to their end. Return the reason to stop them, if any, and the exit code of process 0."""
     port, ends = free_ports(), queue.Queue[End]()
     host = Host(
         listen("127.0.0.1", port), number, job.start_seconds, ends.put,
@@ -133,7 +133,7 @@ def _attempt(
             exits = [one for one in children.exits() if one.code]
             end = _take(ends, 0.1)
             if (exits or end) and not received:
-                # Who ended may have told the meeting why; who is gone from the meeting is about to have ended.
+                # An ended process may have told the host why; a process that the host has lost is about to end.
                 if end is None:
                     end = _take(ends, 1.0)
                 elif end.kind == "lost":
@@ -146,7 +146,7 @@ def _attempt(
         host.stop()
         children.end()
         if sys.stdout.isatty():
-            sys.stdout.write("\x1b[?25h")  # The cursor, which a bar that was killed has hidden.
+            sys.stdout.write("\x1b[?25h")  # Show the cursor, which a killed progress bar has hidden.
             sys.stdout.flush()
 
 
@@ -159,7 +159,7 @@ def _cause(exits: Sequence[Exit], end: End | None, host: Host, children: Childre
         one = min(exits, key=lambda one: (one.code > 0, one.number))
         step = host.step_of(one.number)
         line = f"process {one.number} (pid {children.pid(one.number)}) {one.how}"
-        if one.code > 0 and not host.has_met:  # Its own line on stderr said why; so do all that fail alike.
+        if one.code > 0 and not host.has_met:  # Its own stderr has the reason; others fail alike.
             children.show(one.number)
             return End(line, one.code, "refused", (one.number,))
         line += " before its first step" if step is None else f" after step {step}"
@@ -176,7 +176,7 @@ def _take(ends: queue.Queue[End], seconds: float) -> End | None:
 
 
 def checkpoints_in(directory: Path | None) -> set[int]:
-    """The steps of the checkpoints of a run."""
+    """Return the steps of a run's checkpoints."""
     if directory is None:
         return set()
     folder = directory / "checkpoints"
@@ -184,12 +184,14 @@ def checkpoints_in(directory: Path | None) -> set[int]:
 
 
 PORTS = range(20_000, 32_000)
-"""Where ports are taken from: below those that Linux gives to outgoing connections (32768 to 60999), one of which might
-take the port between our look at it and the start of JAX's service there, seconds later."""
+"""Ports to choose from, below those that Linux gives to outgoing connections (32768 to 60999).
+
+A connection could take such a port between our check and the start of JAX's service there, seconds later.
+"""
 
 
 def free_ports() -> int:
-    """A port of this machine that is free, as is the one after it."""
+    """Return a port of this machine that is free, with the next one free too."""
     while True:
         with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
             port = random.choice(PORTS)

@@ -1,1 +1,1 @@
-"""Attention: kernels for whole sequences, and for those that sp splits."""
+"""Attention: kernels for whole sequences, and for sequences split over sp."""

@@ -1,9 +1,9 @@
-"""Block-by-block attention with an online softmax, so that the scores never exist as a whole.
+"""Block-by-block attention with an online softmax: the full score matrix is never materialized.
 
 Online softmax: arXiv:1805.02867 and arXiv:2112.05682. Backward from the saved log-normalizer: FlashAttention
 (arXiv:2205.14135, algorithm 4). Query heads stay grouped by the kv head they share. The mask follows from token
 positions and document ids, not from array indices; fully masked blocks are skipped. Dims: b batch, s queries, t keys, k
-kv heads, g query heads per kv head, h head dim; that of values may be another one.
+kv heads, g query heads per kv head, h head dim; values may have a different head dim.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.execution.runtime.attention.segments import Mask, Segments, any_
 Tree = TypeVar("Tree")
 
 ATTENTION_RESIDUALS = "attention_residuals"
-"""Checkpoint name of what attention's backward reads: keys and values, the output and the log-normalizer."""
+"""Checkpoint name of the arrays that attention's backward reads: keys and values, the output and the log-normalizer."""
 
 
 class Keys(NamedTuple):
@@ -52,8 +52,8 @@ class BackwardInputs(NamedTuple):
 def segments_after_query(query: Array, segments: Segments, keys: Keys) -> tuple[Array, Segments, Keys]:
     """Keep XLA from computing masks before the query is ready (optimization barrier); returns its arguments.
 
-    Segments are the same in every layer. Masks depend on them alone, so JAX would compute those of all blocks before
-    the first layer (JAX 0.10.2), as large as all scores.
+    Segments are the same in every layer. Since masks depend only on segments, JAX would compute the masks of all blocks
+    before the first layer (JAX 0.10.2); together they are as large as all scores.
     """
     query, segments, of_keys = jax.lax.optimization_barrier((query, segments, keys.segments))
     return query, segments, keys._replace(segments=of_keys)
@@ -72,7 +72,7 @@ def init(query: Array, value_dim: int) -> SoftmaxState:
 
 
 def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:
-    """The softmax state after more keys and values."""
+    """Return the softmax state updated with more keys and values."""
     rows, columns = block_size(query.shape[1]), block_size(keys.key.shape[1])
     blocks = _tree_to_blocks(keys, columns)
 
@@ -92,7 +92,7 @@ def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, ma
 
 
 def finalize(state: SoftmaxState, dtype: jnp.dtype) -> tuple[Array, Array]:
-    """The output [b, s, k, g, h], and the log-normalizer [b, k, g, s]."""
+    """Return the output [b, s, k, g, h] and the log-normalizer [b, k, g, s]."""
     total = jnp.where(state.normalizer == 0, 1.0, state.normalizer)
     output = state.numerator / jnp.einsum("bkgs->bskg", total)[..., None]
     return output.astype(dtype), jnp.log(total) + state.max_score
@@ -101,15 +101,15 @@ def finalize(state: SoftmaxState, dtype: jnp.dtype) -> tuple[Array, Array]:
 def backward(
     gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask
 ) -> tuple[Array, Array, Array]:
-    """Add the queries' gradient through some keys to `gradient`, in float32.
+    """Compute the gradients through one chunk of keys, in float32.
 
-    Returns it with the gradients of these keys and values.
+    Returns `gradient` plus the queries' gradient through this chunk, and the gradients of the chunk's keys and values.
 
     Args:
-      gradient: gradient of the queries so far [b, s, k, g, h].
+      gradient: the queries' gradient accumulated so far [b, s, k, g, h].
       inputs: queries, gradient of the output, log-normalizer, output . gradient.
-      segments: of the queries.
-      keys: the keys and values.
+      segments: the queries' segments.
+      keys: the chunk's keys and values.
       mask: which keys a query attends to.
     """
     rows, columns = block_size(inputs.query.shape[1]), block_size(keys.key.shape[1])
@@ -136,9 +136,9 @@ def backward(
 
 
 def block_size(length: int) -> int:
-    """Return the block length for a sequence: its largest divisor up to `BLOCK` and half the length.
+    """Return the block length for a sequence: the largest divisor of its length up to `BLOCK` and half the length.
 
-    If that is too small to be efficient, it is the whole length.
+    If that divisor is too small to be efficient, the block is the whole sequence.
     """
     found = next(size for size in range(min(BLOCK, max(1, length // 2)), 0, -1) if length % size == 0)
     return found if found * 16 >= min(length, BLOCK) else length
@@ -174,14 +174,14 @@ def _backward_block(
 
 
 def _scores(query: Array, segments: Segments, keys: Keys, mask: Mask) -> Array:
-    """Float32 scores [b, k, g, s, t], minus infinity where masked."""
+    """Return float32 scores [b, k, g, s, t], minus infinity where masked."""
     scores = jnp.einsum("bskgh,btkh->bkgst", query, keys.key, preferred_element_type=jnp.float32)
     visible = pairwise_mask(segments, keys.segments, mask)
     return jnp.where(visible[:, None, None], scores / math.sqrt(query.shape[-1]), -jnp.inf)
 
 
 def _to_blocks(x: Array, size: int) -> Array:
-    """[b, s, ...] to [s / size, b, size, ...]."""
+    """Reshape [b, s, ...] to [s / size, b, size, ...]."""
     b, s, *rest = x.shape
     return jnp.moveaxis(x.reshape(b, s // size, size, *rest), 1, 0)
 
@@ -193,7 +193,7 @@ def _from_blocks(x: Array) -> Array:
 
 
 def _sums_to_blocks(x: Array, size: int) -> Array:
-    """[b, k, g, s] to [s / size, b, k, g, size]."""
+    """Reshape [b, k, g, s] to [s / size, b, k, g, size]."""
     return jnp.moveaxis(x.reshape(*x.shape[:3], -1, size), 3, 0)
 
 

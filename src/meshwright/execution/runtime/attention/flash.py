@@ -1,13 +1,13 @@
 """Block-by-block attention as Pallas kernels for TPUs: the steps of `blockwise`, with scores in on-chip memory only.
 
 FlashAttention-2 (arXiv:2307.08691) as three kernels: forward, backward for queries, backward for keys. They mask by
-token positions and document ids, continue from an earlier softmax state and return it unfinished, so keys may come in
-any order, chunk by chunk. Splash attention, the kernel that ships with JAX, has no public backward for that (0.10.2).
-Fully masked blocks are neither fetched nor computed, fully visible ones are not masked; the bounds of their segments
-decide.
+token positions and document ids, and take and return an unnormalized softmax state, so that keys may arrive chunk by
+chunk in any order. Splash attention, the kernel that ships with JAX, has no public backward for such chunks (0.10.2).
+Fully masked blocks are neither fetched nor computed, and fully visible ones are not masked; the bounds of a block's
+positions and document ids decide which it is.
 
 Queries are scaled, with heads before tokens: [b, n, s, h] with n = k g heads; keys and values [b, k, t, h]; softmax
-sums [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims as in `blockwise`.
+sums [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims are as in `blockwise`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Add = Callable[[Callable[[Array], Array]], None]
 
 
 def init(query: Array, value_dim: int) -> SoftmaxState:
-    """The softmax state before any key. These kernels have values as wide as queries."""
+    """The softmax state before any key. These kernels require values as wide as queries."""
     assert value_dim == query.shape[-1], (value_dim, query.shape)
     b, n, s, _ = query.shape
     sums = jnp.zeros((b, n, 1, s), jnp.float32)
@@ -45,7 +45,7 @@ def init(query: Array, value_dim: int) -> SoftmaxState:
 
 
 def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:
-    """The softmax state after more keys and values."""
+    """Return the softmax state updated with more keys and values."""
     found = Grid(query.shape, keys.key.shape, mask).call(
         _update_kernel,
         "flash_fwd",
@@ -59,7 +59,7 @@ def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, ma
 
 
 def finalize(state: SoftmaxState, dtype: jnp.dtype) -> tuple[Array, Array]:
-    """The output [b, n, s, h], and the log-normalizer [b, n, 1, s]."""
+    """Return the output [b, n, s, h] and the log-normalizer [b, n, 1, s]."""
     total = jnp.where(state.normalizer == 0, 1.0, state.normalizer)
     return (state.numerator / jnp.swapaxes(total, 2, 3)).astype(dtype), jnp.log(total) + state.max_score
 
@@ -72,7 +72,7 @@ def inner_product(gradient: Array, output: Array) -> Array:
 def backward(
     gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask
 ) -> tuple[Array, Array, Array]:
-    """`blockwise.backward`, with heads before tokens."""
+    """Like `blockwise.backward`, with heads before tokens."""
     shapes, both = (inputs.query.shape, keys.key.shape), (segments, keys.segments)
     read: Arrays = (
         ("queries", inputs.query),
@@ -92,7 +92,7 @@ def backward(
 
 
 def _update_kernel(grid: Grid, *refs: Ref) -> None:
-    """The kernel of `update`. In its inner steps max and normalizer are [rows, LANES], equal in every lane."""
+    """The kernel of `update`. It keeps max and normalizer as [rows, LANES] in scratch, equal in every lane."""
     *limits, before, top_before, total_before, query, key, value, rows, columns = refs[:-5]
     weighted, new_top, new_total, top, total = refs[-5:]
     step, is_first, is_last = grid.here()
@@ -139,7 +139,7 @@ def _backward_queries_kernel(grid: Grid, *refs: Ref) -> None:
 
 
 def _backward_keys_kernel(grid: Grid, *refs: Ref) -> None:
-    """The kernel of `backward` for keys and values. Scores are [columns, rows], as its products need them."""
+    """The kernel of `backward` for keys and values. Scores are [columns, rows], as its matmuls need them."""
     *limits, key_before, value_before, query, output, log_total, inner, key, value, rows, columns, of_key, of_value = (
         refs
     )
@@ -161,7 +161,7 @@ def _backward_keys_kernel(grid: Grid, *refs: Ref) -> None:
 
 
 def _where_visible(grid: Grid, step: Step, limits: list[Ref], lines: tuple[Ref, Ref], add: Add) -> None:
-    """Add a block's contribution: nothing where it is fully masked, without a mask where it is fully visible."""
+    """Add a block's contribution: skip a fully masked block, and apply no mask to a fully visible one."""
     both = bounds_of(step, limits)
     is_visible, is_whole = bounds_any_visible(*both, grid.mask), bounds_all_visible(*both, grid.mask)
     pl.when(is_whole)(lambda: add(lambda scores: scores))
@@ -178,16 +178,16 @@ def _where_visible(grid: Grid, step: Step, limits: list[Ref], lines: tuple[Ref, 
 
 
 def _product(left: Array, right: Array, over: tuple[int, int]) -> Array:
-    """The float32 product of two blocks, contracted over one dim of each."""
+    """Multiply two blocks in float32, contracted over one dim of each."""
     dims = (((over[0],), (over[1],)), ((), ()))
     return jax.lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
 
 
 def _column(row: Array) -> Array:
-    """[1, length] to [length, 1]."""
+    """Reshape [1, length] to [length, 1]."""
     return row[0][:, None]
 
 
 def _row(sums: Array) -> Array:
-    """[length, LANES], equal in every lane, to [1, length]."""
+    """Reduce [length, LANES], equal in every lane, to [1, length]."""
     return sums.T[:1]

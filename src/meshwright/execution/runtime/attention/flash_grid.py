@@ -40,9 +40,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid over the blocks of queries and keys of given shapes.
+    """A grid over the blocks of queries and keys, given the shapes of both.
 
-    The inner loop goes over blocks of keys; with `by_keys` over blocks of queries, for all query heads of a kv head.
+    The inner loop runs over blocks of keys; with `by_keys` over blocks of queries, for all query heads of a kv head.
     """
 
     queries: tuple[int, ...]
@@ -69,7 +69,7 @@ class Grid:
         return (b, k, columns, n // k, rows) if self.by_keys else (b, n, rows, columns)
 
     def step(self, ids: Sequence[Any]) -> Step:
-        """The step at given program ids."""
+        """Return the grid step at the given program ids."""
         group = self.queries[1] // self.keys[1]
         if self.by_keys:
             row, kv_head, keys, query, queries = ids
@@ -78,7 +78,7 @@ class Grid:
         return Step(row, head, jax.lax.div(head, group), queries, keys)
 
     def here(self) -> tuple[Step, Any, Any]:
-        """Inside a kernel: the current step, and whether it is the first and the last of its output block."""
+        """Inside a kernel: the current step, and whether it is the first and the last step of its output block."""
         ids = [pl.program_id(level) for level in range(len(self.steps))]
         inner = list(zip(ids, self.steps, strict=True))[3:]
         is_first = reduce(jnp.logical_and, [place == 0 for place, _ in inner])
@@ -96,7 +96,7 @@ class Grid:
         num_products: int,
         num_scratch: int = 0,
     ) -> list[Array]:
-        """Run a kernel over the grid; returns the `carried` arrays as it leaves them.
+        """Run a kernel over the grid and return the updated `carried` arrays.
 
         The kernel is called with the grid and references to: the bounds of all query blocks and of all key blocks;
         blocks of the carried arrays, of the read arrays, of the segments of queries and of keys; the result blocks;
@@ -104,12 +104,12 @@ class Grid:
 
         Args:
           kernel: the kernel body.
-          name: its name in profiles.
+          name: the kernel's name in profiles.
           segments: segments of queries and of keys.
           carried: arrays updated in place.
           read: arrays only read.
-          num_products: matmuls the size of the scores, for the compiler's cost estimate.
-          num_scratch: scratch buffers.
+          num_products: number of matmuls the size of the scores, for the compiler's cost estimate.
+          num_scratch: number of scratch buffers.
         """
         b, sizes = self.queries[0], (self.rows, self.columns)
         limits = [_limits(of, size, b) for of, size in zip(segments, sizes, strict=True)]
@@ -153,7 +153,7 @@ class Grid:
         return pl.BlockSpec((None, lines.shape[1], self.rows if which == 3 else self.columns), index)
 
     def _fetched(self, *ids: Any) -> Step:
-        """The blocks to fetch for a step: its own, or the first inner block where the step is fully masked."""
+        """Return the blocks to fetch for a step: its own, or the first inner block if the step is fully masked."""
         step, limits = self.step(ids[:-2]), ids[-2:]
         is_visible = bounds_any_visible(*bounds_of(step, limits), self.mask)
         if self.by_keys:
@@ -161,7 +161,7 @@ class Grid:
         return step._replace(keys=jnp.where(is_visible, step.keys, 0))
 
     def _cost(self, num_products: int, arrays: Sequence[Array]) -> pl.CostEstimate:
-        """The cost of a call. For a causal mask half of all scores; which half depends on run-time positions."""
+        """Estimate the cost of a call. A causal mask halves the scores; which half depends on run-time positions."""
         scores = math.prod(self.queries[:3]) * self.keys[2] // (2 if self.mask.causal else 1)
         return pl.CostEstimate(
             flops=2 * num_products * scores * self.queries[3],
@@ -171,7 +171,7 @@ class Grid:
 
 
 def bounds_of(step: Step, limits: Sequence[Ref]) -> tuple[Bounds, Bounds]:
-    """The bounds of a step's block of queries, and of its block of keys."""
+    """Return the bounds of a step's block of queries, and of its block of keys."""
     of_queries, of_keys = limits
     return _read(of_queries, step.row, step.queries), _read(of_keys, step.row, step.keys)
 
@@ -182,7 +182,7 @@ def _read(limits: Ref, row: Any, block: Any) -> Bounds:
 
 
 def _limits(segments: Segments, size: int, batch: int) -> Array:
-    """The bounds of all blocks, [b, 2 or 4, blocks]."""
+    """Return the bounds of all blocks, [b, 2 or 4, blocks]."""
     found = bounds(jax.tree.map(lambda x: x.reshape(-1, size), segments))
     each = jnp.stack([found.low, found.high, *(found.documents or ())])
     rows = jnp.moveaxis(each.reshape(len(each), len(segments.positions), -1), 1, 0)
@@ -190,17 +190,17 @@ def _limits(segments: Segments, size: int, batch: int) -> Array:
 
 
 def _lines(segments: Segments, batch: int) -> Array:
-    """Positions, and document ids if there are any, [b, 1 or 2, length]."""
+    """Stack positions, and document ids if any: [b, 1 or 2, length]."""
     found = [x for x in segments if x is not None]
     return jnp.broadcast_to(jnp.stack(found, axis=1), (batch, len(found), found[0].shape[1]))
 
 
 def _block_size(length: int, head_dim: int) -> int:
-    """Tokens per block. No block crosses the middle of a length: in zigzag order the halves are far apart.
+    """Return the tokens per block. No block crosses the middle of a length: in zigzag order the halves are far apart.
 
-    From the instructions that the compiler makes for v5e (benchmarks/tpu_attention.py): forward keeps the matrix units
-    busy for 60% of the cycles of an unmasked block of 512 tokens, and for 90% of one of 1,024, with heads of 128. With
-    larger heads such blocks exceed the 16 MiB of VMEM that a v4 gives a kernel.
+    The sizes come from the instructions compiled for v5e (benchmarks/tpu_attention.py): forward keeps the matrix units
+    busy for 60% of the cycles of an unmasked block of 512 tokens, and for 90% for 1,024 tokens, with heads of 128. With
+    larger heads, blocks of 1,024 exceed the 16 MiB of VMEM that a v4 gives a kernel.
     """
     sizes = (1024, 512, 256) if head_dim <= LANES else (512, 256)
     return next((size for size in sizes if length % (2 * size) == 0), LANES)

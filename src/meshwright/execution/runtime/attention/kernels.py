@@ -30,9 +30,9 @@ Kernel = Literal["blockwise", "flash", "splash", "cudnn"]
 
 
 def select_kernel(attention: Attention, query: Array, length: int, segments: Segments | None, mask: Mask) -> Kernel:
-    """The kernel for whole sequences of `length` tokens on the devices of the current mesh.
+    """Return the kernel for whole sequences of `length` tokens on the devices of the current mesh.
 
-    Raises where `cudnn` is requested on other devices than NVIDIA GPUs, or for inputs it does not support.
+    Raises if `cudnn` is requested on devices other than NVIDIA GPUs, or for inputs it does not support.
     """
     if attention == "cudnn":
         _check_cudnn(mesh_platform(), query, segments, mask)
@@ -41,7 +41,7 @@ def select_kernel(attention: Attention, query: Array, length: int, segments: Seg
 
 
 def select_kernel_for_chunks(length: int) -> Kernel:
-    """The kernel for chunks of `length` tokens on the devices of the current mesh."""
+    """Return the kernel for chunks of `length` tokens on the devices of the current mesh."""
     return tpu_chunk_kernel(length) if mesh_platform() == "tpu" else "blockwise"
 
 
@@ -62,7 +62,7 @@ def full_sequence_attention(
 ) -> Array:
     """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h] of the same tokens, in order.
 
-    segments: None where each row is one document; else positions count from the start of each document. Returns an
+    `segments` is None if each row is one document; else its positions count from the start of each document. Returns an
     array of the query's shape and dtype.
     """
     if kernel == "splash":
@@ -76,7 +76,7 @@ def full_sequence_attention(
 def chunked_attention(
     query: Array, segments: Segments, keys: Keys, mask: Mask, *, kernel: Kernel, axis: str | None = None
 ) -> Array:
-    """Attention of queries [b, s, k, g, h] over keys and values [b, t, k, h], local or of the whole axis.
+    """Attention of queries [b, s, k, g, h] over local keys and values [b, t, k, h], or those of all devices of `axis`.
 
     Called inside `jax.shard_map`. Returns an array of the query's shape and dtype.
     """

@@ -1,8 +1,8 @@
 """Ring attention over a sequence sharded on a mesh axis: keys and values circulate, queries stay.
 
-RingAttention (arXiv:2310.01889). Keys and values travel in their own dtype while the previous chunk is processed. In
-backward their float32 gradients travel with them and return to their device. Zigzag order balances the work of a causal
-sequence.
+RingAttention (arXiv:2310.01889). Keys and values are sent in their own dtype while the previous chunk is processed. In
+backward their float32 gradients circulate with them and return to their device. Zigzag order balances the work of a
+causal sequence.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Steps(Protocol):
         ...
 
     def update(self, state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask, /) -> SoftmaxState:
-        """The softmax state after more keys and values."""
+        """Return the softmax state updated with more keys and values."""
         ...
 
     def finalize(self, state: SoftmaxState, dtype: jnp.dtype, /) -> tuple[Array, Array]:
@@ -59,7 +59,7 @@ class Steps(Protocol):
     def backward(
         self, gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask, /
     ) -> tuple[Array, Array, Array]:
-        """The queries' gradient with that through some keys added, and the gradients of these keys and values."""
+        """Return the queries' gradient so far plus that through these keys, and the keys' and values' gradients."""
         ...
 
 
@@ -70,14 +70,15 @@ def ring_attention(
     """Attention of this device's queries over the keys and values of the whole axis, in the array layout of `steps`.
 
     Called inside `jax.shard_map`, on shards of the sequence in any order: the mask follows from the segments, which
-    travel with the keys. Scores and softmax are float32. A device sends keys and values P - 1 times forward and again
-    backward, and their gradients as often. Returns an array of the query's shape and dtype, as wide as values.
+    circulate with the keys. Scores and softmax are float32. Each of the P devices sends keys and values P - 1 times in
+    forward and P - 1 times in backward, and their gradients P - 1 times. Returns an array of the query's shape and
+    dtype, but with the head dim of the values.
 
     Args:
       query: this device's queries.
-      segments: of the queries.
+      segments: the queries' segments.
       keys: this device's keys and values.
-      axis: the mesh axis; None where all keys are local, a ring of one.
+      axis: the mesh axis; None if all keys are local.
       mask: which keys a query attends to.
       steps: `blockwise` or `flash`.
     """
@@ -85,11 +86,11 @@ def ring_attention(
 
 
 def zigzag(length: int, degree: int) -> np.ndarray:
-    """The token order that balances causal work over `degree` devices: [length] positions.
+    """Return the token order that balances causal work over `degree` devices: [length] positions.
 
     The sequence is cut into 2 P parts; device i holds parts i and 2 P - 1 - i, an early one with few visible keys and a
-    late one with many (Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2). Raises where 2 P does not
-    divide the length.
+    late one with many (Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2). Raises if 2 P does not divide
+    the length.
     """
     parts = 2 * degree
     if length % parts:
@@ -121,10 +122,11 @@ def _forward(
 
 
 def _backward(axis: str | None, mask: Mask, steps: Steps, saved: tuple, gradient: Array) -> tuple[Array, None, Keys]:
-    """The gradients of queries, keys and values.
+    """Compute the gradients of queries, keys and values.
 
-    Gradients of keys and values follow them round the ring one step behind, so that their transfer also overlaps. A
-    device's contribution to the gradients of its own keys stays local; P - 1 sends bring it the rest.
+    Gradients of keys and values follow them round the ring one step behind, so that their transfer also overlaps with
+    compute. A device's contribution to the gradients of its own keys stays local; the other contributions arrive in P -
+    1 sends.
     """
     query, segments, keys, output, log_total = saved
     inputs = BackwardInputs(query, gradient, log_total, steps.inner_product(gradient, output))
@@ -174,6 +176,6 @@ def _shift(tree: Tree, axis: str | None) -> Tree:
 
 
 def _varying(keys: Keys) -> Keys:
-    """Keys with segments typed as varying over all mesh axes of the keys, as received chunks are."""
+    """Return keys whose segments are typed as varying over all mesh axes of the keys, as received chunks are."""
     axes = jax.typeof(keys.key).manual_axis_type.varying
     return keys._replace(segments=jax.tree.map(lambda x: match_varying(x, axes=axes)[0], keys.segments))

@@ -12,9 +12,9 @@ from jax import Array
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query attends to: `causal` excludes later positions, `window` is the number of positions it reaches.
+    """Which keys a query attends to: `causal` excludes later positions, `window` limits how many positions it reaches.
 
-    A causal window includes the query's own position. Without `causal` it reaches equally far to both sides.
+    A causal window includes the query's own position. Without `causal` the window reaches equally far to both sides.
     """
 
     causal: bool = True
@@ -22,14 +22,14 @@ class Mask:
 
 
 class Segments(NamedTuple):
-    """Position of each token in its document [b, s], and the document's id [b, s]; None for one document a row."""
+    """Positions of tokens in their documents [b, s], and document ids [b, s]; None if each row is one document."""
 
     positions: Array
     ids: Array | None = None
 
 
 class Bounds(NamedTuple):
-    """Minimum and maximum position of a block of tokens, and of its document ids, if there are any."""
+    """Minimum and maximum position of a block of tokens and, if there are document ids, the minimum and maximum id."""
 
     low: Array
     high: Array
@@ -37,14 +37,14 @@ class Bounds(NamedTuple):
 
 
 def pairwise_mask(queries: Segments, keys: Segments, mask: Mask) -> Array:
-    """The attention mask [b, s, t] of queries [b, s] over keys [b, t]."""
+    """Return the attention mask [b, s, t] of queries [b, s] over keys [b, t]."""
     return attention_mask(
         jax.tree.map(lambda x: x[:, :, None], queries), jax.tree.map(lambda x: x[:, None, :], keys), mask
     )
 
 
 def attention_mask(queries: Segments, keys: Segments, mask: Mask) -> Array:
-    """The attention mask of queries over keys whose segments broadcast against each other."""
+    """Return the attention mask of queries over keys; their segments must broadcast against each other."""
     distance = queries.positions - keys.positions
     found = distance >= 0 if mask.causal else distance == distance
     if mask.window is not None:
@@ -55,18 +55,18 @@ def attention_mask(queries: Segments, keys: Segments, mask: Mask) -> Array:
 
 
 def any_visible(queries: Segments, keys: Segments, mask: Mask) -> Array:
-    """Whether any query of a block may attend to any key of another, in any row, judged by their bounds: a scalar."""
+    """Whether any query of a block may attend to any key of another, in any row: a scalar, decided by bounds."""
     return bounds_any_visible(bounds(queries), bounds(keys), mask).any()
 
 
 def bounds(queries: Segments) -> Bounds:
-    """Bounds of a block of tokens, for each row."""
+    """Return the bounds of a block of tokens, for each row."""
     low, high, *documents = (end(axis=1) for x in queries if x is not None for end in (x.min, x.max))
     return Bounds(low, high, (documents[0], documents[1]) if documents else None)
 
 
 def bounds_any_visible(queries: Bounds, keys: Bounds, mask: Mask) -> Array:
-    """Whether any query within the bounds may attend to any key within theirs."""
+    """Whether any query within its bounds may attend to any key within its bounds."""
     found = queries.high >= keys.low if mask.causal else queries.high == queries.high
     if mask.window is not None:
         found &= queries.low - keys.high < mask.window
@@ -78,7 +78,7 @@ def bounds_any_visible(queries: Bounds, keys: Bounds, mask: Mask) -> Array:
 
 
 def bounds_all_visible(queries: Bounds, keys: Bounds, mask: Mask) -> Array:
-    """Whether every query within the bounds attends to every key within theirs: then no mask is needed."""
+    """Whether every query within its bounds attends to every key within its bounds, so that no mask is needed."""
     found = queries.low >= keys.high if mask.causal else queries.high == queries.high
     if mask.window is not None:
         found &= queries.high - keys.low < mask.window

@@ -47,30 +47,30 @@ def attend(
 ) -> Array:
     """Attention of queries [b, s, k, g, h] over keys and values [b, s, k, h], sharded by the rules of `layout`.
 
-    Scores are never materialized as a whole. Residuals are named `ATTENTION_RESIDUALS` for remat policies.
+    The full score matrix is never materialized. Residuals are named `ATTENTION_RESIDUALS` for remat policies.
 
     Args:
       query: [b, s, k, g, h] with g query heads for each of k kv heads.
-      key: [b, s, k, h]; keys and values may lie whole on each device, of tokens in order.
-      value: [b, s, k, h]; h may be another one than the keys'.
-      segments: [b, s] each; None where every row is one document in order.
-      key_ids: the ids of `segments` of a whole row [b, s], on every device, where sp splits tokens that do not go round
-        a ring.
-      order: the position in the row of each token as it is stored [s], see `token_order`; None where they are in order.
+      key: [b, s, k, h]; keys and values may be replicated over sp, with tokens in order.
+      value: [b, s, k, h]; h may differ from the keys'.
+      segments: [b, s] each; None if every row is one document in order.
+      key_ids: document ids of whole rows [b, s], on every device; read by Ulysses and gather where sp splits the
+        sequence.
+      order: the position in its row of each stored token [s], see `token_order`; None if tokens are stored in order.
       layout: mesh and rules.
       method: how keys reach queries over sp. Ulysses needs tokens in order; ring and gather take any order.
       mask: which keys a query attends to.
       attention: the kernel, see `select_kernel` and `select_kernel_for_chunks`.
 
-    Returns an array with the shape, dtype and sharding of the query, as wide as values. Raises where Ulysses cannot
-    split the kv heads.
+    Returns an array with the shape, dtype and sharding of the query, but with the head dim of the values. Raises if
+    Ulysses cannot split the kv heads.
     """
     axes = layout.axes("sequence")
     has_all_keys = bool(axes) and jax.typeof(key).sharding.spec[1] is None
     if axes and method == "ulysses":
         check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
     if value.shape[-1] != query.shape[-1]:
-        # No other kernel has values of another width than queries.
+        # Only this kernel supports values whose head dim differs from the queries'.
         kernel = "blockwise"
     elif axes and method != "ulysses":
         kernel = select_kernel_for_chunks(query.shape[1] // layout.mesh.degree(axes))
@@ -80,7 +80,7 @@ def attend(
     if has_all_keys:
         keys = P(keys[0], None, *keys[2:])
     local = partial(_local, axes=axes, method=method, mask=mask, kernel=kernel, has_all_keys=has_all_keys, order=order)
-    # The types of a Pallas kernel's results do not tell over which mesh axes they vary.
+    # The result types of a Pallas kernel do not record over which mesh axes they vary.
     sharded = on_shards(
         local,
         layout,
@@ -92,9 +92,9 @@ def attend(
 
 
 def token_order(length: int, layout: ShardingContext, strategy: Strategy) -> np.ndarray | None:
-    """Positions of a sequence's tokens in storage order [length], for a zigzag ring; None where they are in order.
+    """Return the position of each stored token [length] for a zigzag ring; None if tokens are stored in order.
 
-    Raises where the length does not divide into a zigzag.
+    Raises if the length cannot be divided into a zigzag.
     """
     return zigzag(length, layout.mesh.sp) if is_zigzag(layout.mesh, strategy) else None
 

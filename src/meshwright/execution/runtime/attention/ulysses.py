@@ -1,9 +1,9 @@
 """Attention over a sharded sequence without a ring: all tokens for some heads (Ulysses), or all keys for all heads.
 
 Ulysses (arXiv:2309.14509) exchanges heads for tokens with an all-to-all, attends over whole sequences with a share of
-the heads, and exchanges back. It moves (H + K) / K / P of the bytes of gathering keys and values, with K kv heads and H
-query heads over P devices. Gathered keys and values (Llama 3's context parallelism, arXiv:2407.21783, section 3.3.2)
-need no divisibility of heads and no order of tokens. Both are called inside `jax.shard_map`.
+the heads, and exchanges back. It sends (H + K) / K / P times the bytes that gathering keys and values sends, with K kv
+heads and H query heads over P devices. Gathering keys and values (Llama 3's context parallelism, arXiv:2407.21783,
+section 3.3.2) works with any number of heads and any order of tokens. Both are called inside `jax.shard_map`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def ulysses_attention(
 ) -> Array:
     """Attention of this device's queries [b, s, k, g, h] over the keys and values [b, s, k, h] of the whole axis.
 
-    The axis's degree must divide k. Four all-to-alls forward and four backward. ids: of the documents of all tokens of
-    the axis, in order; None where each row is one document.
+    The axis's degree must divide k. There are four all-to-alls in forward and four in backward. `ids` has the document
+    ids of all tokens of the axis, in order; None if each row is one document.
     """
     query, key, value = (
         checkpoint_name(jax.lax.all_to_all(x, axis, split_axis=2, concat_axis=1, tiled=True), ATTENTION_RESIDUALS)
@@ -48,18 +48,18 @@ def gathered_attention(
     kernel: Kernel,
     order: np.ndarray | None = None,
 ) -> Array:
-    """The same with keys and values gathered over the axis: any number of heads, tokens in any order.
+    """Like `ulysses_attention`, but with keys and values gathered over the axis: any number of heads, any token order.
 
     Args:
       query: this device's queries.
       key: this device's keys.
       value: this device's values.
-      ids: of the documents of this device's tokens; None where each row is one document.
-      key_ids: of those of all tokens of the axis.
+      ids: document ids of this device's tokens; None if each row is one document.
+      key_ids: document ids of all tokens of the axis, as stored.
       axis: the mesh axis.
       mask: which keys a query attends to.
-      kernel: what attends to the gathered keys.
-      order: the position of each token of the axis as it is stored; None where they are in order.
+      kernel: the kernel that attends over the gathered keys.
+      order: the position of each token of the axis as stored; None if tokens are stored in order.
     """
     length, here = query.shape[1], jax.lax.axis_index(axis)
     places = np.arange(length * jax.lax.axis_size(axis)) if order is None else order
@@ -72,9 +72,9 @@ def gathered_attention(
 
 
 def segments_in_rows(places: Array | np.ndarray, ids: Array | None) -> Segments:
-    """Return the segments of tokens, whose places [s] in a row serve as positions.
+    """Return segments that use the indices [s] of tokens in their row as positions.
 
-    Only differences of positions matter, and within a document these equal the differences of places.
+    Only differences of positions matter, and within a document these equal the differences of the indices.
     """
     places = jnp.asarray(places, jnp.int32)[None]
     return Segments(places) if ids is None else Segments(jnp.broadcast_to(places, ids.shape), ids)

@@ -1,1 +1,1 @@
-"""Experts: tokens to the devices of their experts, products over their rows, and back."""
+"""MoE experts: dispatch of tokens to the devices of their experts, grouped matmuls, and their combination."""

@@ -1,8 +1,8 @@
 """The all-to-all of rows sorted by expert, to the devices that hold the experts and back.
 
-The number of rows sent is known only at run time, array shapes before. XLA:TPU and XLA:GPU have a ragged all-to-all,
-which moves the rows there are. XLA:CPU has none: there every device sends every other the largest possible number of
-rows. Both fill the same receive buffer: `capacity` rows for each source, filled from the first.
+The number of rows sent is known only at run time, but array shapes are static. XLA:TPU and XLA:GPU have a ragged
+all-to-all, which sends only the actual rows. XLA:CPU has none: there every device sends every other device the largest
+possible number of rows. Both fill the same receive buffer: `capacity` rows for each source, filled from the first.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Axes = tuple[str, ...]
 class A2ASplits(NamedTuple):
     """Row counts of an all-to-all between this device and each of n devices, [n] each.
 
-    starts: first row for each destination among the rows sent. remote_starts: first row, on each destination, of those
-    for this device.
+    starts: first row for each destination among the rows this device sends. remote_starts: first row for this device
+    among the rows that each other device sends.
     """
 
     sent: Array
@@ -34,7 +34,7 @@ class A2ASplits(NamedTuple):
 
 
 def exchange_counts(counts: Array, axes: Axes) -> tuple[A2ASplits, Array]:
-    """From the rows per expert on this device [all experts] to the splits, and the rows per source for its own experts.
+    """Return the splits for this device's rows per expert [all experts], and the rows received for its own experts.
 
     The second result is [sources, own experts]. Costs an all-to-all of a few integers.
     """
@@ -48,7 +48,7 @@ def exchange_counts(counts: Array, axes: Axes) -> tuple[A2ASplits, Array]:
 
 
 def all_to_all(x: Array, axes: Axes) -> Array:
-    """All-to-all of x [n, ...]: part j goes to device j, results are ordered by source. Its own inverse."""
+    """All-to-all of x [n, ...]: part j goes to device j, results are ordered by source. It is its own inverse."""
     return jax.lax.all_to_all(x, axes, split_axis=0, concat_axis=0, tiled=True) if axes else x
 
 
@@ -56,7 +56,7 @@ def all_to_all(x: Array, axes: Axes) -> Array:
 class A2AShape:
     """Static shapes of an exchange over `axes`.
 
-    num_rows: rows on each device. capacity: most rows to one destination.
+    num_rows: rows on each device. capacity: maximum number of rows to one destination.
     """
 
     axes: Axes
@@ -83,7 +83,7 @@ def ragged_all_to_all_back(buffer: Array, splits: A2ASplits, shape: A2AShape) ->
 def padded_all_to_all(rows: Array, splits: A2ASplits, shape: A2AShape) -> Array:
     """`ragged_all_to_all` with `capacity` rows for every destination, padded.
 
-    On any hardware this is faster for rows of one number: TPUs would pad each such row to 128.
+    On all hardware this is faster for rows of one element: TPUs would pad each such row to 128.
     """
     padded = permute(rows, pad_groups(splits.sent, capacity=shape.capacity, num_rows=shape.num_rows))
     return all_to_all(padded.reshape(-1, shape.capacity, rows.shape[1]), shape.axes)

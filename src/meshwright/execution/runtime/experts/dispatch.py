@@ -1,13 +1,13 @@
 """Dispatch of tokens to experts over the devices of ep and tp, and the combination of the results.
 
 Called inside `jax.shard_map`. Experts are sharded over ep and the width of each over tp (GShard, arXiv:2006.16668). The
-devices of tp hold different tokens. Where experts are sharded, each device exchanges its own tokens over ep, and what
-arrives is gathered over tp. Where they are not, tokens are gathered over tp before they are copied for each expert,
-which moves fewer bytes.
+devices of tp hold different tokens. If experts are sharded, each device exchanges its own tokens over ep, and received
+rows are gathered over tp. If not, tokens are gathered over tp before they are copied for each expert, which transfers
+fewer bytes.
 
-Dropless: every copy of a token is processed, and a device has buffers for the most that could arrive. With a capacity
-each device sends each expert a fixed number of slots, empty ones as zeros. Copies beyond that are dropped, later
-choices first.
+Dropless: every copy of a token is processed, and a device has buffers for the maximum that could arrive. With a
+capacity, each device sends each expert a fixed number of slots, zeros in unused ones. Copies beyond the capacity are
+dropped, later choices first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Dispatched(NamedTuple):
 
     rows: dropless [m, d], sorted by expert, undefined beyond the sum of `sizes`; with a capacity [experts, slots, d].
     shares: router weight of each row, shaped as rows with d = 1. sizes: rows per expert [experts]; None with a
-    capacity. dropped: copies of this device's tokens without a slot, per expert [experts]. combine: from the experts'
+    capacity. dropped: copies of this device's tokens without a slot, per expert [experts]. combine: maps the experts'
     outputs, still partial sums over tp, to the output of each dispatched token.
     """
 
@@ -57,7 +57,7 @@ class Dispatched(NamedTuple):
 class ExpertAxes:
     """Mesh axes with more than one device that shard experts, the width of each expert, and tokens.
 
-    tokens: equal to `width`, or () where all devices of `width` hold the same tokens.
+    tokens: equal to `width`, or () if all devices of `width` hold the same tokens.
     """
 
     experts: Axes
@@ -105,11 +105,11 @@ def _dispatch_dropless(x: Array, routing: Choice, experts: Experts, ep: Axes, tp
     permutation = group_by_expert(received, capacity=shape.capacity)
 
     def receive(sent: Array) -> Array:
-        """Rows as the local experts read them."""
+        """Gather received rows over tp and sort them by local expert."""
         return keep(permute(gather(sent, tp).reshape(-1, sent.shape[2]), permutation))
 
     def combine(y: Array) -> Array:
-        """Return results to their devices and sum them for each token."""
+        """Send results back to their tokens' devices and sum them for each token."""
         returned = scatter(permute(y, permutation.inverse).reshape(-1, shape.capacity, d), tp)
         return permute(ragged_all_to_all_back(returned, splits, shape), tokens.inverse)
 
@@ -125,13 +125,13 @@ def _dispatch_with_capacity(x: Array, routing: Choice, experts: Experts, ep: Axe
     here = experts.count // (jax.lax.axis_size(ep) if ep else 1)
 
     def receive(rows: Array) -> Array:
-        """Slots as the local experts read them: equally many from each source."""
+        """Exchange slots and group them by local expert, equally many from each source."""
         arrived = gather(all_to_all(rows.reshape(experts.count, slots, -1), ep), tp)
         by_source = arrived.reshape(-1, here, slots, rows.shape[1])
         return keep(jnp.swapaxes(by_source, 0, 1).reshape(here, -1, rows.shape[1]))
 
     def combine(y: Array) -> Array:
-        """Return results to their devices and sum them for each token."""
+        """Send results back to their tokens' devices and sum them for each token."""
         by_source = jnp.swapaxes(y.reshape(here, -1, slots, d), 0, 1).reshape(-1, slots, d)
         return permute(all_to_all(scatter(by_source, tp), ep).reshape(-1, d), tokens.inverse)
 
@@ -141,10 +141,10 @@ def _dispatch_with_capacity(x: Array, routing: Choice, experts: Experts, ep: Axe
 
 
 def gather(x: Array, axes: Axes, *, dim: int = 0) -> Array:
-    """All-gather along `dim`, or `x` where there are no axes."""
+    """All-gather along `dim`; return `x` if there are no axes."""
     return jax.lax.all_gather(x, axes, axis=dim, tiled=True) if axes else x
 
 
 def scatter(x: Array, axes: Axes, *, dim: int = 0) -> Array:
-    """Reduce-scatter along `dim`, or `x` where there are no axes."""
+    """Reduce-scatter along `dim`; return `x` if there are no axes."""
     return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True) if axes else x

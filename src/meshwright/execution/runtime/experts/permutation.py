@@ -1,7 +1,6 @@
-"""Permutations of rows for expert dispatch: sort by expert, pad groups to a fixed number, and the inverse.
+"""Permutations of rows for expert dispatch: sort by expert, pad groups to a fixed number of rows, and the inverses.
 
-A permutation is stored as gather indices in both directions, so that forward and backward gather rows and none
-scatters.
+A permutation is stored as gather indices in both directions: forward and backward both gather rows and never scatter.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from jax import Array
 
 
 class Permutation(NamedTuple):
-    """Gather indices of a permutation of rows, in both directions; -1 is none.
+    """Gather indices of a permutation of rows, in both directions; -1 means no row.
 
     sources [slots, 1]: the row that each slot reads. destinations [rows, uses]: the slots that each row goes to.
     """
@@ -30,7 +29,7 @@ class Permutation(NamedTuple):
 
 @jax.custom_vjp
 def permute(values: Array, permutation: Permutation) -> Array:
-    """Rows [m, d]: each the sum of the rows of `values` [n, d] in `permutation.sources` [m, a], or zeros."""
+    """Return rows [m, d]: each is the sum of the rows of `values` [n, d] listed in `permutation.sources` [m, a]."""
     rows = jnp.where((permutation.sources >= 0)[..., None], values[permutation.sources], 0)
     return jnp.sum(rows, axis=1)
 
@@ -49,8 +48,8 @@ permute.defvjp(_permute_forward, _permute_backward)
 class Copies(NamedTuple):
     """Copies of tokens, one for each expert chosen, numbered [choices, tokens], first choices first.
 
-    order: the copy at each position after sorting by expert. place: the position of each copy. counts: copies per
-    expert.
+    order: the copy at each position after sorting by expert. place: the position of each copy after sorting. counts:
+    copies per expert.
     """
 
     order: Array
@@ -58,7 +57,7 @@ class Copies(NamedTuple):
     counts: Array
 
     def permutations(self, among: Permutation, num_tokens: int) -> tuple[Permutation, Permutation]:
-        """Permutations of tokens and of copies: the sort, then a permutation `among` of the sorted copies."""
+        """Return the sort followed by a permutation `among` of the sorted copies, applied to tokens and to copies."""
         sources, destinations = among.sources[:, 0], among.destinations[:, 0]
         copies = jnp.where(sources >= 0, self.order[sources], -1)
         slots = destinations[self.place]
@@ -75,7 +74,7 @@ def sort_copies(chosen: Array, num_experts: int) -> Copies:
 
 
 def identity(num_rows: int) -> Permutation:
-    """The permutation that leaves every row where it is."""
+    """Return the permutation that leaves every row in place."""
     rows = jnp.arange(num_rows)[:, None]
     return Permutation(rows, rows)
 
@@ -96,7 +95,7 @@ def pad_groups(sizes: Array, *, capacity: int, num_rows: int) -> Permutation:
 
 
 def group_by_expert(counts: Array, *, capacity: int) -> Permutation:
-    """Sort received rows by expert: n sources with `capacity` rows each, of which counts [n, experts] are filled.
+    """Sort received rows by expert: n sources sent `capacity` rows each, of which counts [n, experts] are filled.
 
     Unfilled rows come last.
     """

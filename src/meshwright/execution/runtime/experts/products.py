@@ -1,11 +1,11 @@
-"""Grouped matmuls: rows times the weights of their expert, and the transpose that sums rows into gradients of weights.
+"""Grouped matmuls: rows times the weights of their expert, and the transpose, which sums rows into weight gradients.
 
-XLA:TPU lowers the first as a ragged dot. For everything else compilers multiply all rows for every group (JAX 0.10.2,
-libtpu 0.0.42.1). There rows are multiplied in blocks of one expert each (MegaBlocks, arXiv:2211.15841, section 5). The
-number of blocks is the most that any routing needs; a loop skips those that this routing does not need.
+XLA:TPU lowers the first as a ragged dot. In all other cases compilers would multiply all rows for every group (JAX
+0.10.2, libtpu 0.0.42.1), so rows are multiplied in blocks of one expert each (MegaBlocks, arXiv:2211.15841, section 5).
+The number of blocks is the maximum that any routing needs; a loop skips those that this routing does not need.
 
-Called inside `jax.shard_map`. rows [m, d] are sorted by expert, `sizes` [experts] of them for each. With slots they are
-[experts, slots, d], and `sizes` is None.
+Called inside `jax.shard_map`. Dropless rows [m, d] are sorted by expert, and `sizes` [experts] counts each expert's
+rows. With a capacity rows are [experts, slots, d], and `sizes` is None.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ def grouped_matmul(rows: Array, weights: Array, sizes: Array | None, dtype: Any)
 
 
 def grouped_matmul_transposed(left: Array, right: Array, sizes: Array | None, dtype: Any) -> Array:
-    """Sum left [m, d] x right [m, f] over the rows of each expert: [experts, d, f] in `dtype`."""
+    """Sum the outer products of left [m, d] and right [m, f] over each expert's rows: [experts, d, f] in `dtype`."""
     if sizes is None:
         return jnp.einsum("esd,esf->edf", left, right, preferred_element_type=dtype)
     return _sum_in_blocks(left, right, sizes, dtype)
 
 
 class Block(NamedTuple):
-    """A block of rows of one expert, or [n] of each field: its first row, and the end of its expert's rows.
+    """A block of rows of one expert; with n blocks each field is [n].
 
-    is_first: first block of its expert. is_needed: this routing uses it.
+    start: first row of the block. end: end of its expert's rows. is_first: first block of its expert. is_needed: this
+    routing uses the block.
     """
 
     expert: Array
@@ -67,7 +68,7 @@ def _blocks(sizes: Array, count: int, size: int) -> Block:
 def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any) -> Array:
     """`grouped_matmul` in blocks.
 
-    The last block starts early rather than beyond the array, and keeps rows of other blocks.
+    A block that would reach beyond the array starts earlier, and leaves the rows of other blocks unchanged.
     """
     count, size = expert_blocks(rows.shape[0], sizes.shape[0])
 
@@ -84,7 +85,7 @@ def _multiply_in_blocks(rows: Array, weights: Array, sizes: Array, *, dtype: Any
 def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array:
     """`grouped_matmul_transposed` in blocks.
 
-    An expert's sum is accumulated in float32, or in the dtype of integer sums.
+    An expert's sum is accumulated in float32; integer sums in their own dtype.
     """
     count, size = expert_blocks(left.shape[0], sizes.shape[0])
     of_sums = widest(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
@@ -108,7 +109,7 @@ def _sum_in_blocks(left: Array, right: Array, sizes: Array, dtype: Any) -> Array
 def _over_blocks(do: Any, result: Any, blocks: Block) -> Any:
     """Fold `do` over the blocks that are needed, in a loop that ends after them.
 
-    With a branch in each step XLA:GPU would copy the result in each (JAX 0.10.2).
+    With a branch in each step XLA:GPU would copy the result in each step (JAX 0.10.2).
     """
     needed, count = jnp.sum(blocks.is_needed), blocks.is_needed.shape[0]
 
@@ -125,13 +126,13 @@ def _over_blocks(do: Any, result: Any, blocks: Block) -> Any:
 
 
 class BlockRows(NamedTuple):
-    """The rows of an array that a block reads, from `start` on, and which of them belong to the block [size, 1]."""
+    """The rows of an array that a block reads, from `start` on; `is_own` [size, 1] marks the block's own rows."""
 
     start: Array
     is_own: Array
 
     def cut(self, array: Array) -> Array:
-        """The rows."""
+        """Slice these rows from an array."""
         return lax.dynamic_slice_in_dim(array, self.start, self.is_own.shape[0], axis=0)
 
 

@@ -12,7 +12,7 @@ from meshwright.description.step.layer import SOFTMAX_ROUTING, Routing
 
 
 class Choice(NamedTuple):
-    """The experts chosen for each token, and the weight of each in the result: [..., choices] both."""
+    """The experts chosen for each token, and the weight of each expert's output: both [..., choices]."""
 
     chosen: Array
     shares: Array
@@ -23,7 +23,7 @@ def route(
 ) -> Choice:
     """Choose `num_active` experts for each token by its router logits [..., experts], which are float32.
 
-    choice_bias: [experts], where `routing` has one.
+    choice_bias: [experts], added to the scores for the choice alone; None if `routing` has no bias.
     """
     if routing.scores == "softmax" and choice_bias is None and routing.num_groups == 1:
         # A softmax keeps the order of its logits; one over the chosen ones alone is normed (Mixtral, arXiv:2401.04088).
@@ -64,10 +64,10 @@ def _of_best_groups(keys: Array, routing: Routing) -> Array:
 
 
 class Load(NamedTuple):
-    """Sums over tokens for each expert [..., experts] in float32, over all devices or those of one device.
+    """Sums over tokens for each expert [..., experts] in float32, of one device or of all devices.
 
-    copies: tokens that chose the expert. dropped: those beyond its capacity. probability: the router's score over the
-    sum of all experts' scores.
+    copies: tokens that chose the expert. dropped: copies beyond the expert's capacity. probability: the expert's router
+    score over the sum of all experts' scores.
     """
 
     copies: Array
@@ -86,7 +86,7 @@ class Load(NamedTuple):
 
     @property
     def max_over_mean(self) -> Array:
-        """Copies of the busiest expert of any layer over the mean."""
+        """Copies of the busiest expert of any layer, divided by the mean."""
         return jnp.max(jnp.max(self.copies, axis=-1) / jnp.mean(self.copies, axis=-1))
 
     @property
@@ -105,10 +105,10 @@ class Load(NamedTuple):
 
 
 def probabilities(logits: Array, routing: Routing = SOFTMAX_ROUTING, is_token: Array | None = None) -> Array:
-    """Router probabilities [experts] summed over the tokens of `logits` [..., experts].
+    """Sum router probabilities [experts] over the tokens of `logits` [..., experts].
 
-    Those of scores that are no softmax are their shares of the sum of all (DeepSeek-V3, arXiv:2412.19437, equation 19).
-    is_token: false for padding [...], which is left out; None without any.
+    Scores other than a softmax are divided by their sum over experts (DeepSeek-V3, arXiv:2412.19437, equation 19).
+    is_token: false for padding [...], which is left out; None if there is no padding.
     """
     scores = _scores(logits, routing)
     if routing.scores != "softmax":

@@ -1,1 +1,1 @@
-"""Pipelines: the schedules that run stages."""
+"""Pipeline parallelism: stages, and the schedules that run them."""

@@ -5,12 +5,13 @@ Pairs of stages s and p - 1 - s share the load, as in BPipe (Kim et al., Memory-
 Training Large Language Models, ICML 2023), so that each holds p microbatches.
 
 An early stage sends its saved inputs to its partner at once, gets them back after p - 1 - 2 s ticks, and holds them for
-the p ticks until their backward. A late stage holds its own inputs, and its partner's up to p in all. Both directions
-are one permute a tick of the inputs of a chunk's layers: early stages send the newest, late stages the oldest of their
-partner's, and what arrives takes the slot that became free. This adds one layer input a layer to the traffic between
-stages. Nothing waits for it in the tick in which it travels, but over a slow network it may take longer than a tick.
+the p ticks until their backward. A late stage holds its own and its partner's inputs, p microbatches in all. One
+permute a tick, of the inputs of a chunk's layers, serves both directions: early stages send their newest inputs, late
+stages the oldest of their partner's, and received inputs take the slot that became free. This adds one layer input per
+layer to the traffic between stages. No computation waits for the permute within its tick, but over a slow network it
+may take longer than a tick.
 
-With virtual stages nothing is balanced: a device holds `Schedule.kept` microbatches.
+With virtual stages inputs are not exchanged: a device holds `Schedule.kept` microbatches.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from meshwright.execution.runtime.shards import STAGES
 class SavedInputs(NamedTuple):
     """Layer inputs awaiting backward.
 
-    slots: [slots, c, p, ...]. in_flight: inputs travelling between partners [c, p, ...]; None where nothing is
-    balanced. in_flight_slot: the slot of each stage that will receive them, [p].
+    slots: [slots, c, p, ...]. in_flight: inputs in transit between partners [c, p, ...]; None if partners exchange
+    nothing. in_flight_slot: the slot of each stage that will receive them, [p].
     """
 
     slots: Array
@@ -42,7 +43,7 @@ class SavedInputs(NamedTuple):
 class Slots(NamedTuple):
     """Slots of each stage in a tick, [p]: of its own inputs, of inputs sent to its partner, of inputs to run backward.
 
-    An early stage saves into the slot that its partner's inputs will take, and sends the same slot.
+    An early stage saves into the slot that will receive its partner's inputs, and sends the same slot.
     """
 
     own: Array
@@ -51,7 +52,7 @@ class Slots(NamedTuple):
 
 
 def slots_in_tick(pipeline: Pipeline, tick: Array, unit: Unit) -> Slots:
-    """The slots of a tick in which each stage runs `unit` [p] backward."""
+    """Return the slots of a tick in which each stage runs `unit` [p] backward."""
     schedule, stages = pipeline.schedule, pipeline.stages
     if not schedule.is_balanced:
         own = jnp.broadcast_to(tick % schedule.kept, stages.shape, out_sharding=P(STAGES))
@@ -64,7 +65,7 @@ def slots_in_tick(pipeline: Pipeline, tick: Array, unit: Unit) -> Slots:
 
 
 def zero_saved(pipeline: Pipeline, stream: Array) -> SavedInputs:
-    """Empty slots; a stream is [p, ...]."""
+    """Return empty slots for a stream [p, ...]."""
     schedule, spec = pipeline.schedule, jax.typeof(stream).sharding.spec
     layers = (max(pipeline.counts), *stream.shape)
     slots = jnp.zeros((schedule.kept, *layers), stream.dtype, out_sharding=P(None, None, *spec))
@@ -89,7 +90,7 @@ def save_inputs(saved: SavedInputs, layer_inputs: Array, tick_slots: Slots, sche
 
 
 def store_in_flight(saved: SavedInputs) -> SavedInputs:
-    """Store received inputs in their slot."""
+    """Store received inputs in their slots."""
     if saved.in_flight is None:
         return saved
     return saved._replace(slots=_write_slot(saved.slots, saved.in_flight, saved.in_flight_slot))
@@ -105,7 +106,7 @@ def _write_slot(slots: Array, layer_inputs: Array, place: Array) -> Array:
 
 
 def read_slot(slots: Array, place: Array) -> Array:
-    """The layer inputs in one slot of each stage, [c, p, ...]."""
+    """Return the layer inputs in one slot of each stage, [c, p, ...]."""
     spec = jax.typeof(slots).sharding.spec
     return jax.shard_map(
         lambda slots, place: lax.dynamic_index_in_dim(slots, place[0], keepdims=False),

@@ -1,4 +1,4 @@
-"""GPipe: all microbatches forward, then all backward. JAX derives backward."""
+"""GPipe: all microbatches forward, then all backward, by JAX's automatic differentiation."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from meshwright.execution.runtime.pipeline.stages import (
 
 
 def pipelined_loss(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree) -> tuple[Array, tuple[Array, Tree]]:
-    """The mean loss over microbatches `inputs` [m, ...], and what `mean_loss` gives beside it.
+    """Return the mean loss over microbatches `inputs` [m, ...], and the second result of `mean_loss`.
 
     Called under `jax.set_mesh` of an explicit mesh. layers: every parameter stacked over slots, in the order of
-    `slot_layers`, that dim sharded over stages. Values that `layer` saves for backward are saved for all microbatches,
-    so it needs a remat policy around `wait_for_input`. Of `first` and `last` only the inputs are saved.
+    `slot_layers`, with the slot dim sharded over stages. Values that `layer` saves for backward are saved for all
+    microbatches, so `layer` needs a remat policy around `wait_for_input`. Of `first` and `last` only the inputs are
+    saved.
     """
     schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
     pipeline = replace(pipeline, first=jax.checkpoint(pipeline.first), last=jax.checkpoint(pipeline.last))
@@ -57,8 +58,8 @@ def wait_for_input(
 ) -> Callable[[Tree, Array, Tree, Array], LayerOutput]:
     """Keep XLA from using a layer's weights before its input is ready (optimization barrier).
 
-    Otherwise values that depend on weights alone, as gathered weights, are equal in all ticks, and JAX computes them
-    for all layers before the first (JAX 0.10.2). Goes inside a remat policy.
+    Values that depend on weights alone, such as gathered weights, are equal in all ticks; JAX would compute them for
+    all layers before the first layer (JAX 0.10.2). Apply this inside a remat policy.
     """
 
     def waiting(weights: Tree, x: Array, part: Tree, number: Array) -> LayerOutput:

@@ -1,4 +1,4 @@
-"""The entry of a microbatch into the pipeline: whole on the first stage, computed by all stages or a share by each."""
+"""Insert a microbatch into the first stage of a pipeline; all stages compute it, or each stage a share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from meshwright.execution.runtime.shards import STAGES
 
 
 def inject_on_first_stage(x: Array, arriving: Array) -> Array:
-    """x [b, ...] on the first stage, what arrived [p, b, ...] on the others. Stages may shard the first dim of x.
+    """Return x [b, ...] on the first stage and `arriving` [p, b, ...] on the others.
 
-    If they do, each stage receives only its share of the gradient of x, by a reduce-scatter.
+    Stages may shard the first dim of x. If they do, each stage receives only its share of the gradient of x, by a
+    reduce-scatter.
     """
     spec = jax.typeof(arriving).sharding.spec
     if not _is_split(x):
@@ -30,7 +31,7 @@ def inject_on_first_stage(x: Array, arriving: Array) -> Array:
 
 
 def zeros_on_stages(like: Any, stages: int) -> Array:
-    """Zeros [p, b, ...] for each stage, shaped like an array [b, ...] whose first dim stages may shard."""
+    """Return zeros [p, b, ...] for each stage, shaped like an array [b, ...] whose first dim stages may shard."""
     split, *others = like.sharding.spec
     whole = tuple(axis for axis in _axes(split) if axis != STAGES)
     return jnp.zeros((stages, *like.shape), like.dtype, out_sharding=P(STAGES, whole or None, *others))

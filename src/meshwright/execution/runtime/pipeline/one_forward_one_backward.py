@@ -55,8 +55,8 @@ from meshwright.execution.runtime.pipeline.stages import (
 class State(NamedTuple):
     """The state between ticks.
 
-    arriving: from the previous stage, [p, ...]. returning: gradient from the next stage. saved: layer inputs awaiting
-    backward. of_ends, of_layers: gradients so far. sums: sums of the forward passes so far.
+    arriving: input from the previous stage, [p, ...]. returning: gradient from the next stage. saved: layer inputs
+    awaiting backward. of_ends, of_layers: parameter gradients so far. sums: sums of the forward passes so far.
     """
 
     arriving: Array
@@ -76,7 +76,7 @@ def pipelined_loss_1f1b(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tr
 def _forward(
     pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree
 ) -> tuple[tuple[Array, tuple[Array, Tree]], tuple[Tree, Tree]]:
-    """The result of `pipelined_loss`, and the gradients of the loss, which are all that backward needs."""
+    """Return the result of `pipelined_loss`, and the gradients of the loss, which are all that backward needs."""
     schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
 
     def tick(state: State, number: Array, *, is_forward: bool, is_backward: bool) -> tuple[State, None]:
@@ -140,7 +140,8 @@ def _last_stage_gradient(
 class BackwardWork(NamedTuple):
     """The backward work of each stage in a tick, [p] each: its unit, and whether it is active.
 
-    starts_at_loss: the unit's gradient begins with its loss. first_stage_unit: the unit of the first stage.
+    starts_at_loss: whether the unit's gradient starts at its loss. first_stage_unit: the unit that the first stage
+    runs.
     """
 
     unit: Unit
@@ -173,8 +174,8 @@ def _stage_backward(
       data: parameters and microbatches.
       state: the state between ticks.
       layer_inputs: saved inputs of the unit's layers [c, p, ...].
-      loss_gradient: the gradient the last stage may start with; None in ticks without a loss.
-      work: what each stage runs.
+      loss_gradient: the gradient that the last stage may start with; None in ticks without a loss.
+      work: the unit that each stage runs.
     """
     gradient = (
         state.returning
@@ -200,7 +201,7 @@ def _stage_backward(
 def _layers_backward(
     pipeline: Pipeline, data: PipelineData, layer_inputs: Array, gradient: Array, work: BackwardWork
 ) -> tuple[Array, Tree]:
-    """The gradients of each stage's input [p, ...], and of the parameters of its layers [c, p, ...]."""
+    """Return the gradients of each stage's input [p, ...], and of the parameters of its layers [c, p, ...]."""
     ours, share = stage_inputs(data, work.unit), 1 / pipeline.schedule.microbatches
 
     def made(number: Array, weights: Tree, x: Array) -> tuple[Array, Array | None]:

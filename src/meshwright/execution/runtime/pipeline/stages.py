@@ -1,9 +1,9 @@
 """Pipeline parallelism as one SPMD program: stages over a mesh axis, one permute a tick.
 
-Stages are one more dim of every array, sharded over the axis and mapped over. All devices run one program in lockstep
-without diverging branches, and a layer keeps its shardings over the other axes of an explicit mesh. An idle device
-computes on zeros instead of waiting. Every stage computes the embedding, for its share of a microbatch or for all of
-it, and the whole output head, on the output that the last stage broadcasts.
+Every array has an extra dim for the stages, sharded over the axis and mapped over. All devices run one program in
+lockstep without diverging branches, and a layer keeps its shardings over the other axes of an explicit mesh. An idle
+device computes on zeros instead of waiting. Every stage computes the embedding, for its share of a microbatch or for
+all of it, and the whole output head, on the output that the last stage broadcasts.
 
 The schedules are in `gpipe` and `one_forward_one_backward`.
 """
@@ -70,7 +70,7 @@ class Pipeline:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Layers per chunk, in the order in which tokens pass them."""
+        """Layers per chunk, in the order in which tokens pass through the chunks."""
         return chunk_layers(self.num_layers, self.schedule.stages * self.schedule.virtual_stages)
 
     @property
@@ -93,19 +93,19 @@ class PipelineData(NamedTuple):
 
 
 def clip_unit(index: Array, schedule: Schedule) -> Array:
-    """The index of a unit, clipped to the valid range."""
+    """Clip the index of a unit to the valid range."""
     return jnp.clip(index, 0, schedule.units - 1)
 
 
 def is_unit(index: Array, schedule: Schedule) -> Array:
-    """Whether an index is that of a unit."""
+    """Whether an index refers to a unit."""
     return (index >= 0) & (index < schedule.units)
 
 
 def inject(pipeline: Pipeline, data: PipelineData, arriving: Array, begun: Unit) -> Array:
-    """The input of each stage [p, ...]: what arrived, or a new microbatch on the first stage where one begins.
+    """Return the input of each stage [p, ...]: `arriving`, or a new microbatch on the first stage when one starts.
 
-    begun: the unit of the first stage.
+    begun: the unit that the first stage runs.
     """
 
     def joined() -> Array:
@@ -125,7 +125,7 @@ class Sums(NamedTuple):
 
 
 def zero_sums(pipeline: Pipeline, data: PipelineData) -> Sums:
-    """Sums before the first microbatch."""
+    """Return the sums before the first microbatch: zeros."""
     stage_work, stream = pipeline.stage_work(jnp.zeros((), int)), zero_stream(pipeline, data)
     weights = jax.tree.map(lambda array: array[0], chunk(data, stage_work.unit, pipeline))
     number = layer_numbers(pipeline, stage_work.unit)[0]
@@ -140,7 +140,7 @@ def zero_sums(pipeline: Pipeline, data: PipelineData) -> Sums:
 
 
 def mean_loss(pipeline: Pipeline, sums: Sums) -> tuple[Array, tuple[Array, Tree]]:
-    """The mean loss; beside it, without gradients, the mean of what `last` gives, and the stats stacked over slots."""
+    """Return the mean loss, and without gradients the mean result of `last` and the stats stacked over slots."""
     losses, stats = sums.of_layers
     means = sums.loss / pipeline.schedule.microbatches
     loss = jnp.sum(means)
@@ -150,7 +150,7 @@ def mean_loss(pipeline: Pipeline, sums: Sums) -> tuple[Array, tuple[Array, Tree]
 
 
 def flatten_slots(array: Array) -> Array:
-    """[p, v, c, ...] to an array stacked over slots."""
+    """Reshape [p, v, c, ...] to an array stacked over slots."""
     spec = jax.typeof(array).sharding.spec
     return lax.reshape(array, (math.prod(array.shape[:3]), *array.shape[3:]), out_sharding=P(spec[0], *spec[3:]))
 
@@ -160,7 +160,7 @@ def stage_forward(
 ) -> tuple[Array, Array, Sums]:
     """Run each stage's chunk of layers on x [p, ...].
 
-    Returns the output, the inputs of its layers [c, p, ...], and the sums.
+    Returns the output, the inputs of the chunk's layers [c, p, ...], and the updated sums.
 
     Args:
       pipeline: functions and schedule.
@@ -189,7 +189,7 @@ def stage_forward(
 
 
 def stage_inputs(data: PipelineData, unit: Unit) -> Tree:
-    """The microbatch of each stage, [p, ...]."""
+    """Return the microbatch of each stage, [p, ...]."""
 
     def take(array: Array) -> Array:
         spec = P(*jax.typeof(array).sharding.spec[1:])
@@ -219,7 +219,7 @@ def _add_at(total: Array, found: Array, index: Number) -> Array:
 
 
 def last_stage_loss(pipeline: Pipeline, data: PipelineData, x: Array, tick: Array) -> Array:
-    """The loss of the microbatch that the last stage has finished."""
+    """Return the loss of the microbatch that the last stage has finished."""
     unit = pipeline.schedule.forward(tick - pipeline.schedule.stages + 1)
 
     def loss() -> Array:
@@ -231,7 +231,7 @@ def last_stage_loss(pipeline: Pipeline, data: PipelineData, x: Array, tick: Arra
 
 
 def send_to_next(pipeline: Pipeline, x: Array) -> Array:
-    """Send each stage's output to the next stage. The last stage's goes to the first, for its next chunk."""
+    """Send each stage's output to the next stage; with virtual stages the last sends to the first."""
     count = pipeline.schedule.stages
     pairs = [(stage, (stage + 1) % count) for stage in range(count - (pipeline.schedule.virtual_stages == 1))]
     spec = jax.typeof(x).sharding.spec
@@ -239,19 +239,19 @@ def send_to_next(pipeline: Pipeline, x: Array) -> Array:
 
 
 def broadcast_from_stage(pipeline: Pipeline, x: Array, stage: int) -> Array:
-    """The part of x [p, ...] of one stage, on all stages."""
+    """Broadcast one stage's part of x [p, ...] to all stages."""
     # `jnp.sum` would communicate in float32; a sum with one term that is not zero needs no wider dtype.
     return lax.reduce_sum(jnp.where(broadcast_flags(pipeline.stages == stage, x), x, 0), (0,))
 
 
 def zero_stream(pipeline: Pipeline, data: PipelineData) -> Array:
-    """Zeros with the shape of a microbatch's stream on every stage, [p, ...]."""
+    """Return zeros with the shape of a microbatch's stream on every stage, [p, ...]."""
     like = jax.eval_shape(pipeline.first, data.ends, select_microbatch(data.inputs, 0))
     return zeros_on_stages(like, pipeline.schedule.stages)
 
 
 def by_chunk(layers: Tree, pipeline: Pipeline) -> Tree:
-    """Parameters stacked over slots, as [p, v, c, ...]."""
+    """Reshape parameters stacked over slots to [p, v, c, ...]."""
     schedule = pipeline.schedule
     dims = (schedule.stages, schedule.virtual_stages, max(pipeline.counts))
 
@@ -263,7 +263,7 @@ def by_chunk(layers: Tree, pipeline: Pipeline) -> Tree:
 
 
 def chunk(data: PipelineData, unit: Unit, pipeline: Pipeline) -> Tree:
-    """The parameters of each stage's current chunk, [c, p, ...]."""
+    """Return the parameters of each stage's current chunk, [c, p, ...]."""
 
     def take(array: Array) -> Array:
         if pipeline.schedule.virtual_stages == 1:
@@ -274,7 +274,7 @@ def chunk(data: PipelineData, unit: Unit, pipeline: Pipeline) -> Tree:
 
 
 def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
-    """Which slots of each stage's chunk hold a layer, [c, p]; None where all do."""
+    """Mark the slots of each stage's chunk that hold a layer, [c, p]; None if all slots do."""
     counts = pipeline.counts
     least = min(counts)
     if least == max(counts):
@@ -286,24 +286,24 @@ def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
 
 
 def layer_numbers(pipeline: Pipeline, unit: Unit) -> Array:
-    """The layer number of each slot of each stage's chunk, [c, p]; for empty slots that of the next layer."""
+    """Return the layer number of each slot of each stage's chunk, [c, p]; an empty slot has the next layer's."""
     counts, number = pipeline.counts, _chunk_number(pipeline, unit)
     longer = jnp.minimum(number, pipeline.num_layers - min(counts) * len(counts))
     return jnp.arange(max(counts))[:, None] + (number * min(counts) + longer)[None]
 
 
 def _chunk_number(pipeline: Pipeline, unit: Unit) -> Array:
-    """The index of each stage's chunk in the order in which tokens pass them, [p]."""
+    """Return the index of each stage's chunk in the order in which tokens pass through the chunks, [p]."""
     return unit.chunk * pipeline.schedule.stages + pipeline.stages
 
 
 def where_active(is_layer: Array | None, x: Array, other: Array) -> Array:
-    """x [p, ...] on stages that have a layer, the other array elsewhere."""
+    """Select x [p, ...] on stages that have a layer, `other` elsewhere."""
     return x if is_layer is None else jnp.where(broadcast_flags(is_layer, x), x, other)
 
 
 def select_microbatch(inputs: Tree, microbatch: Array | int) -> Tree:
-    """The arrays of one microbatch."""
+    """Return the arrays of one microbatch."""
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, microbatch, keepdims=False), inputs)
 
 
