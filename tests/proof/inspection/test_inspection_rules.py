@@ -7,7 +7,6 @@ from jax import P
 from jax.sharding import AxisType
 
 import meshwright
-from meshwright.proof.inspection.words import evidence
 from meshwright.record import Collective
 
 
@@ -43,7 +42,7 @@ def test_a_parameter_and_its_moments_that_were_forgotten_alike_are_one_finding()
     (forgotten,) = [one for one in found if one.kind == "replicated parameter"]
     assert (forgotten.name, forgotten.others) == ("params['head']", ("moments['head']",))
     assert forgotten.bytes == 2 * 256 * 64 * 4 * 7 // 8
-    assert "params['head'] f32[256,64], as moments['head'], has a copy" in evidence(forgotten)
+    assert "params['head'] f32[256,64], as moments['head'], has a copy" in forgotten.evidence
 
 
 RULES = {r"w_in|w_gate": (None, "tp"), r"w_out": ("tp", None)}
@@ -59,7 +58,7 @@ def test_an_argument_that_its_rule_splits_and_the_program_does_not_is_told_with_
     (found,) = findings(False, rules=RULES)
     assert found.kind == "replicated parameter"
     assert (found.name, str(found.shape), found.axes) == ("params['w_out']", "f32[128,64]", ("tp",))
-    assert "params['w_out'] f32[128,64] has a copy on each of 4 devices along tp" in evidence(found)
+    assert "params['w_out'] f32[128,64] has a copy on each of 4 devices along tp" in found.evidence
     assert found.bytes == 128 * 64 * 4 * 3 // 4
     assert "test_inspection_rules.py" in found.source
 

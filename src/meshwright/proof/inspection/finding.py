@@ -1,4 +1,4 @@
-"""One mistake in a compiled program, as data. `inspection.words` has the sentences about it."""
+"""One mistake in a compiled program: its figures, and the sentences about it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,22 @@ class Finding:
     cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
     source: str  # file:line (scopes); '' if the compiler kept none.
     elsewhere: tuple[str, ...] = ()  # Other places with the same mistake.
-    evidence: str = ""  # What the program does, with figures.
-    fix: str = ""  # What to change.
+
+    def _sentences(self) -> tuple[str, str]:
+        """Return what the program does, with figures, and what to change."""
+        raise NotImplementedError
+
+    @property
+    def evidence(self) -> str:
+        """What the compiled program does, with figures."""
+        others = len(self.elsewhere)
+        lines = f"; the same at {others} other line{'s' if others > 1 else ''}" if others else ""
+        return self._sentences()[0] + lines
+
+    @property
+    def fix(self) -> str:
+        """What to change."""
+        return self._sentences()[1]
 
     @property
     def is_wrong(self) -> bool:
@@ -58,7 +72,13 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """This finding as plain data."""
-        return {"kind": self.kind} | {key: _plain(value) for key, value in vars(self).items()}
+        figures = {key: _plain(value) for key, value in vars(self).items()}
+        return {"kind": self.kind} | figures | {"evidence": self.evidence, "fix": self.fix}
+
+
+def joined(axes: tuple[str, ...]) -> str:
+    """Return mesh axes as text: `fsdp*tp`."""
+    return "*".join(axes)
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,6 @@ from meshwright.proof.inspection.checks.uneven_stages import uneven_stages
 from meshwright.proof.inspection.checks.unexpected_collectives import unexpected_collectives
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding
-from meshwright.proof.inspection.words import evidence, fix
 from meshwright.units import show_seconds
 
 CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
@@ -68,8 +67,7 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
             place = "" if finding.is_one_everywhere else finding.source
             key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
             merged[key] = _merge(merged[key], finding) if key in merged else finding
-    told = [replace(found, evidence=evidence(found), fix=fix(found)) for found in merged.values()]
-    told.sort(key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
+    told = sorted(merged.values(), key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
     step = context.schedule.step_seconds if context.schedule else 0.0
     least = max(_LEAST_SECONDS, _LEAST_SHARE * step)
     small = [

@@ -9,7 +9,7 @@ from meshwright.description.hlo.shapes import Shape
 from meshwright.description.hlo.specs import Spec
 from meshwright.proof.compiler.shardings import ShardingPair
 from meshwright.proof.inspection.context import ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,24 @@ class DroppedConstraint(Finding):
 
     shape: Shape
     device: str
+
+    def _sentences(self) -> tuple[str, str]:
+        if self.device.startswith("P("):
+            return (
+                f"device_put of {self.shape} to {self.device} is inside of jit, where JAX drops it: the value stays as"
+                " it was",
+                "use jax.lax.with_sharding_constraint in its place, or jax.reshard where the axes are explicit",
+            )
+        if self.device:
+            return (
+                f"device_put of {self.shape} to {self.device} is inside of jit, which runs on all of its devices: it"
+                " does nothing",
+                "put it on devices before the call, or constrain it by a NamedSharding",
+            )
+        return (
+            f"nothing uses the result of with_sharding_constraint on {self.shape}; the value stays as it was",
+            "go on with what it returns: x = with_sharding_constraint(x, …)",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +53,15 @@ class UnevenConstraint(Finding):
     degree: int
     padded: int
 
+    def _sentences(self) -> tuple[str, str]:
+        size = self.shape.dims[self.dim]
+        return (
+            f"dim {self.dim} of {self.shape} does not divide over {joined(self.axes)}={self.degree}:"
+            f" {size} % {self.degree} = {size % self.degree}; it is padded to {self.padded} inside the program,"
+            " and whole again wherever it leaves it",
+            f"make the dim a multiple of {self.degree}, as {self.padded}, or constrain another dim",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class OverruledConstraint(Finding):
@@ -45,6 +72,12 @@ class OverruledConstraint(Finding):
     shape: Shape
     requested: Spec
     actual: Spec
+
+    def _sentences(self) -> tuple[str, str]:
+        return (
+            f"{self.shape} was constrained to {self.requested} and has {self.actual}",
+            "look for another constraint on the same value, and keep one",
+        )
 
 
 def constraints_without_effect(context: ProgramContext) -> Iterator[Finding]:

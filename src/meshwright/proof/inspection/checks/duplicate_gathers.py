@@ -10,8 +10,9 @@ from meshwright.description.hlo.dataflow import VIEWS, origin
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Phase
+from meshwright.units import show_bytes
 
 LEAST_BYTES = 1024
 """Smaller collectives carry scalars and counts, which are not worth a finding."""
@@ -31,6 +32,16 @@ class GatheredTwice(Finding):
     phase: Phase
     num_gathers: int
     iterations: int
+
+    def _sentences(self) -> tuple[str, str]:
+        how = (
+            f"by {self.num_gathers} all-gathers" if self.num_gathers > 1 else f"in each of {self.iterations} iterations"
+        )
+        return (
+            f"{self.tensor} {self.shape} is gathered over {joined(self.axes)} {how} of {self.phase}:"
+            f" {show_bytes(self.bytes)} a device and step more than once",
+            "gather it once and hand the result on; before the loop where memory allows",
+        )
 
 
 def duplicate_gathers(context: ProgramContext) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from meshwright.description.hlo.phases import Description, describe
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.context import ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Collective, Kind, Phase
 
 _FORWARDS = frozenset(VIEWS | {"convert"})
@@ -39,6 +39,16 @@ class ReducedTwice(Finding):
     def is_wrong(self) -> bool:
         """Whether the result is wrong: true of a second sum of equal values, not of a second maximum."""
         return self.is_sum
+
+    def _sentences(self) -> tuple[str, str]:
+        over = joined(self.equal_axes)
+        makes = f"makes {self.degree} times the value" if self.is_sum else "changes nothing"
+        return (
+            f"{self.collective} of {self.shape} over {joined(self.axes)} in {self.phase}, but all {self.degree}"
+            f" devices along {over} hold the same: it {makes}",
+            f"leave {over} out of this reduction: the value is reduced already; shard_map with check_vma=True tells"
+            " which values still vary",
+        )
 
 
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:

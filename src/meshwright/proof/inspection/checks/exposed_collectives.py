@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from meshwright.description.hlo.module import Instruction
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.context import ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.proof.simulate.events import COMPUTE
 from meshwright.record import Kind, Phase
+from meshwright.units import show_percent, show_seconds
 
 _SHARE_OF_STEP = 0.02
 """The fraction of the step time below which waiting is not reported."""
@@ -35,6 +36,19 @@ class ExposedCollective(Finding):
     exposed_seconds: float
     independent_seconds: float
     step_seconds: float
+
+    def _sentences(self) -> tuple[str, str]:
+        share = show_percent(self.exposed_seconds / self.step_seconds)
+        return (
+            f"ops wait {show_seconds(self.exposed_seconds)} a step ({share}) for the {self.collective} of"
+            f" {self.array} over {joined(self.axes)} in {self.phase}, while {show_seconds(self.independent_seconds)} of"
+            " other ops beside it do not depend on it",
+            _OVERLAP.get(
+                self.collective,
+                "make it a reduce-scatter and an all-gather, which compilers run beside other ops, or cut it into"
+                " pieces between which ops can run",
+            ),
+        )
 
 
 def exposed_collectives(context: ProgramContext) -> Iterator[Finding]:
@@ -87,3 +101,19 @@ def _reached(context: ProgramContext, instruction: Instruction, *, forward: bool
                 seen.add(other.name)
                 waiting.append(other)
     return seen
+
+
+_OVERLAP = {
+    "all-gather": (
+        "start the gather earlier: take what it gathers out of the chain of ops before it (an optimization barrier, a"
+        " loop over what could be gathered ahead), or overlap it with its product in a ring (collective matmul)"
+    ),
+    "reduce-scatter": (
+        "let the next product begin before this sum is done: overlap both in a ring (collective matmul)"
+    ),
+    "collective-permute": (
+        "send earlier: what it sends is ready before the op in front of it, which does not need it; in a ring, begin"
+        " the next step's permute before this step's product"
+    ),
+    "all-to-all": "cut the array into pieces and exchange one while ops work on another",
+}

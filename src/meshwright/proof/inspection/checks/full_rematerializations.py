@@ -10,6 +10,7 @@ from meshwright.description.hlo.specs import Spec
 from meshwright.proof.compiler.full_rematerializations import read_full_rematerializations
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.units import show_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,14 @@ class GatheredToReshard(Finding):
     before: Spec | str
     after: Spec | str
     op: str
+
+    def _sentences(self) -> tuple[str, str]:
+        return (
+            f"{self.shape} a device goes from {self.before} to {self.after} by being gathered whole,"
+            f" {show_bytes(self.bytes)} on every device, and cut again ({self.op})",
+            "keep each axis on a dim that the op keeps, or constrain the value in between to a sharding that differs"
+            " from either in one axis",
+        )
 
 
 def full_rematerializations(context: ProgramContext) -> Iterator[Finding]:

@@ -10,8 +10,9 @@ from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.errors import MeshwrightError
 from meshwright.planning.cost.rates.collective_time import achieved_seconds
 from meshwright.proof.inspection.context import ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Collective, Kind, merge
+from meshwright.units import show_degrees, show_seconds
 
 _SAVED = 0.1
 """The fraction of all collectives' time that another order must save to be reported."""
@@ -37,6 +38,15 @@ class SlowMeshOrder(Finding):
     axes: tuple[str, ...]
     now: str
     then: str
+
+    def _sentences(self) -> tuple[str, str]:
+        order = show_degrees(dict(self.order))
+        return (
+            f"collectives take {show_seconds(self.seconds_now)} a step on this mesh and"
+            f" {show_seconds(self.seconds_then)} with its axes in the order {order}; most of it the {self.collective}"
+            f" over {joined(self.axes)}, now on {self.now}, then on {self.then}",
+            f"make the mesh as {order}, outermost first",
+        )
 
 
 def mesh_order(context: ProgramContext) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from meshwright.description.hlo.dataflow import VIEWS, origin
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.context import ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,15 @@ class MissingSum(Finding):
     def is_wrong(self) -> bool:
         """Always: each device continues with a value of its own."""
         return True
+
+    def _sentences(self) -> tuple[str, str]:
+        name = f"result {self.name}" if self.name else "the result"
+        return (
+            f"{name} {self.shape} is said to be the same on all {self.degree} devices along {joined(self.axes)}, and"
+            " each has its own: shard_map does not check that (check_vma=False)",
+            f"sum it over {joined(self.axes)} (psum) before it leaves shard_map, or name {joined(self.axes)} in"
+            " out_specs; check_vma=True refuses it",
+        )
 
 
 def missing_sums(context: ProgramContext) -> Iterator[Finding]:

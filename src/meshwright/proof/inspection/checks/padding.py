@@ -9,6 +9,7 @@ from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.units import show_bytes
 
 _SHARE_OF_MEMORY = 0.02
 """The fraction of a program's memory below which padding is not reported."""
@@ -29,6 +30,16 @@ class PaddedArrays(Finding):
     shape: Shape
     count: int
     stored_bytes: int
+
+    def _sentences(self) -> tuple[str, str]:
+        many = f"{self.count} arrays {self.shape}" if self.count > 1 else str(self.shape)
+        held = self.count * self.shape.bytes
+        return (
+            f"{many} of {show_bytes(held)} take {show_bytes(self.stored_bytes)} in memory,"
+            f" {self.stored_bytes / held:.3g} times their elements: their tiles are not filled",
+            "make the last dim a multiple of 128 and the one before it of 8 (bf16: 16, 8 bits: 32), as one device holds"
+            " them: merge small dims, or split another dim",
+        )
 
 
 def padding(context: ProgramContext) -> Iterator[Finding]:

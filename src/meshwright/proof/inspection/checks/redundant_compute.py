@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.units import show_flops, show_percent
 
 SHARE_OF_WORK = 0.05
 """The fraction of a step's flops below which redundant or uneven work is not reported: a router, a small matmul."""
@@ -25,6 +26,16 @@ class RedundantCompute(Finding):
     flops: int
     total_flops: int
     wasted_flops: int
+
+    def _sentences(self) -> tuple[str, str]:
+        share = self.flops / self.total_flops
+        which = "all products" if share == 1 else f"products with {show_percent(share)} of the flops"
+        return (
+            f"{which} are the same on all {self.degree} devices along {self.axis}:"
+            f" {show_flops(self.wasted_flops)} a device and step for nothing",
+            f"split a dim of these products over {self.axis}: give the arguments themselves a sharding with {self.axis}"
+            " (an annotation that nothing applies has no effect), or constrain a dim of the activations to it",
+        )
 
 
 def redundant_compute(context: ProgramContext) -> Iterator[Finding]:

@@ -27,6 +27,14 @@ class ReplicatedBatch(Finding):
     axis: str
     degree: int
 
+    def _sentences(self) -> tuple[str, str]:
+        return (
+            f"{self.name} {self.shape} is whole on each of {self.degree} devices along {self.axis}, which splits no"
+            " other data: they work on the same examples, and parameters or activations move instead",
+            f"split its first dim over {self.axis} before the step: device_put with a NamedSharding, or jit's"
+            " in_shardings",
+        )
+
 
 def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
     """Yield data of train steps not split over axes named for data, unless repeated work on the axis is reported."""

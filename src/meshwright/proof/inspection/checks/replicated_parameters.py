@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.replicated_states import replicated_names
 from meshwright.proof.inspection.context import Argument, ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.units import show_bytes
 
 SHARE_OF_TREE = 0.01
 """The fraction of its tree that an argument must be to be reported without a rule."""
@@ -36,6 +37,19 @@ class ReplicatedParameter(Finding):
     tree: str = ""
     sharded_share: float | None = None
     others: tuple[str, ...] = ()
+
+    def _sentences(self) -> tuple[str, str]:
+        over = joined(self.axes)
+        more = f", as {' and '.join(self.others)}, has" if self.others else " has"
+        why = f"its rule splits it over {over}"
+        if self.sharded_share is not None:
+            why = f"{self.sharded_share:.0%} of {self.tree} is split over {over}"
+        return (
+            f"{self.name} {self.shape}{more} a copy on each of {self.degree} devices along {over}; {why}:"
+            f" {show_bytes(self.bytes)} a device held for nothing",
+            f"put it where it belongs before the step: a NamedSharding with {over} for {self.name}, given to"
+            " device_put, to jit's in_shardings, or to the function that makes it",
+        )
 
 
 def replicated_parameters(context: ProgramContext) -> Iterator[Finding]:

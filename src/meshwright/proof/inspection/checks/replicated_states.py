@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.context import Argument, ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.units import show_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,16 @@ class ReplicatedStates(Finding):
     count: int
     axes: tuple[str, ...]
     degree: int
+
+    def _sentences(self) -> tuple[str, str]:
+        many = f"{self.count} arrays of {self.tree}, as {self.name} {self.shape}," if self.count > 1 else self.name
+        has = "have" if self.count > 1 else f"{self.shape} has"
+        return (
+            f"{many} {has} a copy on each of {self.degree} devices along {joined(self.axes)}, which splits {self.like}:"
+            f" {show_bytes(self.bytes)} a device held for nothing",
+            "make the optimizer's state from parameters that are split already, or give it their shardings: jit of"
+            " optimizer.init with out_shardings",
+        )
 
 
 def replicated_states(context: ProgramContext) -> Iterator[Finding]:

@@ -9,8 +9,9 @@ from meshwright.description.hlo.dataflow import VIEWS, uses
 from meshwright.description.hlo.module import Instruction
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.context import ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Phase
+from meshwright.units import show_bytes
 
 _ELEMENTWISE = frozenset(
     {"add", "subtract", "multiply", "divide", "negate", "sqrt", "rsqrt", "power", "maximum", "minimum"}
@@ -31,6 +32,21 @@ class SlicedAllReduce(Finding):
     phase: Phase
     reduced_bytes: int
     is_sliced_at_once: bool
+
+    def _sentences(self) -> tuple[str, str]:
+        return (
+            f"all-reduce of {self.array} over {joined(self.axes)} in {self.phase}, of which every device then takes a"
+            f" share: {show_bytes(self.reduced_bytes)} are sent back to all for nothing",
+            (
+                "the program takes its share at once, yet the compiler sums it whole: sum it with psum_scatter in"
+                " shard_map, or store the parameter split along another dim"
+            )
+            if self.is_sliced_at_once
+            else (
+                "constrain the sum (the gradient) to the sharding of what it is added to (the parameter), before"
+                " anything is computed with it; take norms of the shards"
+            ),
+        )
 
 
 def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:

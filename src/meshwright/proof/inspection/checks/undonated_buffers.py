@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.context import Argument, ProgramContext, Result
 from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.units import show_bytes
 
 _LEAST_BYTES = 1 << 20
 """The least bytes on a device, of all such state together, to be reported."""
@@ -23,6 +24,23 @@ class NotDonated(Finding):
     shape: Shape
     count: int
     trees: tuple[str, ...]
+
+    def _sentences(self) -> tuple[str, str]:
+        trees = " and ".join(self.trees)
+        many = f"{self.count} arrays of {trees}, the largest {self.name} {self.shape}, come back updated and keep their"
+        one = f"{self.name} {self.shape} comes back updated and keeps its"
+        numbers = [tree[5:-1] for tree in self.trees if tree.startswith("args[")]
+        names = [repr(tree) for tree in self.trees if not tree.startswith("args[")]
+        donated = [f"donate_argnums=[{', '.join(numbers)}]"] * bool(numbers)
+        donated += [f"donate_argnames=[{', '.join(names)}]"] * bool(names)
+        jitted = f"jax.jit(…, {', '.join(donated)})"
+        if any(tree.startswith("dynamic_") for tree in self.trees):
+            jitted = "eqx.filter_jit(…, donate='all')"  # it has names of its own for what it jits
+        return (
+            f"{many if self.count > 1 else one} old buffers: {show_bytes(self.bytes)} a device for values that a loop"
+            " of such steps needs no more",
+            f"{jitted}, and do not use what was handed over after the call",
+        )
 
 
 def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from meshwright.description.hlo.module import CALL_KEYS, Instruction
 from meshwright.proof.inspection.checks.redundant_compute import SHARE_OF_WORK
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.units import show_flops, show_percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,14 @@ class UnevenStages(Finding):
     axes: tuple[str, ...]
     busiest_flops: float
     mean_flops: float
+
+    def _sentences(self) -> tuple[str, str]:
+        axes, idle = "*".join(self.axes), 1 - self.mean_flops / self.busiest_flops
+        return (
+            f"along {axes} the busiest device does {show_flops(self.busiest_flops)} in this branch and the average one"
+            f" {show_flops(self.mean_flops)}; the others wait {show_percent(idle)} of it",
+            f"give every stage along {axes} the same work: move layers from the longest branch to the others",
+        )
 
 
 def uneven_stages(context: ProgramContext) -> Iterator[Finding]:

@@ -9,8 +9,9 @@ from enum import StrEnum
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.phases import scope_of, split_op_name
 from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Collective, Kind, Phase
+from meshwright.units import show_bytes
 
 _ASKED_FOR = frozenset(
     {"all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ragged_all_to_all", "reduce_scatter"}
@@ -92,6 +93,38 @@ class UnexpectedCollective(Finding):
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
+
+    def _sentences(self) -> tuple[str, str]:
+        primitive, axes = self.primitive, joined(self.axes)
+        because, fix = {
+            UnexpectedBecause.NOT_EXPECTED: (
+                "no plan has it",
+                "compare the shardings of its operands with the plan's",
+            ),
+            UnexpectedBecause.MOVES_SPLIT: (
+                f"the partitioner moves a split from one dim to another to make {primitive}",
+                "give the operands of this op shardings that fit each other, or reshard it where that is cheapest",
+            ),
+            UnexpectedBecause.NEEDS_WHOLE: (
+                f"{primitive} needs whole lines of its array, so the partitioner gathers what is split",
+                f"do {primitive} in shard_map, with a dim split that it does not run along",
+            ),
+            UnexpectedBecause.REARRANGES: (
+                f"{primitive} changes the dim that is split, so the data must follow",
+                f"keep the split dim out of this {primitive}: split another dim before it, or do it in shard_map",
+            ),
+            UnexpectedBecause.GATHERS_BATCH: (
+                "it gathers a computed value over an axis that splits the batch, so every device along it does the rest"
+                " for the whole batch",
+                f"constrain the operand of {primitive} to stay split over {axes}",
+            ),
+        }[self.because]
+        times = f", {self.count} times" if self.count > 1 else ""
+        return (
+            f"{self.collective} of {self.array} over {axes} in {self.phase}{times},"
+            f" {show_bytes(self.bytes)} a device and step: {because}",
+            fix,
+        )
 
 
 def unexpected_collectives(context: ProgramContext) -> Iterator[Finding]:
