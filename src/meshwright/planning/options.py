@@ -151,7 +151,7 @@ IMAGE_OPTIONS = (*_OF_SYSTEM, "batch", "dtype")
 def read_serving(
     model: str | Path | ModelConfig, phase: ServingPhase, options: Mapping[str, Any]
 ) -> tuple[Serving, System]:
-    """Return the serving workload and the system that `SERVING_OPTIONS` describe; latency is text, as 30ms, or seconds."""
+    """Return the serving workload and system that `SERVING_OPTIONS` describe; latency is text, as 30ms, or seconds."""
     said = given(options, SERVING_OPTIONS)
     system = _hardware(model, said)
     plain = "f32" if system.chip.kind == "cpu" else "bf16"

@@ -119,7 +119,7 @@ def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: S
 
 
 def least_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return a lower bound of `step_budget`: `least_weight_budget` plus the activation collectives of a single microbatch.
+    """Return a lower bound of `step_budget`: `least_weight_budget` plus the activations of a single microbatch.
 
     Several microbatches send the same bytes in smaller messages, at no higher bandwidth.
     """
@@ -199,7 +199,7 @@ def _gather_rate(layout: MeshPlacement, axes: tuple[str, ...]) -> float:
 def _gathered_bytes(
     workload: Workload, mesh: MeshShape, strategy: Strategy
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the bytes that weight gathers and reduce-scatters of gradients have, each as (forward, backward).
+    """Return the bytes of weight gathers and gradient reduce-scatters over fsdp, each as (forward, backward).
 
     The first pair is once a step, the second per microbatch.
     """
@@ -216,7 +216,7 @@ def _gathered_bytes(
 
 @lru_cache(maxsize=1 << 12)
 def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
-    """Return the strategy with some fields at their defaults: one cache key for strategies that differ only in these."""
+    """Return the strategy with some fields at their defaults, as one cache key for all values of these."""
     return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
 
 
@@ -235,7 +235,7 @@ def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> boo
 
 
 def _is_beside_products(move: Collective, strategy: Strategy) -> bool:
-    """Whether collective matmuls run a collective over tp in ring steps; if the stream is whole, they run all of them."""
+    """Whether collective matmuls overlap a collective over tp: ring steps, or with a whole stream all of them."""
     in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
     return move.axes == ("tp",) and move.phase != "update" and in_steps
 
