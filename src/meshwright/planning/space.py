@@ -94,7 +94,7 @@ class Space:
         return tuple(filter(None, found))
 
     def _is_by_remat(self, mesh: MeshShape) -> bool:
-        """Whether a mesh's strategies depend on the remat policy: runnable pipeline schedules support some policies each."""
+        """Whether a mesh's strategies depend on the remat policy: pipeline schedules that run support only some."""
         return self.is_runnable and mesh.pp > 1
 
     def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
