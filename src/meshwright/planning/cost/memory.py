@@ -388,7 +388,7 @@ class _Step:
         return self.activations.narrow * elements
 
     def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
-        """Return the elements that one device multiplies by, of the weights of a layer per stack that `is_one` selects."""
+        """Return the elements, per device, of the weights in a layer of each stack that `is_one` selects."""
         regions = self.activations.step.ops.forward
         stacks = program(self.workload.model).stacks
         return sum(self._elements(tuple(filter(is_one, regions[stack.name].matmuls))) for stack in stacks)
