@@ -16,12 +16,12 @@ _MODULES = {"orbax-checkpoint": "orbax.checkpoint"}
 _OF_EXTRA = re.compile(r"""([\w.-]+)[^;]*; *extra *== *["']([\w-]+)["']""")
 """Pattern of a requirement whose only marker is its extra.
 
-A requirement with more markers (of a platform) may not be needed here, so it is not checked.
+A requirement with further markers, such as a platform, may not apply here, so it is not checked.
 """
 
 
 def require_extra(what: str, *extras: str) -> None:
-    """Raise if each of the given extras lacks an installed package; imports none of them.
+    """Raise unless at least one of the given extras is completely installed; imports nothing.
 
     Args:
         what: the command or function that needs them, for the message.

@@ -21,7 +21,7 @@ class Setting(NamedTuple):
 
 
 class Keyword(NamedTuple):
-    """The type of the library's keyword, as source text, where it differs from the command line's type."""
+    """The type of the library's keyword argument, as source text, where it differs from the command-line option's."""
 
     type: str
 
@@ -47,7 +47,7 @@ CompileCache = Annotated[str | None, option("DIRECTORY|off")]
 
 
 def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options of dataclass instances by name, those not set as None, without those named in `without`."""
+    """Return the options of dataclass instances, by name; unset options are None, those in `without` are skipped."""
     found: dict[str, Any] = {}
     for group in groups:
         for field in fields(group):
@@ -57,7 +57,7 @@ def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]
 
 
 def declared_settings(*groups: type) -> Mapping[str, Setting]:
-    """Return the setting of each option in some dataclasses that sets one, by the option's name."""
+    """Return, by option name, the `Setting` of each option in some dataclasses that has one."""
     hints = {name: hint for group in groups for name, hint in get_type_hints(group, include_extras=True).items()}
     return {
         name: item

@@ -35,7 +35,7 @@ def write_data(data: dict[str, Any], path: Path) -> None:
 
 
 def is_run_directory(path: str | Path) -> bool:
-    """Whether a path is the directory of a run, not of a model, which has a config.json too but no metrics."""
+    """Whether a path is a run's directory. A model's has a config.json too, but no metrics or checkpoints."""
     path = Path(path)
     is_begun = (path / "metrics.jsonl").is_file() or (path / "checkpoints").is_dir()
     return is_begun and (path / "config.json").is_file()

@@ -113,7 +113,10 @@ def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[st
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
-    """Yield collectives with exposed seconds: what exceeds the compute of their pass, and at least one run of most."""
+    """Yield collectives with exposed seconds: what exceeds the compute of their pass, and at least one run.
+
+    Reductions of batch-norm statistics are exposed in full; a gather in backward may be hidden completely.
+    """
     wanted = dict.fromkeys(passes, 0.0)
     for move in moves:
         if move.array != STATISTICS:

@@ -95,12 +95,12 @@ def plan(
         compare: plan these meshes instead of the best, and return their plans in this order.
         sweep: plan the best mesh for each of several values, `chips=64..1024`, `batch=96,192` or `seq_len=2k..32k`, and
             return a `Point` for each: the value, and the record of its best mesh or the reason why there is none.
-        top: how many meshes to rank; those after the best are `Plan.alternatives` (8).
+        top: how many meshes to rank (default 8); those after the best are `Plan.alternatives`.
         strategy: run the mesh with exactly this strategy; requires mesh.
         tokens: also compute the cost of training on this many tokens, as `15T`, in `Plan.training_run`.
         price: with tokens, the price of a chip-hour, for the price of the training.
-        options: the workload, with either batch (sequences) or batch_tokens, seq_len, remat and dtype
-            (`WorkloadOptions`); single fields of the strategy (`StrategyOptions`); include_planned.
+        options: the workload (`WorkloadOptions`), as seq_len, remat and dtype, with either batch (in sequences) or
+            batch_tokens; single fields of the strategy (`StrategyOptions`); include_planned.
 
     Raises:
         MeshwrightError: nothing is legal, a name is unknown, a value has the wrong type, or an option has no effect
@@ -172,7 +172,7 @@ def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
 
 
 def _refuse(names: Iterable[str], where: str) -> None:
-    """Raise for the first of some options that have no effect; where: the rest of the message."""
+    """Raise for the first of some options that have no effect; `where` completes the message."""
     for name in sorted(names):
         raise MeshwrightError(f"{name} changes nothing {where}; leave it out")
 

@@ -32,9 +32,9 @@ class OverlapBudget:
     """Seconds of a step's collectives, by what can hide them.
 
     forward, backward: seconds that the ops of that pass can hide. critical_forward, critical_backward: the part of
-    these for which every microbatch waits as far as it is exposed. per_microbatch: always exposed, and every microbatch
-    waits. per_step: always exposed, and the step waits once. hidden_by_attention: ring sends hidden by the attention of
-    their ring step.
+    these whose exposed seconds every microbatch waits for. per_microbatch: always exposed, and every microbatch waits.
+    per_step: always exposed, and the step waits once. hidden_by_attention: ring sends hidden by the attention of their
+    ring step.
     """
 
     forward: float = 0.0
@@ -235,7 +235,7 @@ def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> boo
 
 
 def _is_beside_products(move: Collective, strategy: Strategy) -> bool:
-    """Whether collective matmuls overlap a collective over tp: ring steps, or with a whole stream all of them."""
+    """Whether a collective matmul overlaps this collective over tp: a permute, or any if the stream is whole."""
     in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
     return move.axes == ("tp",) and move.phase != "update" and in_steps
 

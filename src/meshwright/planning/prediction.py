@@ -193,7 +193,7 @@ def _exposed(
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives as often as they run, in bubble ticks too, whose waits are a part of the bubble."""
+    """Yield the collectives with their runs in bubble ticks, whose waiting time is already part of the bubble."""
     for worked, move in zip(exposed, in_ticks, strict=True):
         yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
 

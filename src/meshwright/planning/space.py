@@ -201,7 +201,7 @@ def _policies(base: Strategy) -> tuple[Remat, ...]:
 
 
 def run_strategy(workload: Workload, mesh: MeshShape, system: System) -> Strategy:
-    """Return the strategy of a mesh in `meshwright train` by default."""
+    """Return the strategy that `meshwright train` uses by default on a mesh."""
     model = workload.model
     found = [_on_mesh(replace(DEFAULT, attention=each), model, mesh) for each in run_attentions(workload, system)]
     return next((strategy for strategy in found if _does_run(model, mesh, strategy)), found[-1])

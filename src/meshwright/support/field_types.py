@@ -43,7 +43,7 @@ def not_a_choice(name: str, value: object, choices: Iterable[object]) -> str:
 
 
 def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types.MappingProxyType({})) -> T:
-    """Read a dataclass from plain data, as `dataclasses.asdict` returns it, of a file that people can edit.
+    """Read a dataclass from plain data as `dataclasses.asdict` returns it, for example from an edited file.
 
     Args:
         kind: the dataclass.

@@ -96,10 +96,10 @@ class Activations:
         For one chunk of queries: the float32 gradient of the softmax output, and the gradient of the scores in the
         narrow (compute) dtype. TPUs compute the latter without writing the softmax weights; elsewhere XLA also holds
         these in float32 and in the narrow dtype (PyTorch one narrow array at a time); float32 matmuls need no narrow
-        copies. Queries, keys and values with their gradients; the outputs of the MLP's first matmuls and the gradient
-        of its last matmul's input, because their weight gradients are computed later; the residual stream and its
-        gradient. All compilers except the TPU's also hold the gathered inputs of both blocks and their gathered output
-        gradients.
+        copies. Also live are queries, keys and values with their gradients; the outputs of the MLP's first matmuls and
+        the gradient of its last matmul's input, because their weight gradients are computed later; the residual stream
+        and its gradient. All compilers except the TPU's also hold the gathered inputs of both blocks and their gathered
+        output gradients.
         """
         copies = (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.narrow if self.narrow < 4 else 0
         scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
@@ -112,8 +112,8 @@ class Activations:
     def in_mlp(self) -> float:
         """Bytes live in the backward pass of the MLP, besides saved activations.
 
-        The outputs of the first matmuls and their gradients, the block's input, and the residual stream; for experts
-        also the rows that they process and the gradients of these.
+        They are the outputs of the first matmuls and their gradients, the block's input, and the residual stream; for
+        experts also the rows that they process and the gradients of these.
         """
         return self.narrow * (
             2 * self.first_products + self.width + 2 * self.inputs + 2 * self.routed + 4 * self.stream
@@ -252,7 +252,7 @@ class Activations:
 
     @property
     def scores(self) -> float:
-        """Elements of the attention scores of one chunk of queries, or of both its halves; 0 for fused kernels."""
+        """Elements of the computed attention scores of one chunk of queries; 0 for fused kernels."""
         if self.strategy.attention != "scores":
             return 0.0
         made = scores_made(self.workload, self.mesh) / num_query_chunks(self.workload.seq_len)

@@ -136,7 +136,7 @@ def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
 def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
     """Return the model flops of a step over all devices, without recomputation: the flops of MFU.
 
-    6 per weight and token, and 12 layers x heads x head_dim x seq_len per token for attention scores (PaLM,
+    They are 6 per weight and token, and 12 layers x heads x head_dim x seq_len per token for attention scores (PaLM,
     arXiv:2204.02311, appendix B); with is_causal only unmasked scores. 4 for a frozen weight, which has no gradient,
     and 2 if nothing before it is trained; 2 more per weight of a frozen reference model that each step runs.
     """

@@ -79,7 +79,7 @@ def image_collectives(workload: ImageWorkload, mesh: MeshShape) -> tuple[Collect
 
 
 def image_memory(workload: ImageWorkload, mesh: MeshShape) -> dict[str, int]:
-    """Return bytes per device by term when backward begins, and their sum, `peak`; it already counts all gradients.
+    """Return bytes per device by term when backward begins, and their sum, `peak`; gradients are counted in full.
 
     The activations are those that backward reads, and the logits, which their gradient is written over.
     """

@@ -30,7 +30,7 @@ def sequence_cache_bytes(serving: Serving) -> float:
 
 
 def device_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
-    """Return the cache bytes on the fullest device, in whole pages, with all sequences at their end."""
+    """Return the cache bytes on the fullest device, in whole pages, with all sequences at full length."""
     return paged_cache_bytes(serve_step(serving, layout, batch), serving)
 
 

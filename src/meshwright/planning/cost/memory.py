@@ -35,7 +35,7 @@ from meshwright.units import show_bytes
 Kind = Literal["tpu", "gpu", "cpu"]
 
 _ROUNDING = 64
-"""More bytes than a peak loses when its terms are rounded down to whole numbers."""
+"""Upper bound on the bytes that a peak loses when its terms are rounded down to whole numbers."""
 
 JAX_POOL = 0.75
 """Share of GPU memory that JAX allocates from by default.

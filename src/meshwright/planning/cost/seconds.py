@@ -326,7 +326,7 @@ class OpTimer:
     def _cast(
         self, dtype: str, rows: float, weights: float, inner: float, columns: float, *, is_forward: bool
     ) -> float:
-        """Return the seconds of rounding a matmul's operands to 8 bits; the input gradient has those of both gradients.
+        """Return the seconds of rounding a matmul's operands to 8 bits; for both gradients at the input gradient.
 
         In fp8 each operand is read for its maximum, read again and written narrow (torchao, float8 training).
         """

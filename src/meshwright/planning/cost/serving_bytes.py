@@ -18,7 +18,7 @@ from meshwright.planning.cost.kv_cache import paged_cache_bytes
 
 
 def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[str, int]:
-    """Return bytes per device by term, on the fullest device with all sequences at their end, and their sum, `peak`."""
+    """Return bytes per device by term, on the fullest device with all sequences at full length, and the sum, `peak`."""
     step = serve_step(serving, layout, batch)
     terms = {
         "weights": weight_bytes(serving, layout),

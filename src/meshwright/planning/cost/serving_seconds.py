@@ -73,7 +73,7 @@ class ServingStep:
 
 
 def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: MeshPlacement) -> ServingStep:
-    """Return the time of a step of `batch` sequences, all at their longest.
+    """Return the time of a step of `batch` sequences, all at full length.
 
     laid: the layout's mesh, laid over its system (`hardware.fabric.lay_mesh`).
     """

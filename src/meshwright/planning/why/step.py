@@ -189,7 +189,7 @@ def computed_mfu(plan: Plan) -> float | None:
 
 
 def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
-    """Return the tokens per device that hide weight gathers and gradient sums over `axes`: C / W, times E / k for MoE.
+    """Return the tokens per device that hide gathers and gradient reductions over `axes`: C / W, times E / k for MoE.
 
     All E experts are gathered, k of them work on each token (scaling book, chapters training and gpus, data
     parallelism). Experts that ep splits are not gathered.

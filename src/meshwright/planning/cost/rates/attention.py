@@ -123,7 +123,7 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
 
 
 def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, float]:
-    """Return the fractions of peak on a TPU, where causal blocks are whole: on average (n + 1) / 2 of n in a row.
+    """Return the fractions of peak on a TPU, whose kernels compute whole blocks: on average (n + 1) / 2 of n in a row.
 
     Backward is two kernels with seven matmuls in all; two are recomputed, and five are counted.
     """

@@ -115,7 +115,7 @@ def gpu_product_seconds(
 
 @cache
 def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
-    """Return each tile with its rate relative to the largest tile's, as it reuses operands less."""
+    """Return each tile with its rate relative to the largest tile's: smaller tiles reuse operands less."""
     reuse = [a * b / (a + b) for a, b in TILES]
     most = max(reuse) / (max(reuse) + half)
     return tuple((tile, r / (r + half) / most) for tile, r in zip(TILES, reuse, strict=True))
@@ -134,7 +134,7 @@ def gpu_figures(name: str) -> GpuFigures:
 
 
 def relative(name: str) -> str:
-    """Return the measured GPU in data/gpu_products.json whose figures a GPU uses.
+    """Return the measured GPU in data/gpu_products.json whose figures are used for a GPU.
 
     A100 for all A100s, H100 for all later ones.
     """
@@ -152,8 +152,8 @@ class _Table:
     def share(self, m: float, k: float, n: float) -> float:
         """Return the fraction of peak at a size, by interpolating log-odds linearly in the logarithms of sizes.
 
-        So the fraction grows like a size while small, and levels off towards 1. Below the grid a matmul takes as long
-        as at its edge, since arrays and registers are padded up; above it the fraction is that of the edge.
+        So the fraction is proportional to a size while small, and approaches 1. Below the grid a matmul takes as long
+        as at the grid's edge, since arrays and registers are padded up; above it the fraction is that of the edge.
         """
         padding, corners = 1.0, [(0, 1.0)]
         for size, sizes, logs in zip((m, k, n), self.sizes, self.logs, strict=True):

@@ -58,8 +58,8 @@ def link_figures(name: str) -> LinkFigures:
 def collective_efficiency(system: System, time: CollectiveTime) -> float:
     """Return the fraction of the links' full rate that a collective reaches, from 0 to 1.
 
-    GPUs: the time at full rate over the time with a start. TPUs: `TPU_LINK_SHARE`; their start is the hop latency in
-    `time`.
+    GPUs: the time at full rate over the achieved time, start-up included. TPUs: `TPU_LINK_SHARE`; `time` has their
+    start-up as hop latency.
     """
     ideal = time.bandwidth_seconds
     if not ideal or system.chip.kind == "cpu":
@@ -75,8 +75,8 @@ def collective_efficiency(system: System, time: CollectiveTime) -> float:
 def _ways(time: CollectiveTime) -> Iterator[tuple[float, float]]:
     """Yield NCCL's algorithms across nodes: the seconds of sequential steps and the fraction of full rate of each.
 
-    A ring of n devices takes n - 1 steps, of which one per node, less one, crosses nodes; an all-reduce takes twice as
-    many. A tree goes up and down its levels. Steps inside a node are part of the measured start.
+    A ring of n devices in m nodes takes n - 1 steps, m - 1 of them between nodes; an all-reduce takes twice as many. A
+    tree goes up and down its levels. Steps inside a node are part of the measured start.
     """
     members, nodes = time.spread
     if nodes == 1 or time.kind in ("all-to-all", "collective-permute"):
