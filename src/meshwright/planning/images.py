@@ -70,7 +70,7 @@ def plan_image_mesh(workload: ImageWorkload, mesh: MeshShape, system: System) ->
 def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> Record:
     """Return the predicted record of a train step of an image model: ops, collectives, update.
 
-    Weight gathers and bucketed gradient reductions run beside the ops of their pass, except the first gather and the
+    Weight gathers and bucketed gradient reductions overlap with the ops of their pass, except the first gather and the
     last reduction. Reductions of batch-norm statistics are exposed. `breakdown_seconds` sums to the step.
     `tokens_per_second` is None, as a step has images.
     """
@@ -125,7 +125,7 @@ def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[C
         seconds = move.seconds or 0.0
         share = max(0.0, 1 - passes[move.phase] / wanted[move.phase]) if wanted[move.phase] else 0.0
         exposed = seconds if move.array == STATISTICS else max(seconds / move.count, share * seconds)
-        # The first gather of the backward pass runs beside the end of the forward pass.
+        # The first gather of the backward pass overlaps with the end of the forward pass.
         if move.kind == "all-gather" and move.phase == "backward":
             exposed = share * seconds
         yield replace(move, exposed_seconds=exposed)

@@ -104,7 +104,7 @@ def plan(
 
     Raises:
         MeshwrightError: nothing is legal, a name is unknown, a value has the wrong type, or an option has no effect
-            beside another.
+            together with another.
 
     >>> plan("llama3-8b", on="v5p:4x4x4", batch=512, mesh="fsdp=64").mesh
     MeshShape(dp=1, fsdp=64, tp=1, sp=1, ep=1, pp=1)

@@ -60,7 +60,7 @@ def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None)
 def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workload, System]:
     """Return the workload and the system described by `WORKLOAD_OPTIONS`.
 
-    Beside a `Workload` object only the options of the system are allowed: `on`, `hardware` and `memory_headroom`.
+    With a `Workload` object only the options of the system are allowed: `on`, `hardware` and `memory_headroom`.
     """
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)

@@ -1,4 +1,4 @@
-"""Overlap of communication and compute: which collectives can run beside ops, and the seconds that stay exposed."""
+"""Overlap of communication and compute: which collectives can overlap with ops, and the seconds that stay exposed."""
 
 from __future__ import annotations
 
@@ -221,9 +221,10 @@ def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
 
 
 def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> bool:
-    """Whether ops can run beside a collective.
+    """Whether ops can overlap with a collective.
 
-    None can beside an all-reduce that the TPU compiler emits for a reduce-scatter (`benchmarks/planned_steps.py`).
+    None can overlap with an all-reduce that the TPU compiler emits for a reduce-scatter
+    (`benchmarks/planned_steps.py`).
     """
     if reduce_scatter_runs_as_all_reduce(move, layout):
         return False
@@ -246,5 +247,5 @@ def is_critical(move: Collective) -> bool:
 
 
 def _exposed(wanted: float, free: float) -> float:
-    """Return the share of `wanted` seconds of collectives that the `free` seconds of ops beside them do not hide."""
+    """Return the share of `wanted` seconds of collectives that the `free` seconds of overlapping ops do not hide."""
     return max(0.0, 1 - free / wanted) if wanted else 0.0

@@ -47,8 +47,8 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     """Return the predicted record of a train step: ops, collectives, pipeline bubble, update.
 
     Activation collectives are exposed, except those over tp in collective matmuls, and ring sends over sp as far as
-    attention hides them. Weight gathers and gradient reductions run beside the ops of their pass; what exceeds these is
-    exposed. `breakdown_seconds` sums to the step.
+    attention hides them. Weight gathers and gradient reductions overlap with the ops of their pass; what exceeds these
+    is exposed. `breakdown_seconds` sums to the step.
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_collectives(workload, mesh, strategy)

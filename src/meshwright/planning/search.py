@@ -114,7 +114,7 @@ def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top
 
 @contextmanager
 def _without_collector() -> Generator[None]:
-    """Disable Python's garbage collector, which would repeatedly scan what a search stores; there are no cycles."""
+    """Disable Python's garbage collector, which would repeatedly scan the search's objects, which form no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -298,7 +298,7 @@ class _Step:
         if self.is_spmd_pipeline:
             # The loss and the backward pass of a tick are of different microbatches, so both are live at once.
             terms["logits"] = self.activations.logits + self._narrow_logits()
-            # A tick's gradients of a chunk of layers are live beside their sums over microbatches.
+            # A tick's gradients of a chunk of layers are live next to their sums over microbatches.
             terms["gradients"] += self.states.gradients(self.states.stored[0]) / self.strategy.virtual_stages
         if self.mesh.pp == 1:
             terms["logits gradient"] = self._pending()

@@ -65,8 +65,8 @@ def stored_elements(
     """Return the elements stored on one device: of layers, and of the ends (embedding table and output head).
 
     mesh: without dp, which only replicates. For a pipeline: the stage with most layers, and the larger end. is_tiled:
-    padded to TPU tiles. virtual_stages: those of a lockstep pipeline, whose stages share both ends and all hold the
-    dense layers before the MoE layers; 0 otherwise. without: paths of parameters to leave out.
+    padded to TPU tiles. virtual_stages: the number in a lockstep pipeline, whose stages share both ends and all hold
+    the dense layers before the MoE layers; 0 otherwise. without: paths of parameters to leave out.
     """
     layers, ends = 0, [0]
     for path, parameter in leaves(parameters(model)):

@@ -50,7 +50,7 @@ def weight_bytes(serving: Serving, layout: ServingLayout) -> float:
 
 
 def most_sequences(serving: Serving, layout: ServingLayout, usable_bytes: float, at_most: int) -> int:
-    """Return how many sequences per group of devices fit beside the weights, up to `at_most`; 0 if none fits."""
+    """Return how many sequences per group of devices fit together with the weights, up to `at_most`; 0 if none fits."""
 
     def fits(sequences: int) -> bool:
         return serving_memory(serving, layout, sequences * layout.num_groups)["peak"] <= usable_bytes

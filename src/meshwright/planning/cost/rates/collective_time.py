@@ -41,7 +41,7 @@ def _achieved(kind: Kind, nbytes: float, system: System, placement: Placement) -
 def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
     """Return the seconds of all runs of a planned collective, as the chip's compiler implements it.
 
-    Shards sent round tp beside matmuls are sent as two halves, one each way, if the torus' links form a ring. Between
+    Shards sent round tp during matmuls are sent as two halves, one each way, if the torus' links form a ring. Between
     slices only shards are sent, although each slice runs an all-reduce instead of a reduce-scatter.
     """
     kind, nbytes, placement = move.kind, move.bytes / move.count, layout.placement(move.axes)

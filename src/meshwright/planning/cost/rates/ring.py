@@ -1,9 +1,9 @@
-"""Exposed time of ring attention: the sends of each ring step run beside the attention of that step.
+"""Exposed time of ring attention: the sends of each ring step overlap with the attention of that step.
 
 They are as `execution/runtime/attention/ring.py` implements them: P ring steps forward and P backward. Keys and values
-are sent on when they arrive, beside the attention of that step, in all steps but the last. In backward, the gradients
+are sent on when they arrive, during the attention of that step, in all steps but the last. In backward, the gradients
 of the first two steps are not sent, and those of others follow the keys one step later. The last send, which returns a
-device's own gradients, runs beside the matmuls of the queries' gradient.
+device's own gradients, overlaps with the matmuls of the queries' gradient.
 
 The TPU compiler schedules the sends so (libtpu 0.0.42.1, default effort): for two layers of 32 heads on an embed of
 1024, with S = 32K over sp=8 of v5e:2x4, only the last send is exposed, 0.28 ms of 27.5 ms of sends; the plan has 0.82
