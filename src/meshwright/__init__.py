@@ -5,7 +5,7 @@
     plan = mw.plan("llama3-8b", on="v5p:4x4x4", batch=512, seq_len=8192)
     mesh, rules = plan.mesh(), plan.rules
 
-Names are loaded when they are first used: planning needs no JAX, and does not wait for it.
+Public names are imported on first use: planning needs no JAX, so it does not wait for its import.
 """
 
 from __future__ import annotations
@@ -86,5 +86,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, those not loaded yet too."""
+    """Return the module's names, including public names that are not loaded yet."""
     return sorted({*globals(), *__all__})

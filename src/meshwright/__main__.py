@@ -1,4 +1,4 @@
-"""`python -m meshwright COMMAND …`."""
+"""The entry point of `python -m meshwright COMMAND …`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Errors for users: what is wrong, the value, and what would be right."""
+"""Exceptions for users; each message states what is wrong, the value and what would be right."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 
 class MeshwrightError(ValueError):
-    """A user's mistake, told in one line that names the values and what would be right."""
+    """A user's mistake; the one-line message names the values and what would be right."""
 
 
 class DoesNotFitError(MeshwrightError):
-    """A program that does not fit a device's memory.
+    """A program does not fit a device's memory.
 
-    hlo: as far as the compiler got; '' if it allocated no buffers.
+    hlo: the HLO text, as far as the compiler got; '' if it allocated no buffers.
     """
 
     def __init__(self, message: str, hlo: str = "") -> None:
@@ -25,7 +25,7 @@ class TemporaryError(MeshwrightError):
 
 
 class NotationError(MeshwrightError):
-    """A mistake in a text written in the notation; `position` is the character it stands at, from 0."""
+    """A syntax error in text of the sharding notation; `position` is the index of the wrong character, from 0."""
 
     def __init__(self, reason: str, *, text: str, position: int) -> None:
         super().__init__(f"{reason}\n  {text}\n  {' ' * position}^")
@@ -35,12 +35,12 @@ class NotationError(MeshwrightError):
 
 
 def near_names(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """The names that are near to a word, nearest first: those like it, that hold it, or that it begins with.
+    """Return the names similar to a word, nearest first: spelled alike, containing the word, or a prefix of the word.
 
     >>> near_names("v4-8", ["v3", "v4", "tpu7x"])
     ['v4']
     """
-    from difflib import SequenceMatcher  # Only a mistake waits for it.
+    from difflib import SequenceMatcher  # Imported here: only error messages need it.
 
     likeness = {}
     for name in names:

@@ -1,6 +1,6 @@
-"""The extras of the distribution: packages that only some commands need, and the one line for where they are missing.
+"""Optional dependencies (pip extras) of some commands, and the one-line error for a missing one.
 
-Which packages an extra brings is read from the installed distribution's metadata, which has it from pyproject.toml.
+The packages of each extra are read from the installed distribution's metadata, which comes from pyproject.toml.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from functools import cache
 from meshwright.errors import MeshwrightError
 
 _MODULES = {"orbax-checkpoint": "orbax.checkpoint"}
-"""Modules whose names are not their distribution's with `_` for `-`."""
+"""Import names of distributions for which replacing `-` by `_` does not give the import name."""
 
 _OF_EXTRA = re.compile(r"""([\w.-]+)[^;]*; *extra *== *["']([\w-]+)["']""")
-"""A requirement of an extra on all platforms. One with more markers may not be needed here, so it is not looked for."""
+"""Pattern of a requirement whose only marker is its extra.
+
+A requirement with further markers, such as a platform, may not apply here, so it is not checked.
+"""
 
 
 def require_extra(what: str, *extras: str) -> None:
-    """Raise where a package is missing from each of some extras; nothing is imported.
+    """Raise unless at least one of the given extras is completely installed; imports nothing.
 
     Args:
         what: the command or function that needs them, for the message.
-        extras: any one of them is enough; the message names the first.
+        extras: alternatives, of which one suffices; the message names the first.
     """
     missing = [[package for package in _packages().get(extra, ()) if not _is_installed(package)] for extra in extras]
     if all(missing):
@@ -45,8 +48,8 @@ def _error(what: str, extra: str, packages: list[str]) -> MeshwrightError:
 
 @cache
 def _packages() -> dict[str, list[str]]:
-    """The distributions that each extra brings by itself, in pyproject.toml's order; empty in a tree not installed."""
-    from importlib.metadata import PackageNotFoundError, requires  # A plan does not wait for it.
+    """Return the packages that each extra itself lists, in pyproject.toml order; empty if meshwright is uninstalled."""
+    from importlib.metadata import PackageNotFoundError, requires  # Imported here so that a plan does not wait for it.
 
     try:
         requirements = requires("meshwright") or []
@@ -60,7 +63,7 @@ def _packages() -> dict[str, list[str]]:
 
 
 def _module(package: str) -> str:
-    """The module that a distribution is imported as."""
+    """Return the name under which a distribution is imported."""
     return _MODULES.get(package, package.replace("-", "_"))
 
 
@@ -70,4 +73,4 @@ def _is_installed(package: str) -> bool:
     try:
         return find_spec(_module(package)) is not None
     except ModuleNotFoundError:  # The package that a submodule is in.
-        return False
+        return False  # A submodule's parent package is missing.

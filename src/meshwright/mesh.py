@@ -1,4 +1,4 @@
-"""The shape of a mesh: axis names and degrees, parsed from `mesh_dim` and checked against a batch."""
+"""Mesh shapes: axis names and degrees, parsed from text and checked against a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MeshShape:
     """The degree of each mesh axis.
 
     dp: data parallel (replicated weights); fsdp: fully sharded data parallel; tp: tensor parallel; sp: sequence
-    (context) parallel; ep: expert parallel; pp: pipeline parallel. Called, a shape is the `jax.sharding.Mesh`.
+    (context) parallel; ep: expert parallel; pp: pipeline parallel. Calling a shape returns its `jax.sharding.Mesh`.
 
     >>> shape = MeshShape(fsdp=2, tp=4)
     >>> str(shape), shape.num_devices
@@ -41,7 +41,7 @@ class MeshShape:
     def __call__(self, devices: Sequence[Any] | None = None, *, types: Literal["explicit", "auto"] = "explicit") -> Any:
         """Return the `jax.sharding.Mesh` of this shape over `devices` (default: all), axes in the order of `layout`.
 
-        types: of every axis; programs with Flax's `logical_axis_rules` need `auto`.
+        types: the axis type of all axes; programs with Flax's `logical_axis_rules` need `auto`.
         """
         from meshwright.execution.runtime.carry import mesh_of
 
@@ -54,7 +54,7 @@ class MeshShape:
 
     @property
     def layout(self) -> dict[str, int]:
-        """Every axis and its degree, outermost first: neighbours differ in the last axis, which communicates most."""
+        """Every axis and its degree, outermost first; adjacent devices differ in the last, which communicates most."""
         degrees = vars(self)
         return {axis: degrees[axis] for axis in LAYOUT}
 
@@ -64,12 +64,12 @@ class MeshShape:
         return math.prod(self.degrees.values())
 
     def degree(self, axes: str | tuple[str, ...]) -> int:
-        """The product of the degrees of some axes."""
+        """Return the product of the degrees of some axes."""
         degrees = vars(self)
         return degrees[axes] if isinstance(axes, str) else math.prod(degrees[axis] for axis in axes)
 
     def __str__(self) -> str:
-        """Return axes above 1 as typed: `fsdp=2,tp=4`; `dp=1` if there is none."""
+        """Format the axes of degree above 1 as users type them: `fsdp=2,tp=4`; `dp=1` if there are none."""
         return ",".join(f"{axis}={degree}" for axis, degree in self.degrees.items() if degree > 1) or "dp=1"
 
 
@@ -83,22 +83,25 @@ OTHERS_AXES: Mapping[str, str] = {
     "cp": "sp", "context": "sp", "context_usp_ulysses": "sp with --sp-method ulysses", "sequence": "sp", "seq": "sp",
     "expert": "ep", "stage": "pp", "pipeline": "pp", "pipe": "pp",
 }  # fmt: skip
-"""Axes of MaxText, torchtitan, Megatron and EasyLM, by the axis here that does the same.
+"""The meshwright axis that does the same as each axis of MaxText, torchtitan, Megatron and EasyLM.
 
-MaxText's are from `logical_axis_rules` in its src/maxtext/configs/base.yml (commit 000b810). fsdp_transpose splits the
-batch like fsdp, and weights along mlp; tensor_sequence splits the same as tensor, and `activation_norm_length`;
-autoregressive splits heads, mlp and vocabulary of weights, and heads of the cache.
+MaxText's are from `logical_axis_rules` in its src/maxtext/configs/base.yml (commit 000b810). There, fsdp_transpose
+splits the batch like fsdp, and weights along mlp; tensor_sequence splits the same dims as tensor, and
+`activation_norm_length`; autoregressive splits heads, mlp and vocabulary of weights, and heads of the KV cache.
 """
 
 LAYOUT = ("pp", "dp", "fsdp", "ep", "sp", "tp")
-"""The order in which axes are laid over devices, outermost first: pp and dp speak least, tp in every product."""
+"""The order in which axes are laid over devices, outermost first.
+
+pp and dp communicate least, tp at every matmul.
+"""
 
 
 def parse_mesh(text: str, *, num_devices: int) -> MeshShape:
-    """The shape that a `mesh_dim` means on `num_devices` devices.
+    """Parse a mesh shape for `num_devices` devices.
 
     Two forms: `'1,-1,4,1'` is dp,fsdp,tp,sp; `'fsdp=-1,tp=4,pp=2'` names any of dp, fsdp, tp, sp, ep, pp in any order,
-    the absent ones 1. One degree may be -1: it takes the devices that are left.
+    and axes not named have degree 1. One degree may be -1: it takes the remaining devices.
 
     >>> parse_mesh("1,-1,4,1", num_devices=8)
     MeshShape(dp=1, fsdp=2, tp=4, sp=1, ep=1, pp=1)
@@ -123,7 +126,7 @@ def parse_mesh(text: str, *, num_devices: int) -> MeshShape:
 
 
 def parse_axes(text: str) -> dict[str, int]:
-    """The degrees of `dp=2,model=4`: axes of any names, each once, in the order they are written.
+    """Parse `dp=2,model=4` into degrees by axis. Axes may have any names, each once; their order is kept.
 
     >>> parse_axes("data=2,model=4")
     {'data': 2, 'model': 4}
@@ -138,7 +141,7 @@ def parse_axes(text: str) -> dict[str, int]:
 
 
 def _positional(text: str) -> dict[str, int]:
-    """The degrees of `'1,-1,4,1'`."""
+    """Parse the positional form, `'1,-1,4,1'`."""
     parts = text.split(",")
     if len(parts) != len(POSITIONAL):
         raise MeshwrightError(
@@ -148,7 +151,7 @@ def _positional(text: str) -> dict[str, int]:
 
 
 def _named(text: str) -> dict[str, int]:
-    """The degrees of `'fsdp=-1,tp=4,pp=2'`."""
+    """Parse the named form, `'fsdp=-1,tp=4,pp=2'`."""
     degrees: dict[str, int] = {}
     for part in text.split(","):
         axis, _, degree = (word.strip() for word in part.partition("="))
@@ -163,7 +166,7 @@ def _named(text: str) -> dict[str, int]:
 
 
 def our_axis(name: str) -> str:
-    """Return the axis here for another framework's axis, or for its option for an axis' degree; empty if there is none.
+    """Return the meshwright axis for another framework's axis, or for its option that sets an axis' degree; '' if none.
 
     >>> our_axis("tensor_model_parallel_size")
     'tp'
@@ -178,7 +181,7 @@ def our_axis(name: str) -> str:
 
 
 def _degree(word: str, text: str) -> int:
-    """One degree: a whole number from 1, or -1."""
+    """Parse one degree: a whole number from 1, or -1."""
     degree = int(word) if re.fullmatch(r"\s*(?:-1|[0-9]{1,30})\s*", word) else 0
     if not degree:
         raise MeshwrightError(f"mesh {text!r} has {word.strip()!r} for a degree; it takes whole numbers from 1, or -1")
@@ -188,7 +191,7 @@ def _degree(word: str, text: str) -> int:
 def check_batch(
     mesh: MeshShape, *, batch: int, seq_len: int, batch_axes: tuple[str, ...] = ("dp", "fsdp", "ep")
 ) -> None:
-    """Raise where `batch` sequences of `seq_len` tokens cannot be split over the mesh; batch_axes: over which."""
+    """Raise if `batch` sequences of `seq_len` tokens do not divide over the mesh; batch_axes: the axes of the batch."""
     axes = tuple(axis for axis in batch_axes if axis in ("dp", "fsdp") or mesh.degree(axis) > 1)
     shards = mesh.degree(axes)
     if batch < 1 or batch % shards:
@@ -204,9 +207,9 @@ def check_batch(
 
 
 def check_divides(what: str, size: int, mesh: MeshShape, axes: tuple[str, ...], *, of: str = "") -> None:
-    """Raise where the degrees of `axes` do not divide a dim; `what` names it in the message, as in `kv_heads`.
+    """Raise if the degrees of `axes` do not divide a dim of length `size`; the message calls it `what`, as `kv_heads`.
 
-    of: the array that it is a dim of, where one is known.
+    of: the array that the dim belongs to, if known, for the message.
     """
     degree = mesh.degree(axes)
     if size % degree:
@@ -218,13 +221,13 @@ def check_divides(what: str, size: int, mesh: MeshShape, axes: tuple[str, ...], 
 
 
 def divisors(size: int) -> list[int]:
-    """Every whole number that divides `size`, ascending."""
+    """Return every divisor of `size`, ascending."""
     small = [d for d in range(1, math.isqrt(size) + 1) if size % d == 0]
     return small + [size // d for d in reversed(small) if d * d != size]
 
 
 def nearest_divisors(size: int, degree: int) -> list[int]:
-    """The whole numbers on either side of `degree` that divide `size`: one or two."""
+    """Return the divisors of `size` next to `degree`, below and above it: one or two."""
     legal = divisors(size)
     return [d for d in legal if d < degree][-1:] + [d for d in legal if d > degree][:1]
 
@@ -232,17 +235,17 @@ def nearest_divisors(size: int, degree: int) -> list[int]:
 def local_shape(
     shape: tuple[int, ...], spec: tuple[tuple[str, ...], ...], degrees: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """The shape that one device holds of an array whose dims are split over the axes of `spec`."""
+    """Return the local shape, on one device, of an array whose dims are split over the axes of `spec`."""
     return tuple(size // math.prod(degrees[axis] for axis in axes) for size, axes in zip(shape, spec, strict=True))
 
 
 def multiples_around(size: int, step: int) -> list[int]:
-    """The multiples of `step` on either side of `size`: one or two."""
+    """Return the positive multiples of `step` next to `size`, below (or at) and above it: one or two."""
     below = size // step * step
     return [multiple for multiple in (below, below + step) if multiple > 0]
 
 
 def _list(items: list[int] | list[str] | tuple[str, ...]) -> str:
-    """Items in a row: `1, 2 or 4`."""
+    """Join items for a message: `1, 2 or 4`."""
     words = [str(item) for item in items]
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,4 +1,4 @@
-"""The one record that a plan predicts, a compiled program shows and a run measures."""
+"""`Record`: one schema for what a plan predicts, a compiled program contains and a run measures."""
 
 from __future__ import annotations
 
@@ -17,48 +17,51 @@ Bound = Literal["compute", "memory", "communication"]
 
 KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 PHASES: tuple[Phase, ...] = ("reference", "forward", "recompute", "backward", "update")
-"""In the order of a step. `reference`: the forward pass of a frozen reference, over the axes of its own mesh."""
+"""All phases, in the order of a step.
+
+`reference`: the forward pass of a frozen reference model, whose collectives are over the axes of that model's own mesh.
+"""
 
 
 class LoweredAs(StrEnum):
-    """Form in which a compiler lowered a collective."""
+    """The form in which a compiler lowered a collective."""
 
     SLICED_ALL_REDUCE = "sliced all-reduce"
     """A reduce-scatter: every device slices its shard out of an all-reduced array."""
     PARTLY_SLICED_ALL_REDUCE = "partly sliced all-reduce"
     """A reduce-scatter over some of the axes and an all-reduce over the others."""
     PADDED_ALL_REDUCE = "padded all-reduce"
-    """An all-gather: every device writes its shard into zeros, and these are all-reduced."""
+    """An all-gather: every device writes its shard into zeros, and an all-reduce adds them up."""
     UNREADABLE_SLICE = "all-reduce with an unreadable slice"
     """An all-reduce that is sliced by a table of offsets, which the HLO text elides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lowering:
-    """How a compiler lowered a collective differently from the program; `hlo` finds it and can undo it."""
+    """How the compiled form of a collective differs from the program's; `hlo` detects it and can undo it."""
 
     form: LoweredAs | None = None  # None if only the dtype changed.
-    scatter_axes: tuple[str, ...] = ()  # Of a partly sliced all-reduce.
-    reduce_axes: tuple[str, ...] = ()
+    scatter_axes: tuple[str, ...] = ()  # Axes of the reduce-scatter in a partly sliced all-reduce.
+    reduce_axes: tuple[str, ...] = ()  # Axes of the all-reduce in it.
     promoted_from: str = ""  # 16-bit dtype of data that XLA:CPU sends as float32, or ''.
 
     def to_json(self) -> dict[str, Any]:
-        """This lowering as plain data, without empty fields."""
+        """Return this lowering as plain data, without empty fields."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective of a step, or several of the same kind, axes and phase added up.
+    """One collective of a step, or the sum of several of the same kind, axes and phase.
 
-    See `wire_bytes` for the bytes on links.
+    `wire_bytes` returns the bytes sent over links.
     """
 
     kind: Kind
     axes: tuple[str, ...]
     phase: Phase
-    # The array as one device sees it, summed over the `count` runs in a step: the gathered result of an all-gather,
-    # the unreduced operand of a reduce-scatter, the operand of the others.
+    # Size of the array on one device, summed over the `count` runs in a step: the gathered result of an all-gather, the
+    # unreduced operand of a reduce-scatter, the operand of the others.
     bytes: int
     count: int = 1
     seconds: float | None = None  # Per step; None if unknown.
@@ -66,21 +69,21 @@ class Collective:
     array: str = ""
     source: str = ""
     note: str = ""
-    lowerings: tuple[Lowering, ...] = ()  # Each way in which the compiler lowered it differently, once.
+    lowerings: tuple[Lowering, ...] = ()  # The distinct ways in which the compiler lowered it differently.
 
     def to_json(self) -> dict[str, Any]:
-        """This collective as plain data, without empty texts and lowerings."""
+        """Return this collective as plain data, without empty texts and lowerings."""
         data = asdict(self) | {"lowerings": [one.to_json() for one in self.lowerings]}
-        # Axes stay where there are none: a collective of devices that no axes make has no others.
+        # Empty axes are kept: they mean that the device groups match no mesh axes.
         return {key: value for key, value in data.items() if value not in ("", [])} | {"axes": list(self.axes)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a step is, per device: bytes, seconds and flops; None where the origin cannot know.
+    """The figures of one step, per device: bytes, seconds and flops. A figure that the origin cannot know is None.
 
-    memory_bytes: each term by name, and `peak`. mfu: model flops (no recomputation) over time x peak. flops: all that
-    is executed, recomputation included.
+    memory_bytes: each memory term by name, and `peak`. mfu: model flops (without recomputation) over step time times
+    peak flops. flops: all executed flops, recomputation included. tokens_per_second: of all devices together.
     """
 
     origin: Literal["predicted", "compiled", "measured"]
@@ -98,7 +101,7 @@ class Record:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """This record as plain data, in the schema every command prints."""
+        """Return this record as plain data, in the schema that every command prints."""
         data = {key: value for key, value in vars(self).items() if key != "collectives"}
         return data | {
             "mesh": dict(self.mesh),
@@ -110,7 +113,7 @@ class Record:
 
     @property
     def own_collectives(self) -> tuple[Collective, ...]:
-        """Collectives over this record's mesh. Those of a frozen reference are over axes of another."""
+        """Collectives over this record's mesh, without those of a frozen reference model, which has its own mesh."""
         return tuple(move for move in self.collectives if move.phase != "reference")
 
     @property
@@ -119,7 +122,7 @@ class Record:
         return None if self.hardware.startswith("cpu:") else self.mfu
 
     def __str__(self) -> str:
-        """The step, MFU, memory and what binds it, in a line."""
+        """Format step time, MFU, peak memory and the limiting resource in one line."""
         parts = [f"step {show_seconds(self.step_seconds)}"] if self.step_seconds is not None else []
         parts += [f"MFU {show_percent(self.shown_mfu)}"] if self.shown_mfu is not None else []
         parts += [show_bytes(self.memory_bytes["peak"])] if "peak" in self.memory_bytes else []
@@ -128,13 +131,13 @@ class Record:
         return "   ".join(parts)
 
     def _repr_html_(self) -> str:
-        """The record in a notebook."""
+        """Return the record as HTML for a notebook."""
         return card(
             f"{self.origin} · {show_degrees(self.mesh)} · {self.hardware}", str(self), self.tables(), self.notes
         )
 
     def tables(self) -> tuple[Table, ...]:
-        """Tables of the step, the memory and the collectives, as rows of text."""
+        """Return tables of the step, the memory and the collectives, as rows of text."""
         step = [(name, show_seconds(seconds)) for name, seconds in self.breakdown_seconds.items() if seconds]
         memory = [(name, show_bytes(size)) for name, size in self.memory_bytes.items() if size and name != "peak"]
         largest = sorted(merge(self.collectives), key=lambda move: -move.bytes)[:MOST_SHOWN]
@@ -150,31 +153,31 @@ class Record:
 
 
 MOST_SHOWN = 12
-"""The collectives that a notebook shows."""
+"""The number of collectives, largest first, that a notebook shows."""
 
 
 def _seconds(seconds: float | None) -> str:
-    """A time, if it is known."""
+    """Format seconds; '' if they are unknown."""
     return "" if seconds is None else show_seconds(seconds)
 
 
 def record_from_json(data: Any, path: str = "") -> Record:
-    """The record that `Record.to_json` wrote; path: see `from_data`."""
+    """Read a record that `Record.to_json` wrote; for `path` see `from_data`."""
     return from_data(Record, data, path)
 
 
 def wire_bytes(kind: Kind, size: float, degree: int) -> float:
     """Return the bytes that one device sends in a ring collective over `degree` devices, for an array of `size` bytes.
 
-    All-gather and reduce-scatter V (n-1)/n, all-reduce twice that, all-to-all V (n-1)/n of the local array, a permute
-    all of it; V as in `Collective.bytes`.
+    With V = size (as in `Collective.bytes`) and n = degree: all-gather, reduce-scatter and all-to-all V (n-1)/n,
+    all-reduce twice that, collective-permute V.
     """
     share = (degree - 1) / degree
     return {"all-reduce": 2 * share, "collective-permute": 1.0}.get(kind, share) * size
 
 
 def merge(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Return collectives with those of equal kind, axes and phase added up, ordered by phase and kind."""
+    """Sum up the collectives of equal kind, axes and phase, and order the sums by phase and kind."""
     sums: dict[tuple[str, tuple[str, ...], str], Collective] = {}
     for item in collectives:
         key = (item.kind, item.axes, item.phase)
@@ -183,7 +186,7 @@ def merge(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
 
 
 def _add(left: Collective, right: Collective) -> Collective:
-    """Two collectives of one kind, axes and phase as one."""
+    """Return the sum of two collectives of the same kind, axes and phase."""
     return replace(
         left,
         bytes=left.bytes + right.bytes,
@@ -196,5 +199,5 @@ def _add(left: Collective, right: Collective) -> Collective:
 
 
 def _sum(left: float | None, right: float | None) -> float | None:
-    """The sum, None where either is unknown."""
+    """Return the sum; None if either value is unknown."""
     return None if left is None or right is None else left + right

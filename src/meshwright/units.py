@@ -1,4 +1,4 @@
-"""Quantities as people read and type them: 3 significant figures and a decimal unit.
+"""Format and parse quantities as people write them: 3 significant figures and a decimal unit.
 
 >>> show_bytes(40_100_000_000), show_seconds(0.00284), show_percent(0.5821)
 ('40.1 GB', '2.84 ms', '58.2%')
@@ -23,22 +23,22 @@ _FACTORS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def show_bytes(size: float) -> str:
-    """Bytes: `40.1 GB`."""
+    """Format bytes: `40.1 GB`."""
     return _with_prefix(size, "B")
 
 
 def show_flops(flops: float) -> str:
-    """Operations: `1.83 Pflop`."""
+    """Format a number of floating-point operations: `1.83 Pflop`."""
     return _with_prefix(flops, "flop")
 
 
 def show_rate(rate: float, unit: str) -> str:
-    """A rate: `9.8 k tok/s` for the unit `tok/s`."""
+    """Format a rate: `9.8 k tok/s` for the unit `tok/s`."""
     return _with_prefix(rate, unit)
 
 
 def show_seconds(seconds: float) -> str:
-    """Seconds: `4.13 s`, `2.84 ms`, `17 us`."""
+    """Format seconds: `4.13 s`, `2.84 ms`, `17 us`."""
     for factor, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= factor:
             return f"{_figures(seconds / factor)} {unit}"
@@ -46,27 +46,27 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_percent(share: float) -> str:
-    """A share: `58.2%`."""
+    """Format a share as a percentage: `58.2%` for 0.582."""
     return f"{_figures(100 * share)}%"
 
 
 def show_estimate(share: float, error: float | None) -> str:
-    """Return a percentage and its standard error, if any: `58.2% ± 1.4%`."""
+    """Format a share and its standard error, if known, as percentages: `58.2% ± 1.4%`."""
     return show_percent(share) + ("" if error is None else f" ± {show_percent(error)}")
 
 
 def show_count(count: int, noun: str) -> str:
-    """A number of things: `1 device`, `1,024 devices`."""
+    """Format a count with its noun: `1 device`, `1,024 devices`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def show_degrees(degrees: Mapping[str, int]) -> str:
-    """The mesh axes larger than 1: `fsdp=2,tp=4`; `one device` if there are none."""
+    """Format the mesh axes of degree above 1: `fsdp=2,tp=4`; `one device` if there are none."""
     return ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1) or "one device"
 
 
 def parse_count(text: str) -> int:
-    """A whole number with an optional prefix: decimal, `4M` is 4,000,000, or of 1024, `128Ki` is 131,072."""
+    """Parse a whole number with an optional decimal or binary prefix: `4M` is 4,000,000, `128Ki` is 131,072."""
     match = re.fullmatch(_COUNT, text.strip(), re.IGNORECASE)
     if match:
         decimals = match[2] or ""
@@ -79,7 +79,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """A finite number: `4.2`, `1e-3`."""
+    """Parse a finite number: `4.2`, `1e-3`."""
     value = float(text) if re.fullmatch(_NUMBER, text.strip(), re.IGNORECASE) else math.nan
     if not math.isfinite(value):
         raise MeshwrightError(f"{text!r} is not a number; write it as 4.2 or 1e-3")
@@ -87,7 +87,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """A time above 0 with its unit: `30ms` is 0.03, `1.5s` and `200us` are others."""
+    """Parse a time above 0 to seconds: `30ms` is 0.03; the units are s, ms and us."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(s|ms|us)", text.strip())
     value = float(match[1]) * _SECONDS[match[2]] if match else 0.0
     if not value:
@@ -96,7 +96,7 @@ def parse_seconds(text: str) -> float:
 
 
 def _with_prefix(value: float, unit: str) -> str:
-    """A value in the largest prefix that leaves it at 1 or more."""
+    """Format a value with the largest decimal prefix that leaves it at 1 or more."""
     for factor, prefix in _PREFIXES:
         if abs(value) >= factor * 0.9995:
             return f"{_figures(value / factor)} {prefix}{unit}"
@@ -104,7 +104,7 @@ def _with_prefix(value: float, unit: str) -> str:
 
 
 def _figures(value: float) -> str:
-    """Three significant figures, without an exponent."""
+    """Format a value with three significant figures, without an exponent; from 100, as a whole number."""
     if value == 0:
         return "0"
     if abs(value) >= 99.95:

@@ -1,4 +1,4 @@
-"""How an option is declared: a field of a dataclass, annotated with what its command shows and what it sets."""
+"""Annotations that declare an option, a field of a dataclass: how commands show it and which setting it sets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tyro
 class Setting(NamedTuple):
     """The field of a run's config that an option sets, and whether a resumed run can change it.
 
-    path: of the field of `RunConfig`, as `optimizer.learning_rate`. resume: `free`, always; `change`, with
-    `change=True` (--change); `never`, because the first state or the checkpoints depend on it.
+    path: the field's path in `RunConfig`, as `optimizer.learning_rate`. resume: `free`: always; `change`: only with
+    `change=True` (--change); `never`: not at all, because the first state or the checkpoints depend on it.
     """
 
     path: str
@@ -21,7 +21,7 @@ class Setting(NamedTuple):
 
 
 class Keyword(NamedTuple):
-    """The type of the library's keyword as source text, where it is another than the command line's."""
+    """The type of the library's keyword argument, as source text, where it differs from the command-line option's."""
 
     type: str
 
@@ -29,7 +29,7 @@ class Keyword(NamedTuple):
 def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002
     """Configure how an option is shown: its value's placeholder, its aliases, and no default after the help text.
 
-    help: for text over several lines; tyro keeps the line breaks of docstrings.
+    help: a help text that spans several lines; tyro would keep the line breaks of a docstring.
     """
     return tyro.conf.arg(metavar=metavar, aliases=aliases or None, help=help, help_behavior_hint="")
 
@@ -47,7 +47,7 @@ CompileCache = Annotated[str | None, option("DIRECTORY|off")]
 
 
 def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]:
-    """The options of some groups by name, those left out as None; `without` are not read."""
+    """Return the options of dataclass instances, by name; unset options are None, those in `without` are skipped."""
     found: dict[str, Any] = {}
     for group in groups:
         for field in fields(group):
@@ -57,7 +57,7 @@ def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]
 
 
 def declared_settings(*groups: type) -> Mapping[str, Setting]:
-    """The settings that the options of some groups set, by the option's name."""
+    """Return, by option name, the `Setting` of each option in some dataclasses that has one."""
     hints = {name: hint for group in groups for name, hint in get_type_hints(group, include_extras=True).items()}
     return {
         name: item

@@ -1,4 +1,4 @@
-"""Values of options as people give them, text or objects: counts, shares, prices, meshes and hardware."""
+"""Parse values of options, given as text or objects: counts, shares, prices, meshes and hardware."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.units import parse_count, parse_number
 
 SystemLike = str | System
-"""`v5p:4x4x4`, or a system."""
+"""A system, or its text: `v5p:4x4x4`."""
 
 MeshLike = str | MeshShape | Mapping[str, int]
-"""`1,-1,4,1` or `fsdp=-1,tp=4`, a shape, or axes and their degrees."""
+"""A mesh as text, `1,-1,4,1` or `fsdp=-1,tp=4`, as a shape, or as degrees by axis."""
 
 Count = int | str
-"""A whole number, or one as text: `4096`, `64k`, `4M`."""
+"""A whole number, or its text: `4096`, `64k`, `4M`."""
 
 
 def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
-    """The options that are not None; an unknown name is an error with the nearest one."""
+    """Return the options that are not None; raise for a name that is not allowed, and suggest the nearest."""
     names = list(allowed)
     for name in options:
         if name not in names:
@@ -40,7 +40,10 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
 def read_system(
     on: SystemLike, hardware: str | Path | None = None, memory_headroom: float | str | None = None
 ) -> System:
-    """Parse a system; without a headroom of its own it gets the usual one of its kind of chip."""
+    """Parse a system and set its memory headroom.
+
+    That is `memory_headroom` if given, else the system's own, else the default of its kind of chip.
+    """
     match on:
         case System():
             pass
@@ -57,7 +60,7 @@ def read_system(
 
 
 def read_share(value: float | str) -> float:
-    """A share from 0 to below 1, of a number or a text: 0.1, "0.1" or "10%"."""
+    """Return a share, from 0 to below 1, given as a number or text: 0.1, "0.1" or "10%"."""
     text = str(value).strip()
     try:
         share = parse_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -69,7 +72,7 @@ def read_share(value: float | str) -> float:
 
 
 def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
-    """Parse a mesh from text, a mapping or a shape, for `num_devices` devices."""
+    """Return the shape of a mesh of `num_devices` devices, given as text, a mapping or a shape."""
     match mesh:
         case MeshShape():
             if mesh.num_devices != num_devices:
@@ -85,7 +88,7 @@ def read_mesh(mesh: MeshLike, num_devices: int) -> MeshShape:
 
 
 def read_count(name: str, value: Count) -> int:
-    """A whole number from 1, of a number or a text."""
+    """Return a whole number, from 1 to the maximum for this option, given as a number or text."""
     try:
         number = parse_count(value) if isinstance(value, str) else operator.index(value)
     except (MeshwrightError, TypeError):
@@ -98,11 +101,11 @@ def read_count(name: str, value: Count) -> int:
 
 
 MOST_PRICE = 1e9
-"""The most that a chip may cost an hour."""
+"""The highest accepted price of a chip-hour."""
 
 
 def read_price(value: float | str) -> float:
-    """An amount of money from 0, of a number or a text."""
+    """Return the price of a chip-hour, from 0 to `MOST_PRICE`, given as a number or text."""
     try:
         price = parse_number(str(value))
     except MeshwrightError:

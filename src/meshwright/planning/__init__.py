@@ -1,6 +1,6 @@
-"""From a model, chips and a batch to a mesh: every legal mesh priced and ranked, the best one as a plan to keep.
+"""Plan a mesh for a model, chips and a batch: price and rank every legal mesh, and keep the best as a plan.
 
-`cost` folds over a step: flops, collectives, memory, seconds. `prediction` prices one mesh with it, `space` lists what
-could be run, `search` goes through it, `why` says why, `serving` does the same for servers. Begin with `library`, which
-is `meshwright.plan`. Imports no JAX, so that a plan is there in half a second.
+`cost` sums over the ops of a step: flops, collectives, memory, seconds. `prediction` prices one mesh with it, `space`
+lists the meshes and strategies, `search` ranks them, `why` explains the result, `serving` does the same for servers.
+Begin with `library`, which has `meshwright.plan`. Nothing here imports JAX, so a plan takes half a second.
 """

@@ -1,4 +1,4 @@
-"""Plans as files: YAML, or JSON where the name ends so; and the directories of runs, which have plans too."""
+"""Read and write plans as YAML, or as JSON if the file name ends in .json; recognise directories of runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from meshwright.errors import MeshwrightError
 from meshwright.support.files import check_output, write_file
 
 SUFFIXES = ("", ".yaml", ".yml", ".json")
-"""How the name of a plan's file ends."""
+"""The suffixes that the name of a plan's file may have."""
 
 
 def check_data_file(path: Path) -> None:
-    """Raise where a plan cannot be written to a path, before it is made."""
+    """Raise, before a plan is computed, if it cannot be written to a path."""
     if path.suffix.lower() not in SUFFIXES:
         raise MeshwrightError(
             f"{path} ends in {path.suffix}; a plan is written as YAML, to a .yaml, or as JSON, to a .json"
@@ -35,19 +35,19 @@ def write_data(data: dict[str, Any], path: Path) -> None:
 
 
 def is_run_directory(path: str | Path) -> bool:
-    """Whether a path is the directory of a run, and not of a model, which has a config.json too."""
+    """Whether a path is a run's directory. A model's has a config.json too, but no metrics or checkpoints."""
     path = Path(path)
     is_begun = (path / "metrics.jsonl").is_file() or (path / "checkpoints").is_dir()
     return is_begun and (path / "config.json").is_file()
 
 
 def has_fields(data: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether plain data is an object, fields by name, and no list, text or number."""
+    """Whether plain data is an object (fields by name), not a list, text or number."""
     return isinstance(data, dict)
 
 
 def read_data(path: Path) -> Any:
-    """The plain data of a file, as `write_data` wrote it."""
+    """Return the plain data of a file, as `write_data` wrote it."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -61,5 +61,5 @@ def read_data(path: Path) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # A date that is none is a ValueError.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # An invalid date raises ValueError.
         raise MeshwrightError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None

@@ -1,4 +1,4 @@
-"""The meshes of an image model, priced and ranked, and why data parallelism is enough: until when it hides its sums."""
+"""Price and rank the meshes of an image model, which have the axes dp and fsdp."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ PLANNED_ONLY = "planned only: what runs are decoders of tokens"
 
 @dataclass(frozen=True)
 class ImageRanking:
-    """The candidates: those that fit by step time, then the others by how much memory they need.
+    """The candidates: those that fit, fastest first, then the others, by how much memory they need.
 
-    num_meshes: all dp x fsdp meshes of the devices, legal or not.
+    num_meshes: the number of dp x fsdp meshes of the devices, legal or not.
     """
 
     candidates: tuple[Record, ...]
@@ -44,7 +44,7 @@ class ImageRanking:
 
 
 def rank_images(workload: ImageWorkload, system: System) -> ImageRanking:
-    """Price and rank every legal mesh of dp and fsdp. Raises an error with the reason if there is none."""
+    """Price and rank every legal mesh of dp and fsdp. If there is none, raises an error with the reason."""
     shapes = [MeshShape(dp=system.num_devices // fsdp, fsdp=fsdp) for fsdp in divisors(system.num_devices)]
     found: list[Record] = []
     refusals: list[str] = []
@@ -62,16 +62,17 @@ def rank_images(workload: ImageWorkload, system: System) -> ImageRanking:
 
 
 def plan_image_mesh(workload: ImageWorkload, mesh: MeshShape, system: System) -> Record:
-    """The record of one mesh; one that cannot split the workload is an error."""
+    """Return the record of one mesh; raise if the mesh cannot split the workload."""
     check_image_mesh(workload, mesh)
     return predict_images(workload, mesh, system)
 
 
 def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> Record:
-    """Return the record of a train step of an image model: ops, collectives, update.
+    """Return the predicted record of a train step of an image model: ops, collectives, update.
 
-    Gathers and bucketed sums run next to the ops of their pass, except the first gather and the last sum. Batch-norm
-    statistics are waited for. `breakdown_seconds` sums to the step. `tokens_per_second` is None: a step has images.
+    Weight gathers and bucketed gradient reductions overlap with the ops of their pass, except the first gather and the
+    last reduction. Reductions of batch-norm statistics are exposed. `breakdown_seconds` sums to the step.
+    `tokens_per_second` is None, as a step has images.
     """
     layout, passes = lay_mesh(system, mesh.layout), _passes(workload, mesh, system)
     priced = [replace(move, seconds=planned_seconds(move, layout)) for move in image_collectives(workload, mesh)]
@@ -100,7 +101,7 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
 
 
 STATES = ("parameters", "gradients", "optimizer")
-"""The terms of memory that a model takes whatever its batch."""
+"""The memory terms that do not depend on the batch."""
 
 
 def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[str, float]:
@@ -112,7 +113,10 @@ def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[st
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
-    """Yield the collectives with their exposed time, at least one of their runs at the end of the pass."""
+    """Yield collectives with exposed seconds: what exceeds the compute of their pass, and at least one run.
+
+    Reductions of batch-norm statistics are exposed in full; a gather in backward may be hidden completely.
+    """
     wanted = dict.fromkeys(passes, 0.0)
     for move in moves:
         if move.array != STATISTICS:
@@ -121,14 +125,14 @@ def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[C
         seconds = move.seconds or 0.0
         share = max(0.0, 1 - passes[move.phase] / wanted[move.phase]) if wanted[move.phase] else 0.0
         exposed = seconds if move.array == STATISTICS else max(seconds / move.count, share * seconds)
-        # Gathers of the backward pass follow the forward pass, behind which the first of them hides.
+        # The first gather of the backward pass overlaps with the end of the forward pass.
         if move.kind == "all-gather" and move.phase == "backward":
             exposed = share * seconds
         yield replace(move, exposed_seconds=exposed)
 
 
 def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """Return the resource that most of the step waits for."""
+    """Return the resource that most of the step's time waits for."""
     seconds: dict[Bound, float] = {
         "compute": 0.0,
         "memory": breakdown["update"],
@@ -140,6 +144,6 @@ def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: 
 
 
 def _order(record: Record) -> tuple[bool, float, float]:
-    """Fitting first, then fast; of two as fast, the one with more memory left."""
+    """Sort key: fitting records first, the fastest first, ties by least memory; then the others by memory."""
     fits = bool(record.fits)
     return not fits, record.step_seconds or 0.0 if fits else 0.0, record.memory_bytes["peak"]

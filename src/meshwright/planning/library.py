@@ -1,4 +1,4 @@
-"""`meshwright.plan`: a plan from text or objects, and the plan that `verify` and `train` run."""
+"""`meshwright.plan`, which plans from text or objects, and the plans that `verify` and `train` run."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ PlanLike = ModelLike | Plan
 """A model as in `ModelLike`, a plan, or the path of a plan's file."""
 
 ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
-"""The fields that a search over meshes always chooses itself."""
+"""Strategy fields that a search over meshes always chooses itself."""
 
 MOST_TIED = 8
-"""The meshes among which ties are looked for."""
+"""The number of top-ranked meshes among which ties are looked for."""
 
 
 @overload
@@ -85,26 +85,26 @@ def plan(
     price: float | str | None = None,
     **options: Unpack[SearchOptions],
 ) -> Plan | tuple[Plan, ...] | tuple[Point, ...]:
-    """Plan the training of a model on some hardware: the best mesh and the best way to run it.
+    """Plan the training of a model on some hardware: find the best mesh and the best strategy to run it.
 
     Args:
-        model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or
-            the file of a plan, which is read again.
+        model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or a
+            plan's file, which is read.
         on: the hardware, as `v5p:4x4x4`, `h100:64` or `cpu:8`, or a System.
         mesh: plan this mesh, `fsdp=-1,tp=4` or a MeshShape, instead of the best.
         compare: plan these meshes instead of the best, and return their plans in this order.
         sweep: plan the best mesh for each of several values, `chips=64..1024`, `batch=96,192` or `seq_len=2k..32k`, and
             return a `Point` for each: the value, and the record of its best mesh or the reason why there is none.
-        top: how many meshes to rank; those after the best are `Plan.alternatives` (8).
-        strategy: run the mesh exactly so; it goes with mesh.
-        tokens: say what training on so many tokens takes, as `15T`, in `Plan.training_run`.
-        price: with tokens, what a chip costs an hour, for the cost of the training.
-        options: the workload, with one of batch (sequences) and batch_tokens, seq_len, remat and dtype
-            (`WorkloadOptions`); single fields of the strategy (`StrategyOptions`); include_planned.
+        top: how many meshes to rank (default 8); those after the best are `Plan.alternatives`.
+        strategy: run the mesh with exactly this strategy; requires mesh.
+        tokens: also compute the cost of training on this many tokens, as `15T`, in `Plan.training_run`.
+        price: with tokens, the price of a chip-hour, for the price of the training.
+        options: the workload (`WorkloadOptions`), as seq_len, remat and dtype, with either batch (in sequences) or
+            batch_tokens; single fields of the strategy (`StrategyOptions`); include_planned.
 
     Raises:
-        MeshwrightError: where nothing is legal, a name is unknown or a value is of the wrong type, or an option changes
-            nothing beside another.
+        MeshwrightError: nothing is legal, a name is unknown, a value has the wrong type, or an option has no effect
+            together with another.
 
     >>> plan("llama3-8b", on="v5p:4x4x4", batch=512, mesh="fsdp=64").mesh
     MeshShape(dp=1, fsdp=64, tp=1, sp=1, ep=1, pp=1)
@@ -161,7 +161,7 @@ def plan(
 
 
 def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
-    """Return the plan of a plan file; None for any other path or for a model name."""
+    """Return the plan in a plan file; None for any other path or for a model name. A run directory raises."""
     if is_run_directory(path):
         raise MeshwrightError(f"{path} is the directory of a run; mw.verify({str(path)!r}).plan is its plan")
     if not is_plan_file(path):
@@ -172,13 +172,13 @@ def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
 
 
 def _refuse(names: Iterable[str], where: str) -> None:
-    """Raise for the first of the options that change nothing."""
+    """Raise for the first of some options that have no effect; `where` completes the message."""
     for name in sorted(names):
         raise MeshwrightError(f"{name} changes nothing {where}; leave it out")
 
 
 def read_compared(texts: Sequence[MeshLike], num_devices: int) -> list[MeshShape]:
-    """The meshes to compare, each once."""
+    """Return the meshes to compare; raise if there are none or a mesh is given twice."""
     if isinstance(texts, str) or not texts:
         raise MeshwrightError(f"compare is {texts!r}; it is a list of meshes, as ['fsdp=8', 'fsdp=2,tp=4']")
     meshes = [read_mesh(text, num_devices) for text in texts]
@@ -197,10 +197,10 @@ def find_meshes(
     top: int = 8,
     include_planned: bool = False,
 ) -> Ranking:
-    """Return the best meshes that `meshwright train` runs, with `fields` of the strategy fixed.
+    """Return the best meshes that `meshwright train` can run, with `fields` of the strategy fixed.
 
-    With include_planned, or if nothing runs, the best of everything that can be planned. Among ties the simplest is
-    first.
+    With include_planned, or if nothing can run, return the best of all that can be planned. Among ties the simplest
+    mesh is first. policies: the remat policies to choose from; empty for all.
     """
     if chosen := [name for name in ALWAYS_CHOSEN if name in fields]:
         option = f"--{chosen[0].replace('_', '-')} ({chosen[0]}=…)"
@@ -214,7 +214,7 @@ def find_meshes(
 
 
 def find_beyond(best: Plan, policies: tuple[Remat, ...], fields: Mapping[str, Any]) -> Plan | None:
-    """Return the best plan that does not run yet, if it is faster than `best`, or fits and `best` does not."""
+    """Return the best plan that cannot run yet, if it is faster than `best`, or fits and `best` does not; else None."""
     seconds = best.predicted.step_seconds if best.predicted.fits else None
     found = find_faster(best.workload, best.system, math.inf if seconds is None else seconds, remats=policies, **fields)
     return found if found and found.planned_only else None
@@ -229,7 +229,7 @@ def plan_one_mesh(
     *,
     include_planned: bool = False,
 ) -> Plan:
-    """Return the best way to run one mesh with `fields` fixed, among those that run if there are any."""
+    """Return the fastest plan of one mesh with `fields` of the strategy fixed, preferring strategies that can run."""
     fixed = {name: fields[name] for name in ALWAYS_CHOSEN if name in fields}
     free = {name: value for name, value in fields.items() if name not in fixed}
     if fixed.get("sp_method", "gather") != "gather":
@@ -268,7 +268,7 @@ def _space(
     *,
     include_planned: bool,
 ) -> Space:
-    """Return the space that `meshwright train` runs; if it is empty, all that can be planned."""
+    """Return the meshes and strategies that `meshwright train` can run; if there are none, all that can be planned."""
     if not include_planned:
         try:
             space = runnable_space(workload, system, policies, **fields)

@@ -1,6 +1,6 @@
-"""The options of a plan as people give them, as text or as objects, read into a workload, a system, a mesh, a strategy.
+"""Parse the options of a plan, given as text or objects, into a workload, a system, a mesh and a strategy.
 
-The command line and `meshwright.plan`, `verify` and `train` share these readers, so a mistake gets the same line.
+The command line and `meshwright.plan`, `verify` and `train` share these functions, so each mistake has one message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meshwright.options.values import (
 from meshwright.units import parse_seconds
 
 ModelLike = str | Path | ModelConfig | Workload
-"""A preset's name, the path of a Hugging Face config.json, a model, or a whole workload."""
+"""A preset's name, the path of a Hugging Face config.json, a ModelConfig, or a whole Workload."""
 
 _OF_SYSTEM = ("on", "hardware", "memory_headroom")
 WORKLOAD_OPTIONS = ("on", *WorkloadOptions.__annotations__)
@@ -38,7 +38,7 @@ STRATEGY_OPTIONS = tuple(StrategyOptions.__annotations__)
 
 
 def check_model(model: object) -> None:
-    """Raise if this cannot be planned as a model, such as a function or a library's module."""
+    """Raise if `model` has a type that cannot be planned, such as a function or another library's module."""
     if isinstance(model, str | Path | ModelConfig | Workload):
         return
     shown, hint = (repr(model) if isinstance(model, int | float | None) else f"a {type(model).__name__}"), ""
@@ -51,7 +51,7 @@ def check_model(model: object) -> None:
 
 
 def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None) -> ModelConfig:
-    """The model of a name or a path, cut to `num_layers`."""
+    """Return the model of a preset's name or a path, cut to `num_layers` layers if given."""
     check_model(model)
     found = model if isinstance(model, ModelConfig) else load_model(str(model))
     return found if num_layers is None else replace(found, num_layers=read_count("num_layers", num_layers))
@@ -60,11 +60,11 @@ def read_model(model: str | Path | ModelConfig, num_layers: Count | None = None)
 def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workload, System]:
     """Return the workload and the system described by `WORKLOAD_OPTIONS`.
 
-    If a `Workload` object is passed, the only other options allowed are `on` and `hardware`.
+    With a `Workload` object only the options of the system are allowed: `on`, `hardware` and `memory_headroom`.
     """
     said = given(options, WORKLOAD_OPTIONS)
     name = model if isinstance(model, str) else getattr(model, "name", model)
-    # A wrong name of a model is told before what else is missing.
+    # A wrong model name is reported before other options that are missing.
     found = model if isinstance(model, Workload) else read_model(model, said.pop("num_layers", None))
     if not isinstance(found, Workload):
         found = read_adapters(found, said)
@@ -102,7 +102,7 @@ def read_workload(model: ModelLike, options: Mapping[str, Any]) -> tuple[Workloa
 
 
 LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_targets", "lora_dropout")
-"""Options for adapters."""
+"""Options of low-rank adapters."""
 
 
 def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
@@ -125,7 +125,7 @@ def read_adapters(model: ModelConfig, options: Mapping[str, Any]) -> ModelConfig
 
 
 def read_names(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Names as a text with commas between, or one by one; of a command's there may be both."""
+    """Return names given as comma-separated text, or as a sequence of such texts."""
     texts = (value,) if isinstance(value, str) else value
     return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
 
@@ -142,7 +142,7 @@ def read_strategy(options: Mapping[str, Any], num_devices: int) -> dict[str, Any
 
 
 PROMPT_LEN, OUTPUT_LEN = 1024, 256
-"""Default tokens of a prompt and of an answer."""
+"""Default numbers of tokens: of a prompt, of an answer."""
 
 SERVING_OPTIONS = tuple(ServingOptions.__annotations__)
 IMAGE_OPTIONS = (*_OF_SYSTEM, "batch", "dtype")
@@ -151,7 +151,7 @@ IMAGE_OPTIONS = (*_OF_SYSTEM, "batch", "dtype")
 def read_serving(
     model: str | Path | ModelConfig, phase: ServingPhase, options: Mapping[str, Any]
 ) -> tuple[Serving, System]:
-    """The serving and the system that `SERVING_OPTIONS` mean; latency is text, as 30ms, or seconds."""
+    """Return the serving workload and system that `SERVING_OPTIONS` describe; latency is text, as 30ms, or seconds."""
     said = given(options, SERVING_OPTIONS)
     system = _hardware(model, said)
     plain = "f32" if system.chip.kind == "cpu" else "bf16"
@@ -180,7 +180,7 @@ def read_serving(
 
 
 def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, System]:
-    """The workload and the system that `IMAGE_OPTIONS` mean for a ResNet."""
+    """Return the workload and the system that `IMAGE_OPTIONS` describe for a ResNet."""
     said = given(options, IMAGE_OPTIONS)
     system = _hardware(model, said)
     if "batch" not in said:
@@ -193,24 +193,24 @@ def read_images(model: str, options: Mapping[str, Any]) -> tuple[ImageWorkload, 
 
 
 def _hardware(name: object, said: Mapping[str, Any]) -> System:
-    """The system that the options name."""
+    """Return the system that the options name."""
     if "on" not in said:
         raise MeshwrightError(f"{name} needs hardware: --on (on=…), as v5p:4x4x4, h100:64 or cpu:8")
     return read_system(said["on"], said.get("hardware"), said.get("memory_headroom"))
 
 
 def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:
-    """Return the given remat policy, or none for the planner to choose."""
+    """Return the given remat policy as a tuple; an empty one lets the planner choose."""
     return () if remat in (None, "auto") else (remat,)
 
 
 def is_image_model(model: object) -> bool:
-    """Whether this is the name of a ResNet, which has options of its own."""
+    """Whether `model` is the name of a ResNet, which has its own options."""
     return isinstance(model, str) and model in RESNETS
 
 
 def _in_sequences(batch_tokens: Count, seq_len: int, *, is_pairs: bool) -> int:
-    """Return the number of sequences, or pairs, in `batch_tokens` tokens."""
+    """Return the number of sequences, or of pairs, in `batch_tokens` tokens; raise if it is not whole."""
     tokens, each = read_count("batch_tokens", batch_tokens), 2 * seq_len if is_pairs else seq_len
     if tokens % each:
         around = " or ".join(str(each * count) for count in (tokens // each, tokens // each + 1) if count)

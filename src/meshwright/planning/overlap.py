@@ -1,4 +1,4 @@
-"""Overlap of communication and compute: which collectives ops can hide, and the exposed seconds."""
+"""Overlap of communication and compute: which collectives can overlap with ops, and the seconds that stay exposed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from meshwright.planning.cost.seconds import WEIGHT_AXES
 from meshwright.record import Collective, Phase
 
 CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
-"""Mesh axes whose collectives stand between two products, the second waiting for the first: nothing hides them."""
+"""Mesh axes with collectives between two matmuls, of which the second waits for the collective: nothing hides them."""
 
 WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
-"""The pass whose ops can hide the collectives of each phase. Recompute runs in backward; nothing hides the update."""
+"""The pass whose ops can hide each phase's collectives. Recompute runs in backward; nothing hides the update's."""
 
 
 @dataclass(frozen=True)
 class OverlapBudget:
     """Seconds of a step's collectives, by what can hide them.
 
-    forward, backward: can be hidden by ops of that pass. critical_forward, critical_backward: the part of these that
-    every microbatch waits for if it takes longer. per_microbatch: nothing hides it, and every microbatch waits.
-    per_step: nothing hides it, and the step waits once. hidden_by_attention: ring sends that run next to the attention
-    of their turn.
+    forward, backward: seconds that the ops of that pass can hide. critical_forward, critical_backward: the part of
+    these whose exposed seconds every microbatch waits for. per_microbatch: always exposed, and every microbatch waits.
+    per_step: always exposed, and the step waits once. hidden_by_attention: ring sends hidden by the attention of their
+    ring step.
     """
 
     forward: float = 0.0
@@ -54,17 +54,17 @@ class OverlapBudget:
         return OverlapBudget(*(times * seconds for seconds in vars(self).values()))
 
     def shares(self, forward: float, backward: float) -> dict[str, float]:
-        """The share of each pass's collectives that is exposed where ops take so long in them."""
+        """Return, by pass, the exposed share of its hideable collectives if its ops take this many seconds."""
         return {"forward": _exposed(self.forward, forward), "backward": _exposed(self.backward, backward)}
 
     def exposed(self, shares: Mapping[str, float]) -> float:
-        """The seconds of all collectives that nothing hides."""
+        """Return the exposed seconds of all collectives; shares: by pass, from `shares`."""
         return (
             self.per_microbatch + self.per_step + shares["forward"] * self.forward + shares["backward"] * self.backward
         )
 
     def exposed_per_microbatch(self, shares: Mapping[str, float]) -> float:
-        """The exposed part that every microbatch waits for."""
+        """Return the exposed seconds for which every microbatch waits, summed over microbatches."""
         late = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
         return self.per_microbatch + late
 
@@ -76,13 +76,13 @@ FREE_LINKS = OverlapBudget()
 """Budget with no communication."""
 
 NO_RING: Mapping[Phase, float] = {}
-"""Share of collectives outside rings."""
+"""The exposed shares if there are no ring sends."""
 
 
 def overlap_budget(
     moves: Iterable[Collective], layout: MeshPlacement, strategy: Strategy, ring_shares: Mapping[Phase, float] = NO_RING
 ) -> OverlapBudget:
-    """Return the budget of collectives. ring_shares: the exposed share of ring sends."""
+    """Return the overlap budget of some collectives. ring_shares: by phase, the exposed share of ring sends."""
     sums = dict.fromkeys(vars(OverlapBudget()), 0.0)
     for move in moves:
         seconds, critical = planned_seconds(move, layout), is_critical(move)
@@ -101,7 +101,7 @@ def overlap_budget(
 def ring_shares(
     moves: Iterable[Collective], workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> Mapping[Phase, float]:
-    """Return, per phase, the share of ring sends over sp that attention does not hide."""
+    """Return, by phase, the share of ring sends over sp that attention does not hide."""
     sends: dict[Phase, dict[str, float]] = {}
     for move in filter(is_round_ring, moves):
         what = "gradients" if move.array.endswith("gradient") else "keys"
@@ -114,14 +114,14 @@ def ring_shares(
 
 
 def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """The budget of all collectives of a step."""
+    """Return the overlap budget of all collectives of a step."""
     return weight_budget(workload, mesh, system, strategy) + activation_budget(workload, mesh, system, strategy)
 
 
 def least_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return a lower bound of `step_budget`: `least_weight_budget`, and the activations of a single microbatch.
+    """Return a lower bound of `step_budget`: `least_weight_budget` plus the activations of a single microbatch.
 
-    Several microbatches send the same bytes in parts, at no higher bandwidth.
+    Several microbatches send the same bytes in smaller messages, at no higher bandwidth.
     """
     whole = _without(strategy, ("num_microbatches", "virtual_stages", "schedule", "zero_stage"))
     seconds = _activation_budget(workload, mesh, system, whole).per_microbatch
@@ -129,9 +129,9 @@ def least_budget(workload: Workload, mesh: MeshShape, system: System, strategy: 
 
 
 def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """A lower bound of `weight_budget`, cheap to have.
+    """Return a lower bound of `weight_budget` that is cheap to compute.
 
-    As if all gathered weights and their gradients went at once, at the full rate of the links.
+    It assumes that all gathered weights and their gradients are sent at once, at the full rate of the links.
     """
     stored = tuple(axis for axis in RULES["embed"] if mesh.degree(axis) > 1)
     if not stored or not strategy.overlaps_weights:
@@ -144,21 +144,21 @@ def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, str
 
 
 def weight_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """The budget of the collectives of weights and of their gradients."""
-    # Stages of GPipe in lockstep gather a table twice.
+    """Return the overlap budget of the collectives of weights and of their gradients."""
+    # GPipe's stages run in lockstep and gather an embedding table twice, so with pp the schedule matters.
     shape = _SHAPE if mesh.pp == 1 else _SHAPE[:1]
     once, each = _weight_budgets(with_remat(workload, "none"), mesh, system, _without(strategy, shape))
     return once + each * strategy.num_microbatches
 
 
 def activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return the budget of activation collectives and of the sums in the loss."""
+    """Return the overlap budget of activation collectives and of the reductions in the loss."""
     return _activation_budget(workload, mesh, system, _without(strategy, ("zero_stage",)))
 
 
 @lru_cache(maxsize=1 << 15)
 def _activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """`activation_budget` of a strategy without the fields that do not change it."""
+    """Return `activation_budget` for a strategy whose irrelevant fields are at their defaults, for the cache."""
     moves = activation_collectives(workload, mesh, strategy)
     shares = ring_shares(moves, workload, mesh, system, strategy)
     return overlap_budget(moves, lay_mesh(system, mesh.layout), strategy, shares)
@@ -168,9 +168,9 @@ def _activation_budget(workload: Workload, mesh: MeshShape, system: System, stra
 def _weight_budgets(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[OverlapBudget, OverlapBudget]:
-    """The budget of weights once a step, and for each microbatch: each use of a weight takes as long."""
+    """Return the weight budget as a part once a step and a part per microbatch: every use of a weight takes as long."""
     layout = lay_mesh(system, mesh.layout)
-    # Virtual stages take microbatches in groups of as many as there are stages.
+    # Interleaved stages take microbatches in groups of as many as there are stages.
     group = mesh.pp if strategy.virtual_stages > 1 else 1
     one, two = (
         overlap_budget(weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)), layout, strategy)
@@ -181,14 +181,17 @@ def _weight_budgets(
 
 
 def _ends_of(mesh: MeshShape) -> MeshShape:
-    """Return the axes that split weights without gathering them, with the least degree of fsdp, which gathers."""
+    """Return the axes that split weights without gathering them, and the least degree of fsdp above 1, which gathers.
+
+    The gathered bytes depend on nothing else of a mesh.
+    """
     split = {axis: mesh.degree(axis) for axis in (*WEIGHT_AXES, "pp")}
     return MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], **split)
 
 
 @lru_cache(maxsize=1 << 14)
 def _gather_rate(layout: MeshPlacement, axes: tuple[str, ...]) -> float:
-    """The bytes a second of an all-gather or reduce-scatter that is nothing but bandwidth."""
+    """Return the bytes per second of an all-gather or reduce-scatter that is limited by bandwidth alone."""
     return 1 / collective_seconds("all-gather", 1.0, layout.placement(axes)).bandwidth_seconds
 
 
@@ -196,7 +199,10 @@ def _gather_rate(layout: MeshPlacement, axes: tuple[str, ...]) -> float:
 def _gathered_bytes(
     workload: Workload, mesh: MeshShape, strategy: Strategy
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The bytes of gathers and scatters over fsdp forward and backward: once, and for each microbatch."""
+    """Return the bytes of weight gathers and gradient reduce-scatters over fsdp, each as (forward, backward).
+
+    The first pair is once a step, the second per microbatch.
+    """
     one, two = (
         [
             sum(move.bytes for move in moves if WINDOWS.get(move.phase) == window and is_of_weights(move))
@@ -210,14 +216,15 @@ def _gathered_bytes(
 
 @lru_cache(maxsize=1 << 12)
 def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
-    """Return the strategy with some fields at their defaults, a cache key for strategies that differ only in these."""
+    """Return the strategy with some fields at their defaults, as one cache key for all values of these."""
     return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
 
 
 def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> bool:
-    """Whether ops run next to a collective.
+    """Whether ops can overlap with a collective.
 
-    None run next to an all-reduce that the TPU compiler emits for a reduce-scatter (`benchmarks/planned_steps.py`).
+    None can overlap with an all-reduce that the TPU compiler emits for a reduce-scatter
+    (`benchmarks/planned_steps.py`).
     """
     if reduce_scatter_runs_as_all_reduce(move, layout):
         return False
@@ -229,16 +236,16 @@ def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> boo
 
 
 def _is_beside_products(move: Collective, strategy: Strategy) -> bool:
-    """Whether overlapped products run a collective over tp in steps; all of them if the stream is whole."""
+    """Whether a collective matmul overlaps this collective over tp: a permute, or any if the stream is whole."""
     in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
     return move.axes == ("tp",) and move.phase != "update" and in_steps
 
 
 def is_critical(move: Collective) -> bool:
-    """Whether something waits for the collective: the next product for activations, the update for the norm."""
+    """Whether something waits for the collective: the next matmul for activations, the update for the gradient norm."""
     return move.phase == "update" or (CRITICAL.issuperset(move.axes) and move.array != KEPT_INPUTS)
 
 
 def _exposed(wanted: float, free: float) -> float:
-    """Return the share of collectives that takes longer than the ops next to them."""
+    """Return the share of `wanted` seconds of collectives that the `free` seconds of overlapping ops do not hide."""
     return max(0.0, 1 - free / wanted) if wanted else 0.0

@@ -32,7 +32,7 @@ from meshwright.support.notebook import card
 from meshwright.units import show_degrees
 
 FORMAT = 1
-"""The version of the file; another is refused."""
+"""The version of the file format; other versions are refused."""
 
 _OF_DATA = ("batch", "sequence", "residual_sequence", "activation")
 """Logical axes of activations."""
@@ -60,15 +60,15 @@ class Plan:
 
     @classmethod
     def read(cls, path: str | Path) -> Plan:
-        """The plan in a YAML or JSON file."""
+        """Read a plan from a YAML or JSON file."""
         return read_plan(as_path(path))
 
     def write(self, path: str | Path) -> None:
-        """Write the plan, whole or not at all: as JSON to a `.json`, else as YAML."""
+        """Write the plan completely or not at all: as JSON to a `.json`, else as YAML."""
         write_plan(self, as_path(path))
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data, as its file has it."""
+        """Return the plan as plain data, in the format of its file."""
         return plan_to_data(self)
 
     @property
@@ -76,7 +76,7 @@ class Plan:
         """The mesh axes of each logical axis, as `flax.linen.logical_axis_rules` takes them."""
         shown: dict[str, str | tuple[str, ...] | None] = {}
         rules = logical_rules(self.strategy)
-        # Flax gives an axis to the first rule that wants it: the batch has fsdp before the width of what it holds has.
+        # Flax gives a mesh axis to the first rule that uses it: an activation's batch must get fsdp, not its width.
         for name in (*_OF_DATA, *(name for name in rules if name not in _OF_DATA)):
             axes = rules[name]
             live = tuple(axis for axis in axes if self.mesh.degree(axis) > 1)
@@ -89,32 +89,33 @@ class Plan:
         axes: Mapping[str, Sequence[str | None] | Literal["replicated"]] | None = None,
         mesh: Any = None,
     ) -> Any:
-        """A `NamedSharding` for every leaf of a tree of arrays (or of anything with a shape).
+        """Return a `NamedSharding` for every leaf of a tree of arrays (or of anything with a shape).
 
         Without `axes` the tree holds the parameters of the plan's own model, and each leaf is found by its path
-        (`layers.query`). With `axes` it is anybody's: regular expressions over paths (`.*attention.*kernel`) to the
-        logical axis of each dim, the first that matches the whole path; None is a dim that nothing splits, and
-        "replicated" in the place of the dims an array that nothing does. `"*": "replicated"` is for all that no
-        expression matches. Paths of NNX are taken with `.value` at their end and without. Scalars need no rule.
+        (`layers.query`). With `axes` the tree may be any program's. Its keys are regular expressions over paths
+        (`.*attention.*kernel`), of which the first that matches the whole path is used; its values give the logical
+        axis of each dim, None for a dim that is not split, or "replicated" for a whole array that is not. `"*":
+        "replicated"` is for all leaves that no expression matches. NNX paths match with and without the `.value` at
+        their end. Scalars need no rule.
 
         mesh: what `plan.mesh(types="auto")` returned, for programs that leave shardings to the compiler; by default
         `plan.mesh()`, whose axes are explicit.
 
         Raises:
-            MeshwrightError: where a leaf has no rule, an expression matches no leaf, or a degree does not divide a dim.
+            MeshwrightError: a leaf has no rule, an expression matches no leaf, or a degree does not divide a dim.
         """
         from meshwright.execution.runtime.carry import plan_shardings
 
         return plan_shardings(self, tree, axes, mesh)
 
     def __str__(self) -> str:
-        """Workload, mesh and prediction in two lines."""
+        """Format workload, mesh and prediction in two lines."""
         workload = self.workload
         tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
         return f"{workload.model.name} · {workload.task} · {tokens} · {self.hardware}\n{self.mesh}   {self.predicted}"
 
     def _repr_html_(self) -> str:
-        """The plan in a notebook: the answer, the meshes ranked after it, the terms of step and memory."""
+        """Return HTML for a notebook: the answer, the meshes ranked after it, the terms of step time and memory."""
         title, answer = str(self).split("\n")
         meshes = [(str(plan.mesh), str(plan.predicted)) for plan in self.alternatives[:5]]
         others = (("other meshes", ""), meshes)
@@ -122,7 +123,7 @@ class Plan:
 
     @property
     def system(self) -> System:
-        """The system that `hardware` names."""
+        """The system that `hardware` names, with the plan's memory headroom."""
         system = parse_system(self.hardware, hardware_file=self.hardware_file)
         return replace(system, memory_headroom=self.memory_headroom)
 
@@ -161,11 +162,11 @@ RUN = (
     "dropout",
     "reference_mesh",
 )
-"""Strategy fields that describe how a step runs here; the others describe other frameworks."""
+"""Strategy fields that describe how a step runs in meshwright; the other fields describe other frameworks."""
 
 
 def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Plan:
-    """The plan of a workload on a mesh of a system; a mesh or strategy that cannot be, or does nothing, is an error."""
+    """Plan a workload on a mesh of a system; raise if the mesh or strategy is illegal or has no effect."""
     check_positions(workload.model, workload.seq_len)
     check_mesh(workload, mesh, stream_rules(strategy.tp_stream))
     check_strategy(workload, mesh, strategy)
@@ -175,7 +176,7 @@ def make_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Str
 
 
 def predicted_plan(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Plan:
-    """The plan of a workload on a mesh that is known to be legal."""
+    """Return the plan of a workload on a mesh that is already known to be legal."""
     return Plan(
         workload=workload,
         hardware=str(system),
@@ -188,13 +189,13 @@ def predicted_plan(workload: Workload, mesh: MeshShape, system: System, strategy
 
 
 def check_kernel(system: System, strategy: Strategy) -> None:
-    """Raise where a system has not the kernel that a strategy names."""
+    """Raise if a system does not have the attention kernel that a strategy names."""
     if strategy.attention == "cudnn" and system.chip.kind != "gpu":
         raise MeshwrightError(f"attention='cudnn' is a kernel of NVIDIA GPUs, {system} has none; use attention='flash'")
 
 
 def as_run(plan: Plan) -> Plan:
-    """Return the plan as `meshwright train` runs it. Raises an error with the reason if it cannot."""
+    """Return the plan if `meshwright train` can run it; if it cannot, raises an error with the reason."""
     if reason := plan.planned_only:
         of_model = plan.workload.model.planned_only
         hint = "it can be planned alone" if of_model else "`meshwright plan` without --include-planned finds what can"
@@ -217,7 +218,7 @@ def plan_to_data(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_data(data: Any, *, name: str) -> Plan:
-    """The plan that `plan_to_data` wrote; `name` is what an error calls it."""
+    """Return the plan that `plan_to_data` wrote, predicted anew; `name` is its name in errors."""
     if has_fields(data) and "meshwright_serving_plan" in data:
         raise MeshwrightError(
             f"{name} is a plan to serve, which `meshwright serve MODEL --plan {shlex.quote(name)}` runs;"
@@ -237,7 +238,7 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
         _check_predicted(read)
     except MeshwrightError as error:
         raise MeshwrightError(f"{name} is not a whole plan: {error}") from None
-    # What is predicted follows from the rest, which may have been edited, or be another version's.
+    # The prediction follows from the other fields, which may be edited or from another version.
     if replace(made.predicted, notes=()) == replace(read.predicted, notes=()):
         return made
     said = f"predicted again: {name} was edited, or written by another version, and has {read.predicted}"
@@ -245,7 +246,7 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
 
 
 def _check_predicted(plan: Plan) -> None:
-    """Raise if the prediction in a file is impossible, or of another mesh."""
+    """Raise if the prediction in a file is impossible, or is of another mesh than the plan."""
     found = plan.predicted
     if found.step_seconds is None or found.step_seconds <= 0:
         raise MeshwrightError(f"predicted.step_seconds is {found.step_seconds}; it is a number above 0")
@@ -258,19 +259,19 @@ def _check_predicted(plan: Plan) -> None:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write the plan, whole or not at all: as JSON to a `.json`, else as YAML."""
+    """Write the plan completely or not at all: as JSON to a `.json`, else as YAML."""
     write_data(plan_to_data(plan), path)
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a YAML or JSON file."""
+    """Read a plan from a YAML or JSON file."""
     if not path.is_file():
         raise MeshwrightError(f"no plan {str(path)!r}; `meshwright plan … -o {shlex.quote(str(path))}` writes one")
     return plan_from_data(read_data(path), name=str(path))
 
 
 def is_plan_file(path: str | Path) -> bool:
-    """Whether a path is a plan file: YAML by its name, other files by their contents."""
+    """Whether a path is a plan file, judged by its name for YAML and by its contents for other files."""
     path = Path(path)
     if path.suffix.lower() in (".yaml", ".yml") or not path.is_file() or not os.access(path, os.R_OK):
         return path.suffix.lower() in (".yaml", ".yml")

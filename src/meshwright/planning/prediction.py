@@ -38,17 +38,17 @@ from meshwright.record import Bound, Collective, Phase, Record, merge
 from meshwright.units import show_bytes
 
 _WORKED = replace(DEFAULT, spmd_pipeline=False)
-"""The default strategy, but that stages do nothing while they wait."""
+"""The default strategy, except that pipeline stages do no work while they wait."""
 
 SIMULATED = "simulated devices share one machine's cores, so times on cpu are an indication"
 
 
 def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Record:
-    """Return the record of a train step: ops, collectives, pipeline bubble, update.
+    """Return the predicted record of a train step: ops, collectives, pipeline bubble, update.
 
-    Activation collectives are exposed, except overlapped ones over tp and ring sends over sp as far as attention hides
-    them. Weight gathers and gradient sums run next to the ops of their pass; the part that takes longer is exposed.
-    `breakdown_seconds` sums to the step.
+    Activation collectives are exposed, except those over tp in collective matmuls, and ring sends over sp as far as
+    attention hides them. Weight gathers and gradient reductions overlap with the ops of their pass; what exceeds these
+    is exposed. `breakdown_seconds` sums to the step.
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_collectives(workload, mesh, strategy)
@@ -106,7 +106,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """Note that every stage runs the dense layers before the MoE layers, if stages cannot share them."""
+    """Return a note that every stage runs the dense layers before the MoE layers, if stages cannot share them."""
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
     ours = workload.batch // (mesh.degree(RULES["batch"]) * strategy.num_microbatches)
@@ -117,7 +117,7 @@ def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strateg
 
 
 def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
-    """The step time of `predict`, without the rest of the record."""
+    """Return the step time of `predict`, without the rest of the record."""
     budget = step_budget(workload, mesh, system, strategy)
     return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
 
@@ -125,7 +125,7 @@ def step_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: 
 def step_breakdown(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget
 ) -> dict[str, float]:
-    """Return the seconds of a step by term, with the collectives of `budget`."""
+    """Return the seconds of a step by term; the exposed communication is from `budget`."""
     once, parts = microbatch_seconds(workload, mesh, system, strategy), strategy.num_microbatches
     breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
     for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
@@ -156,19 +156,19 @@ def windows(breakdown: Mapping[str, float]) -> tuple[float, float]:
 def step_bound_seconds(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, budget: OverlapBudget = FREE_LINKS
 ) -> float:
-    """A lower bound of a step's time, cheap to have, of a lower bound of its collectives.
+    """Return a lower bound of a step's seconds that is cheap to compute, from a lower bound of its overlap budget.
 
-    By default: ops, bubble, stragglers and update, as if links were free.
+    With the default budget: ops, bubble, stragglers and update, as if links were free.
     """
     return sum(step_breakdown(workload, mesh, system, strategy, budget).values())
 
 
 def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
-    """The time that a device of a pipeline waits for its first microbatch and for the last one's gradient.
+    """Return the seconds that a pipeline device waits for its first microbatch and for the last one's gradient.
 
-    (p - 1) / v microbatches, so that m / (m + (p - 1) / v) of the time is worked: GPipe (arXiv:1811.06965) and 1F1B
-    with v = 1, interleaved (arXiv:2104.04473, section 2.2) with more. waited_seconds: for collectives, by all
-    microbatches of a step.
+    With p stages, v virtual stages and m microbatches the bubble lasts (p - 1) / v microbatches, so a device works m /
+    (m + (p - 1) / v) of the time: v = 1 for GPipe (arXiv:1811.06965) and 1F1B, more for interleaved stages
+    (arXiv:2104.04473, section 2.2). waited_seconds: the seconds that all microbatches of a step wait for collectives.
     """
     return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
 
@@ -180,7 +180,7 @@ def _exposed(
     round_ring: Mapping[Phase, float],
     strategy: Strategy,
 ) -> Iterator[Collective]:
-    """Return the collectives with their time and its exposed part."""
+    """Yield the collectives with their seconds and exposed seconds."""
     for move in moves:
         seconds = planned_seconds(move, layout)
         if is_round_ring(move):
@@ -193,13 +193,13 @@ def _exposed(
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Collectives as often as they run, in the ticks of the bubble too, whose wait is a part of the bubble's."""
+    """Yield the collectives with their runs in bubble ticks, whose waiting time is already part of the bubble."""
     for worked, move in zip(exposed, in_ticks, strict=True):
         yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """Return the resource that most of the step waits for; a bubble is not one."""
+    """Return the resource that most of the step waits for; a pipeline bubble is not a resource."""
     flops, traffic = step_flops(workload, mesh, _WORKED), hbm_bytes(workload, mesh)
     seconds: dict[Bound, float] = {
         "compute": 0.0,
@@ -209,7 +209,7 @@ def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mappi
     for phase in ("forward", "recompute", "backward"):
         computing = getattr(flops, phase) / system.peak(workload.compute_dtype)
         is_computing = computing >= traffic[phase] / system.hbm_bytes_per_second
-        # A reference's pass is a forward pass, and bound as one.
+        # The reference's pass is a forward pass, and bound by the same resource.
         more = breakdown.get("reference", 0.0) if phase == "forward" else 0.0
         seconds["compute" if is_computing else "memory"] += breakdown[phase] + more
     return max(seconds, key=seconds.__getitem__)

@@ -1,4 +1,4 @@
-"""The time of a step's frozen reference: the ops of its forward pass, and the collectives that these do not hide."""
+"""The time of a step's frozen reference model: the ops of its forward pass, and collectives that these do not hide."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from meshwright.record import Collective
 
 
 def reference_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> float:
-    """The seconds that a step's reference takes, before the policy's forward pass; 0 where a step runs none."""
+    """Return the seconds of the reference model's pass, before the policy's forward pass; 0 if a step has none."""
     return _timed(workload, mesh, system, strategy)[0]
 
 
 def timed_reference_collectives(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[Collective, ...]:
-    """Return the collectives of the reference model with their time and its exposed part."""
+    """Return the collectives of the reference model with their seconds and exposed seconds."""
     return _timed(workload, mesh, system, strategy)[1]
 
 
@@ -36,12 +36,12 @@ def timed_reference_collectives(
 def _timed(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[float, tuple[Collective, ...]]:
-    """The time of a reference's pass, and its collectives."""
+    """Return the seconds of the reference model's pass, and its collectives."""
     if (own := reference_pass(workload, mesh, strategy)) is None:
         return 0.0, ()
     layout, parts = lay_mesh(system, own.mesh.layout), own.strategy.num_microbatches
     ops = parts * microbatch_seconds(own.workload, own.mesh, system, own.strategy).forward
-    # Behind which ops a collective can hide is said of the passes of a train step.
+    # Budgets know only the passes of a train step, so here the reference's phase is called forward.
     moves = [replace(move, phase="forward") for move in reference_collectives(workload, mesh, strategy)]
     ring = ring_shares(moves, own.workload, own.mesh, system, own.strategy)
     budget = overlap_budget(moves, layout, own.strategy, ring)

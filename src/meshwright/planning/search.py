@@ -1,4 +1,4 @@
-"""Best-first search for the best ways to run a workload on a system, without pricing the whole space."""
+"""Best-first search for the best configurations of a workload on a system, without pricing the whole space."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _BELOW = 1 - 1e-9
 class Ranking:
     """The best plans, one per mesh: those that fit, fastest first; then the rest, by how far they exceed memory.
 
-    num_meshes, num_candidates: legal meshes, and configurations. num_priced: configurations priced in full; no other
-    can be better. num_tied: how many of the first plans the prediction cannot tell apart, the simplest first
+    num_meshes: legal meshes. num_candidates: configurations of these. num_priced: configurations priced in full; no
+    other can be better. num_tied: how many of the first plans the prediction cannot tell apart, the simplest first
     (`planning.ties`).
     """
 
@@ -72,21 +72,21 @@ def find_best(workload: Workload, system: System, *, remats: tuple[Remat, ...] =
 def find_faster(
     workload: Workload, system: System, seconds: float, *, remats: tuple[Remat, ...] = (), **choices: Any
 ) -> Plan | None:
-    """Return the best plan if it fits and its step takes less than `seconds`.
+    """Return the best plan if it fits and its step takes less than `seconds`; else None.
 
-    The search ends at the first lower bound that is not less: nothing behind it is priced.
+    The search ends at the first lower bound that is not below `seconds`, and prices nothing after it.
     """
     space = whole_space(workload, system, remats, **choices)
     with _without_collector():
         found = next(_Search(space, seconds).plans(tuple(filter(space.parts, space.meshes()))), None)
-    # What is predicted adds up in another order than what the search compares.
+    # The prediction adds up its terms in another order than the search, and may round differently.
     return found if found and (found.predicted.step_seconds or 0.0) < seconds else None
 
 
 def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
-    """The plan of a mesh with stages, in the best of the ways that run: schedule, microbatches and virtual stages.
+    """Return the best runnable plan of a mesh with pipeline stages: schedule, microbatches and virtual stages.
 
-    A workload that cannot be run over its stages is an error.
+    Raises an error if the workload cannot run over these stages.
     """
     check_mesh(workload, mesh)
     check_runnable(workload.model, mesh)
@@ -95,7 +95,7 @@ def plan_stages(workload: Workload, mesh: MeshShape, system: System) -> Plan:
 
 
 def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top: int = 8) -> Ranking:
-    """The best `top` meshes of a space, or of some of its meshes."""
+    """Rank the best `top` meshes of a space, or of some of its meshes."""
     shapes = tuple(mesh for mesh in (space.meshes() if meshes is None else meshes) if space.parts(mesh))
     if not shapes:
         raise MeshwrightError(
@@ -114,7 +114,7 @@ def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top
 
 @contextmanager
 def _without_collector() -> Generator[None]:
-    """Keep Python's collector from looking for cycles in all that a search keeps, again and again: there are none."""
+    """Disable Python's garbage collector, which would repeatedly scan the search's objects, which form no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -126,10 +126,10 @@ def _without_collector() -> Generator[None]:
 
 @dataclass(frozen=True)
 class _Group:
-    """Candidates with the same tokens per microbatch, bounded together; one ZeRO stage, or all (None).
+    """Candidates with the same tokens per microbatch, which share one lower bound.
 
-    remats: policies in the order of what they keep, most first, so that the first is fastest. is_close: whether the
-    bound includes exposed activation collectives.
+    parts: number of microbatches. remats: policies, those that keep most first, so that the first is fastest.
+    zero_stage: one ZeRO stage, or None for all. is_close: whether the bound includes exposed activation collectives.
     """
 
     meshes: tuple[MeshShape, ...]
@@ -140,17 +140,17 @@ class _Group:
 
     @property
     def remat(self) -> Remat:
-        """The policy that bounds the group, its only one once it is opened."""
+        """The policy that bounds the group; its only policy once it is opened."""
         return self.remats[0]
 
 
 @dataclass
 class _Search:
-    """Best-first search: the candidate group with the smallest bound is refined until an exact step comes first.
+    """Best-first search: refine the group with the smallest bound, until a candidate with an exact time comes first.
 
-    Groups share their ops except for recompute; they are refined by mesh and ZeRO stage with the exposed weight
-    collectives, then with the exposed activation collectives; then each strategy that fits is priced. limit: find all
-    plans below this many seconds, and no others.
+    The candidates of a group have the same ops, except for recompute. A group is split by remat policy, then by mesh
+    and ZeRO stage, with exposed weight collectives in the bound, then exposed activation collectives are added, and
+    last each strategy that fits is priced. limit: find all plans below this many seconds, and no others.
     """
 
     space: Space
@@ -160,7 +160,7 @@ class _Search:
     numbers: Iterator[int] = field(default_factory=count)
 
     def plans(self, meshes: tuple[MeshShape, ...]) -> Iterator[Plan]:
-        """The plans that fit, best first, one of each mesh; of two as fast, the one with more memory left."""
+        """Yield the plans that fit, best first, one per mesh; of two as fast, the one that needs less memory first."""
         done: set[MeshShape] = set()
         for group in _groups(self.space, meshes):
             self._push(self._bound(group), group)
@@ -173,12 +173,12 @@ class _Search:
                 yield _plan(self.space, item)
 
     def _push(self, seconds: float, item: object, peak: float = 0.0) -> None:
-        """Keep an item below the limit for later; bounds come before exact times that are equal."""
+        """Store an item below the limit; bounds come before exact times that are equal."""
         if seconds < self.limit:
             heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))
 
     def _open(self, group: _Group) -> None:
-        """Bound the meshes of a group one by one if any can fit; price the candidates of a single mesh."""
+        """Refine a group by one step: split by policy; by mesh and ZeRO stage; a closer bound; exact step times."""
         if not group.meshes:
             return
         if len(group.remats) > 1:
@@ -199,10 +199,10 @@ class _Search:
                     self._push(self._bound(alone), alone)
 
     def _bound(self, group: _Group) -> float:
-        """A time that no way of a group is under."""
+        """Return a lower bound on the step seconds of every candidate in a group."""
         mesh, workload, system = _most_sharded(group), self.space.with_remat(group.remat), self.space.system
         strategies = self._strategies(group)
-        # Rings beside products leave less to wait for, and make more products of one.
+        # Collective matmuls expose less communication, but split a matmul into several, which takes longer.
         fastest = max(strategies, key=lambda strategy: strategy.virtual_stages)
         hiding = max(strategies, key=lambda strategy: strategy.collective_matmul)
         budget = FREE_LINKS
@@ -212,7 +212,7 @@ class _Search:
         return _BELOW * step_bound_seconds(workload, mesh, system, fastest, budget)
 
     def _price(self, group: _Group) -> None:
-        """Price the ways of a mesh that fit."""
+        """Price the strategies of a group's one mesh that fit."""
         (mesh,), workload, system = group.meshes, self.space.with_remat(group.remat), self.space.system
         for strategy in self._strategies(group):
             candidate = Candidate(mesh, group.remat, strategy)
@@ -221,23 +221,23 @@ class _Search:
                 self._push(step_seconds(workload, mesh, system, strategy), candidate, peak)
 
     def _can_fit(self, group: _Group) -> bool:
-        """Whether the candidate of a group that needs least memory fits."""
+        """Whether the candidate of a group that needs the least memory fits."""
         candidate = Candidate(_most_sharded(group), group.remat, self._strategies(group)[0])
         return self._fitting_peak(candidate) is not None
 
     def _fitting_peak(self, candidate: Candidate) -> int | None:
-        """Return the memory that a candidate needs; None if it does not fit."""
+        """Return the peak memory of a candidate in bytes; None if it does not fit."""
         workload, system = self.space.with_remat(candidate.remat), self.space.system
         return peak_within(workload, candidate.mesh, candidate.strategy, system.plannable_bytes, kind=system.chip.kind)
 
     def _strategies(self, group: _Group) -> list[Strategy]:
-        """The strategies of a group on the mesh that stores most shards."""
+        """Return the strategies of a group, on its most sharded mesh."""
         found = self.space.strategies(_most_sharded(group), group.parts, group.remat)
         return [strategy for strategy in found if group.zero_stage in (None, strategy.zero_stage)]
 
 
 def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
-    """Return the candidates of some meshes in groups that differ only in recompute: same tokens, tp, ep and pp."""
+    """Yield the candidates of some meshes in groups that differ only in recompute: same tokens, tp, ep and pp."""
     alike: dict[tuple[int, ...], list[MeshShape]] = {}
     for mesh in meshes:
         shards = mesh.degree(token_axes())
@@ -250,21 +250,21 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
 
 
 def _most_sharded(group: _Group) -> MeshShape:
-    """Return the mesh that shards its parameters most, so that it updates and holds least.
+    """Return the mesh that shards its parameters most, so that it updates and stores the fewest.
 
-    Among several the one that splits the sequence least, because splitting may gather keys.
+    Of several, the one that splits the sequence least, because a split sequence may gather keys.
     """
     return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 
 
 def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
-    """Return, per mesh that does not fit, the candidate that needs least memory, in that order."""
+    """Return, for each mesh on which nothing fits, the candidate that needs the least memory; the least first."""
     candidates = [min(_smallest(space, mesh), key=lambda each: _peak(space, each)) for mesh in meshes]
     return sorted(candidates, key=lambda each: _peak(space, each))
 
 
 def _smallest(space: Space, mesh: MeshShape) -> Iterator[Candidate]:
-    """Yield the candidates of a mesh that can need least memory: those with most microbatches."""
+    """Yield the candidates of a mesh that can need the least memory: those with the most microbatches."""
     parts = space.parts(mesh)[-1]
     for remat in space.remats:
         for strategy in space.strategies(mesh, parts, remat):
@@ -272,7 +272,7 @@ def _smallest(space: Space, mesh: MeshShape) -> Iterator[Candidate]:
 
 
 def _peak(space: Space, candidate: Candidate) -> int:
-    """Return the memory that a candidate needs."""
+    """Return the peak memory of a candidate in bytes."""
     return step_memory(
         space.with_remat(candidate.remat), candidate.mesh, candidate.strategy, kind=space.system.chip.kind
     )["peak"]

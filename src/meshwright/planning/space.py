@@ -1,4 +1,4 @@
-"""The space of a search: every mesh that can split a workload, and every way to run it on one."""
+"""The space of a search: every mesh that can split a workload, and every configuration on each mesh."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Space:
     """All configurations of a workload on all devices of a system.
 
     axes: mesh axes that may be larger than 1. remats: remat policies to choose from. bases: strategies that differ in
-    attention, best first; a mesh uses the first one it supports. num_microbatches, zero_stage: fixed values, or None.
-    is_runnable: only what `meshwright train` runs today, including overlapped products over tp on GPUs.
+    attention, best first; a mesh uses the first one it supports. num_microbatches, zero_stage: fixed values, or None to
+    search them. is_runnable: only what `meshwright train` runs today, including collective matmuls over tp on GPUs.
     """
 
     workload: Workload
@@ -51,19 +51,19 @@ class Space:
     is_runnable: bool = False
 
     def meshes(self) -> tuple[MeshShape, ...]:
-        """Return the legal meshes. Raises an error with the reason of one mesh if there is none."""
+        """Return the legal meshes. If there are none, raises an error with the reason for one mesh."""
         found = _legal(self.workload, self.system.num_devices, self.axes, self.bases[0].tp_stream)
         return tuple(mesh for mesh in found if self.runs(mesh)) if self.is_runnable else found
 
     def candidates(self, mesh: MeshShape) -> Iterator[Candidate]:
-        """Every way to run a mesh."""
+        """Yield every configuration of a mesh."""
         for parts in self.parts(mesh):
             for remat in self.remats:
                 for strategy in self.strategies(mesh, parts, remat):
                     yield Candidate(mesh, remat, strategy)
 
     def num_candidates(self, meshes: tuple[MeshShape, ...]) -> int:
-        """All ways on some meshes."""
+        """Return the number of configurations of some meshes."""
         return sum(
             len(remats) * len(self._forms(mesh, parts, remats[0]))
             for mesh in meshes
@@ -72,7 +72,7 @@ class Space:
         )
 
     def parts(self, mesh: MeshShape) -> list[int]:
-        """The numbers of microbatches that a device's batch can be cut into."""
+        """Return the numbers of microbatches into which a device's batch can be split."""
         each = self.workload.batch // mesh.degree(RULES["batch"])
         if self.num_microbatches is not None:
             return [] if each % self.num_microbatches else [self.num_microbatches]
@@ -85,7 +85,7 @@ class Space:
     def alike_remats(self, mesh: MeshShape) -> tuple[tuple[Remat, ...], ...]:
         """Return the remat policies in groups with the same strategies on a mesh, those that keep more first.
 
-        Policies of other frameworks are not comparable with ours.
+        Policies of other frameworks are not comparable with meshwright's, so each is its own group.
         """
         if self._is_by_remat(mesh):
             return tuple((remat,) for remat in self.remats)
@@ -94,11 +94,11 @@ class Space:
         return tuple(filter(None, found))
 
     def _is_by_remat(self, mesh: MeshShape) -> bool:
-        """Whether the strategies of a mesh depend on the policy: the schedules that run keep different things."""
+        """Whether a mesh's strategies depend on the remat policy: pipeline schedules that run support only some."""
         return self.is_runnable and mesh.pp > 1
 
     def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
-        """The strategies of a mesh, whose microbatches are still to be set; they depend on whether a round is whole."""
+        """Return the strategies of a mesh, microbatches not set yet; they depend on whether pp divides `parts`."""
         is_whole = parts % mesh.pp == 0
         forms = self._known_forms.get((mesh, is_whole))
         if forms is None:
@@ -109,8 +109,8 @@ class Space:
         return tuple(form for form in forms if remat in STAGE_REMATS[form.schedule])
 
     def _of_base(self, base: Strategy, mesh: MeshShape, is_whole: bool) -> tuple[Strategy, ...]:
-        """Every ZeRO stage and schedule that a mesh can have."""
-        # What ZeRO shards is over fsdp; over sp, where parameters are stored too, they are gathered for each use.
+        """Return the strategies of every ZeRO stage and schedule that a mesh can have."""
+        # ZeRO shards over fsdp. Parameters are sharded over sp too, and there gathered for each use, as in stage 3.
         stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 else (3,)
         if self.zero_stage is not None and mesh.fsdp > 1:
             stages = (self.zero_stage,)
@@ -120,14 +120,15 @@ class Space:
 
     @cached_property
     def _known_forms(self) -> dict[tuple[MeshShape, bool], tuple[Strategy, ...]]:
-        """The forms that were looked for, by mesh and whether microbatches fill whole rounds of its stages."""
+        """Strategies already computed, by mesh and whether microbatches fill whole rounds of its stages."""
         return {}
 
     def _of_which_run(self, mesh: MeshShape, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        """Return the strategies that run on a mesh, and their variants with overlapped products.
+        """Return the strategies that run on a mesh; on GPUs also their variants with collective matmuls.
 
-        Not on simulated devices, which send nothing while they compute, nor on TPUs: ring copies took longer than what
-        they hid in the schedule of two layers of Llama-2-7B on v5e:2x4 with tp=4 (libtpu 0.0.42.1).
+        Simulated devices have no variants, as they send nothing while they compute. Nor do TPUs: ring copies took
+        longer than the time they hid in the schedule of two layers of Llama-2-7B on v5e:2x4 with tp=4 (libtpu
+        0.0.42.1).
         """
         if mesh.tp > 1 and self.system.chip.kind == "gpu":
             found = tuple(ring for form in found for ring in _with_and_without_rings(form))
@@ -135,17 +136,17 @@ class Space:
         return tuple(form for form in found if _does_run(self.workload.model, shape, form))
 
     def runs(self, mesh: MeshShape) -> bool:
-        """Whether what runs takes a mesh."""
+        """Whether `meshwright train` runs a mesh."""
         if lay_mesh(self.system, mesh.layout).is_refused:
             return False
         return any(self.has_strategies(mesh, parts, remat) for parts in self.parts(mesh)[:1] for remat in self.remats)
 
     def has_strategies(self, mesh: MeshShape, parts: int, remat: Remat) -> bool:
-        """Whether a mesh has a strategy with `parts` microbatches."""
+        """Whether a mesh has a strategy with `parts` microbatches and this remat policy."""
         return bool(self._forms(mesh, parts, remat))
 
     def with_remat(self, remat: Remat) -> Workload:
-        """The workload with a policy."""
+        """Return the workload with another remat policy."""
         return with_remat(self.workload, remat)
 
 
@@ -158,7 +159,7 @@ def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = 
 
 
 def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
-    """What `meshwright train` runs today, with the arguments of `whole_space`; a model that it does not run raises."""
+    """Return what `meshwright train` runs today; arguments as in `whole_space`. A model that does not run raises."""
     check_runnable(workload.model, MeshShape())
     return _space(workload, system, remats, choices, run_attentions(workload, system), is_runnable=True)
 
@@ -172,7 +173,7 @@ def _space(
     *,
     is_runnable: bool,
 ) -> Space:
-    """Return the space for `choices`, with `attentions` if they name none."""
+    """Return the space for `choices`; if these do not fix attention, it has a base for each of `attentions`."""
     said = {name: value for name, value in choices.items() if value is not None}
     only = {name: said.pop(name, None) for name in ("num_microbatches", "zero_stage")}
     bases = tuple(replace(DEFAULT, **({"attention": attention} | said)) for attention in attentions)
@@ -191,13 +192,16 @@ def _space(
 
 
 def _policies(base: Strategy) -> tuple[Remat, ...]:
-    """Return the distinct remat policies. A fused kernel has no scores to drop; offload must be requested."""
+    """Return the remat policies to choose from by default.
+
+    `offload` must be requested; for a fused kernel `attention` equals `none`, since it stores no scores to drop.
+    """
     left_out = ("offload",) if base.attention == "scores" else ("offload", "attention")
     return tuple(remat for remat in REMATS if remat not in left_out)
 
 
 def run_strategy(workload: Workload, mesh: MeshShape, system: System) -> Strategy:
-    """Return the default strategy of a mesh."""
+    """Return the strategy that `meshwright train` uses by default on a mesh."""
     model = workload.model
     found = [_on_mesh(replace(DEFAULT, attention=each), model, mesh) for each in run_attentions(workload, system)]
     return next((strategy for strategy in found if _does_run(model, mesh, strategy)), found[-1])
@@ -206,8 +210,8 @@ def run_strategy(workload: Workload, mesh: MeshShape, system: System) -> Strateg
 def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
     """Return the attention implementations that a step can use by default, best first.
 
-    No kernel supports capped scores. cuDNN takes half precision and head sizes up to 128 that are a multiple of 8 (JAX
-    0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), not every mesh, and one document a row.
+    No kernel supports capped scores. cuDNN supports only half precision, head sizes up to 128 that are a multiple of 8
+    (JAX 0.10.2, `jax/_src/cudnn/fused_attention_stablehlo.py`), some meshes, and one document per row.
     """
     ops = [op for stack in layers(workload.model) for op in stack.ops if isinstance(op, AttentionOfLayer)]
     if any(op.softcap for op in ops) or system.chip.kind == "cpu":
@@ -220,7 +224,7 @@ def run_attentions(workload: Workload, system: System) -> tuple[Attention, ...]:
 
 
 def planned_attention(system: System) -> Attention:
-    """How a plan takes attention to be computed: by a fused kernel; on simulated CPU devices through memory."""
+    """Return the attention that plans assume: a fused kernel; on simulated CPU devices, scores in memory."""
     return "scores" if system.chip.kind == "cpu" else "flash"
 
 
@@ -263,7 +267,7 @@ def _legal(workload: Workload, num_devices: int, axes: tuple[str, ...], tp_strea
 
 
 def _none_legal(workload: Workload, axes: tuple[str, ...], shapes: list[tuple[int, ...]], tp_stream: TpStream) -> str:
-    """The message where no mesh is legal, with the reason of the first."""
+    """Return the message for the case that no mesh is legal, with the reason for the first mesh."""
     mesh = MeshShape(**dict(zip(axes, shapes[0], strict=True)))
     try:
         check_mesh(workload, mesh, stream_rules(tp_stream))
@@ -279,7 +283,7 @@ def _none_legal(workload: Workload, axes: tuple[str, ...], shapes: list[tuple[in
 
 @lru_cache(maxsize=1 << 12)
 def _forms(base: Strategy, num_layers: int, stages: int, is_whole: bool, zero: tuple[int, ...]) -> tuple[Strategy, ...]:
-    """Yield strategies of a mesh: ZeRO stages and pipeline schedules, with one round of microbatches.
+    """Return the strategies of a mesh: ZeRO stages and pipeline schedules, with one round of microbatches.
 
     Virtual stages need layers that divide evenly and whole rounds of microbatches (arXiv:2104.04473, section 2.2).
     """
@@ -304,7 +308,7 @@ def _with_microbatches(forms: tuple[Strategy, ...], parts: int) -> tuple[Strateg
 
 @lru_cache(maxsize=1 << 14)
 def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
-    """Whether what runs takes a strategy on a mesh."""
+    """Whether `meshwright train` runs a strategy on a mesh."""
     try:
         check_runnable(model, mesh, strategy)
     except MeshwrightError:
@@ -314,12 +318,12 @@ def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def _run_shape(mesh: MeshShape) -> MeshShape:
-    """The part of a mesh that decides which strategies run: dp never does, and fsdp only by the ends of stages."""
+    """Return the part of a mesh that decides which strategies run: not dp, and fsdp only with pipeline stages."""
     return replace(mesh, dp=1) if mesh.pp > 1 else replace(mesh, dp=1, fsdp=1)
 
 
 def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
-    """Return the strategy with the best sequence method of a mesh; scores gather keys, cuDNN needs whole sequences."""
+    """Return the strategy with a mesh's best sequence method; `scores` gathers keys, cuDNN needs whole sequences."""
     if mesh.sp == 1 or base.attention == "scores" or base.sp_method != DEFAULT.sp_method:
         return base
     if base.attention == "cudnn":
@@ -329,17 +333,17 @@ def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
 
 @lru_cache(maxsize=1 << 12)
 def _with_and_without_rings(base: Strategy) -> tuple[Strategy, ...]:
-    """The strategy, and the same with overlapped products."""
+    """Return the strategy, and its variant with collective matmuls."""
     return base, replace(base, collective_matmul=True)
 
 
 @lru_cache(maxsize=1 << 5)
 def _with_sequence(base: Strategy, method: SequenceMethod) -> Strategy:
-    """Return the strategy with a sequence method; cached, so that equal results are one object."""
+    """Return the strategy with a sequence method; cached, so that equal results are the same object."""
     return replace(base, sp_method=method)
 
 
 @lru_cache(maxsize=1 << 10)
 def _divisors(size: int) -> list[int]:
-    """Every whole number that divides a size."""
+    """Return all divisors of a number (cached)."""
     return divisors(size)

@@ -1,4 +1,4 @@
-"""A sweep: the best mesh of each of several numbers of chips, batches or sequence lengths."""
+"""Sweeps: the best mesh for each of several numbers of chips, batches or sequence lengths."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from meshwright.record import Record
 from meshwright.units import parse_count
 
 KEYS = ("chips", "batch", "seq_len")
-"""What a sweep can change; `chips` counts devices on a switched fabric."""
+"""The quantities that a sweep can change; on a switched fabric `chips` counts devices."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The quantity that changes, and its values."""
+    """The quantity that a sweep changes, and its values."""
 
     key: str
     values: tuple[int, ...]
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The options of a workload that the values stand for."""
+        """The workload options that the sweep's values replace."""
         return () if self.key == "chips" else (self.key, "batch_tokens")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value with its best plan, or the reason why there is none."""
+    """One value of a sweep with its best plan, or with the reason why there is none."""
 
     value: int
     system: str
@@ -42,12 +42,12 @@ class Point:
 
     @property
     def record(self) -> Record | None:
-        """The predicted record."""
+        """The plan's predicted record; None if there is no plan."""
         return self.plan.predicted if self.plan else None
 
 
 def read_sweep(text: str) -> Sweep:
-    """The sweep that a text means: `chips=64..1024` doubles from 64, `batch=96,192,256` takes these.
+    """Parse the text of a sweep: `chips=64..1024` doubles from 64, `batch=96,192,256` has these values.
 
     >>> read_sweep("chips=64..256").values
     (64, 128, 256)
@@ -69,7 +69,7 @@ def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a workload with the first value of the sweep.
 
     Raises:
-        MeshwrightError: the sweep is over lengths and the batch is not a number of sequences.
+        MeshwrightError: the sweep is over sequence lengths and the batch is not given in sequences.
     """
     if sweep.key == "chips":
         return dict(options)
@@ -83,12 +83,12 @@ def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
 def run_sweep(
     sweep: Sweep, workload: Workload, system: System, best: Callable[[Workload, System], Plan]
 ) -> tuple[Point, ...]:
-    """The points of a sweep, each with what `best` finds for it; a value that cannot be has the reason."""
+    """Return the points of a sweep, each with the plan that `best` returns, or why its value is impossible."""
     return tuple(_point(sweep.key, value, workload, system, best) for value in sweep.values)
 
 
 def _point(key: str, value: int, workload: Workload, system: System, best: Callable[[Workload, System], Plan]) -> Point:
-    """One point of a sweep."""
+    """Return one point of a sweep."""
     try:
         if key == "chips":
             system = system.resized(value)
@@ -100,7 +100,7 @@ def _point(key: str, value: int, workload: Workload, system: System, best: Calla
 
 
 def _doubled(first: int, last: int) -> tuple[int, ...]:
-    """The numbers from the first to the last, each twice the one before."""
+    """Return the numbers from `first` up to `last`, each twice the one before."""
     values: list[int] = []
     while first and first <= last:
         values.append(first)

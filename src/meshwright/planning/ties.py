@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from meshwright.planning.plan import Plan
 
 RATIO_ERROR = 0.0546
-"""How far the predicted ratio of two step times is from the measured one: the median over pairs of published runs.
+"""Median error of the predicted ratio of two step times against the measured ratio, over pairs of published runs.
 
-The 157 pairs of one rank group on the same chips (`benchmarks/published_runs.py`, "ratios").
+The 157 pairs are of runs in the same rank group on the same chips (`benchmarks/published_runs.py`, "ratios").
 """
 
 
@@ -19,7 +19,7 @@ def ties(plan: Plan, faster: Plan) -> bool:
 
 
 def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
-    """Move the simplest plan of those that fit and tie with the fastest to the front; also return how many tie.
+    """Sort the plans that fit and tie with the fastest to the front, simplest first; also return how many tie.
 
     plans: those that fit, fastest first, then the others.
     """
@@ -30,7 +30,7 @@ def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
 
 
 def num_parts(plan: Plan) -> int:
-    """Count the settings of a plan: mesh axes, pipeline, virtual stages, microbatches, overlapped products."""
+    """Count a plan's settings: mesh axes, pipeline, virtual stages, microbatches, collective matmuls."""
     strategy = plan.strategy
     return (
         sum(degree > 1 for degree in plan.mesh.degrees.values())

@@ -1,4 +1,4 @@
-"""What any program has: files, encoding, signals, checks of fields, what a notebook shows. Knows nothing of meshes.
+"""General utilities that know nothing of meshes: files, encoding, signals, checks of fields, notebook output.
 
-Begin with `files`: the one writer of files, whole or not at all.
+Begin with `files`, the only writer of files, which writes them completely or not at all.
 """

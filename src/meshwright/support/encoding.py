@@ -1,4 +1,4 @@
-"""Text for terminals and pipes whose encoding lacks characters that the screens use: ASCII that means the same."""
+"""ASCII replacements for characters that the encoding of a terminal or pipe lacks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ _SPOKEN = {
     "±": "+-", "µ": "u", "μ": "u", "•": "*", "√": "sqrt", "∞": "inf", "²": "2", "³": "3", "✓": "v", "✗": "x", "∂": "d",
     "›": ">", "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ",
 }  # fmt: skip
-"""Characters whose names do not lead to ASCII."""
+"""ASCII replacements that cannot be derived from a character's Unicode name or decomposition."""
 
 
 def write_ascii_where_needed() -> None:
-    """Have stdout and stderr write ASCII for each character that their encoding lacks; closed ones write nothing."""
-    # Python has None for a stream that the shell closed (`>&-`).
+    """Make stdout and stderr write ASCII for each character that their encoding lacks.
+
+    A stream that the shell closed discards its output.
+    """
+    # Python sets a stream that the shell closed (`>&-`) to None.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     codecs.register_error("meshwright", _replace)
@@ -28,19 +31,19 @@ def write_ascii_where_needed() -> None:
 
 
 def to_ascii(text: str) -> str:
-    """A text in ASCII, every character that is none replaced by what looks or reads like it."""
+    """Return a text in ASCII, every other character replaced by what looks or reads like it."""
     return "".join(char if char.isascii() else _ascii(char) for char in text)
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
-    """The handler of characters that an encoding lacks."""
+    """Codec error handler: replace the characters that an encoding lacks by ASCII."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return to_ascii(error.object[error.start : error.end]), error.end
 
 
 def _ascii(char: str) -> str:
-    """One character."""
+    """Return the ASCII replacement of one character; `?` if there is none."""
     if char in _SPOKEN:
         return _SPOKEN[char]
     name = unicodedata.name(char, "")

@@ -1,6 +1,7 @@
-"""The fields of a dataclass held against their types: when an object is made, and when one is read from plain data.
+"""Check the fields of dataclasses against their annotations: on construction, and when read from plain data.
 
-Data that no type checker has seen (a file, a notebook, the command line) gets one line that names the field.
+A wrong value from a file, a notebook or the command line, which no type checker sees, raises a one-line error that
+names the field.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from meshwright.errors import MeshwrightError
 T = TypeVar("T")
 Check = Callable[[Any], bool]
 Readers = Mapping[Any, Callable[[Any, str], Any]]
-"""By a type, what reads it from plain data and the path of the field, instead of `from_data`."""
+"""Functions, by type, that read a value from plain data and the path of its field, instead of `from_data`."""
 
 _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
-"""The plain types, in words."""
+"""Names of the plain types in messages."""
 
 
 def check_fields(thing: object) -> None:
-    """Raise an error if a dataclass field is not of its type: True is no number, an int is, NaN is not."""
+    """Raise if a dataclass field is not of its type: an int passes as a float; True is no number, NaN no float."""
     for name, hint, is_of in _checks(type(thing)):
         if not is_of(value := getattr(thing, name)):
             raise MeshwrightError(_wrong(name, value, hint))
 
 
 def not_a_choice(name: str, value: object, choices: Iterable[object]) -> str:
-    """The message for a value that is not one of a field's choices, with the nearest one."""
+    """Return the message for a value that is not one of a field's choices, with the nearest choice."""
     words = [str(choice) for choice in choices]
     near = difflib.get_close_matches(value, words, n=1) if isinstance(value, str) else []
     hint = f"did you mean {near[0]}? " if near else ""
@@ -42,16 +43,16 @@ def not_a_choice(name: str, value: object, choices: Iterable[object]) -> str:
 
 
 def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types.MappingProxyType({})) -> T:
-    """Read a dataclass from plain data of `dataclasses.asdict`, from a file that people can edit.
+    """Read a dataclass from plain data as `dataclasses.asdict` returns it, for example from an edited file.
 
     Args:
         kind: the dataclass.
         data: its fields by name, including those of nested dataclasses.
-        path: the data's place in its file, as `workload.model`, for messages.
+        path: the position of the data in its file, as `workload.model`, for messages.
         readers: see `Readers`.
 
     Raises:
-        MeshwrightError: a field that is missing, unknown or not of its type; the message names it.
+        MeshwrightError: a field is missing, unknown or not of its type; the message names it.
     """
     if not isinstance(data, Mapping):
         raise MeshwrightError(f"{path or 'it'} is {data!r}; it is an object, fields by name")
@@ -72,7 +73,7 @@ def from_data(kind: type[T], data: Any, path: str = "", readers: Readers = types
 
 
 def _read(hint: Any, value: Any, path: str, readers: Readers) -> Any:
-    """A value of a type from plain data."""
+    """Read a value of a type from plain data."""
     if hint in readers:
         return readers[hint](value, path)
     origin, options = get_origin(hint), get_args(hint)
@@ -97,14 +98,14 @@ def _read(hint: Any, value: Any, path: str, readers: Readers) -> Any:
 
 
 def _dataclass_of(options: tuple[Any, ...], data: Any) -> Any:
-    """Return the first dataclass that has all fields of the data, else the first."""
+    """Return the first dataclass whose fields are exactly the keys of the data, else the first dataclass."""
     found = [option for option in options if is_dataclass(option)]
     names = set(data) if isinstance(data, Mapping) else set()
     return next((one for one in found if names == {field.name for field in fields(one)}), found[0])
 
 
 def _wrong(name: str, value: object, hint: Any) -> str:
-    """The message for a value that is not of a type."""
+    """Return the message for a value that is not of a type."""
     options = _options(hint)
     if choices := [choice for option in options for choice in _choices(option)]:
         return not_a_choice(name, value, [*choices, *([None] if type(None) in options else [])])
@@ -112,7 +113,7 @@ def _wrong(name: str, value: object, hint: Any) -> str:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type."""
+    """Return the types of a union, or the one type."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -124,7 +125,7 @@ def _choices(option: Any) -> tuple[Any, ...]:
 
 
 def _in_words(option: Any) -> str:
-    """A type in words."""
+    """Describe a type in words, for messages."""
     if get_origin(option) is tuple:
         return f"a list, of which each is {_in_words(get_args(option)[0])}"
     if isinstance(get_origin(option), type) and issubclass(get_origin(option), Mapping):
@@ -134,22 +135,22 @@ def _in_words(option: Any) -> str:
 
 @cache
 def _hints(kind: type) -> Mapping[str, Any]:
-    """The types of a dataclass's fields."""
+    """Return the types of a dataclass's fields, by name."""
     return get_type_hints(kind)
 
 
 @cache
 def _checks(kind: type) -> tuple[tuple[str, Any, Check], ...]:
-    """The fields of a dataclass with their types, and a test of each."""
+    """Return each field of a dataclass: its name, its type and a check of its values."""
     hints = _hints(kind)
     return tuple((field.name, hints[field.name], _check(hints[field.name])) for field in fields(kind))
 
 
 @cache
 def _check(hint: Any) -> Check:
-    """Whether a value is of a type.
+    """Return a predicate: whether a value is of a type.
 
-    Unsupported annotations are not checked: all but plain types, choices, dataclasses and collections of these.
+    Annotations other than plain types, choices, dataclasses and collections of these accept every value.
     """
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):

@@ -1,4 +1,4 @@
-"""Write files completely or not at all, over regular files only; each failure is one line.
+"""Write files completely or not at all, replacing only regular files; each failure is a one-line error.
 
 Character devices and pipes (`/dev/null`, `/dev/stdout`, a FIFO with a reader) are written to directly.
 """
@@ -37,18 +37,18 @@ _OPEN_DESCRIPTOR = re.compile(r"/dev/std(?:out|err)|/(?:dev|proc/self)/fd/\d+")
 
 
 def as_path(path: object) -> Path:
-    """Return the path that a caller gave; an error if it is none."""
+    """Return `path` as a `Path`; raise if it is not a path."""
     if not isinstance(path, str | os.PathLike):
         raise MeshwrightError(f"path is {path!r}; it is the path of a file, as text or a pathlib.Path")
     return Path(path)
 
 
 def write_error(path: str | Path, error: OSError | ValueError) -> MeshwrightError:
-    """The one line about a path that could not be written; anything but an OSError is a path that no file can have."""
+    """Return the one-line error for a path that could not be written; one other than OSError means an invalid path."""
     if not isinstance(error, OSError):
         return MeshwrightError(f"cannot write {str(path)!r}: {error}")
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
-    if error.errno == errno.ENOENT and Path(path).parent.is_dir():  # A file system that is no disk, as /proc.
+    if error.errno == errno.ENOENT and Path(path).parent.is_dir():  # The directory takes no files, as in /proc.
         reason = "no file can be made in {parent}"
     free = ""
     if error.errno == errno.ENOSPC and not Path(path).is_char_device():
@@ -57,7 +57,7 @@ def write_error(path: str | Path, error: OSError | ValueError) -> MeshwrightErro
 
 
 def check_outputs(*paths: str | Path | None) -> None:
-    """Raise where files cannot be written to paths, or one would be written over another, before any work for them."""
+    """Raise, before any work is done, if a path cannot be written or two paths lead to the same file."""
     given = [Path(path) for path in paths if path is not None]
     for number, path in enumerate(given):
         check_output(path)
@@ -67,14 +67,14 @@ def check_outputs(*paths: str | Path | None) -> None:
 
 
 def check_output(path: str | Path) -> None:
-    """Raise where a file cannot be written to a path, before anything is computed for it."""
+    """Raise, before anything is computed for it, if a file cannot be written to a path."""
     path = Path(path)
     if str(path) == "-":
         raise MeshwrightError("cannot write a file with the name -; to the terminal or a pipe it is /dev/stdout")
     try:
         kind = _mode(path)
         if _is_written_directly(path, kind):
-            if kind is None or not stat.S_ISFIFO(kind):  # To open and close a pipe would end its reader.
+            if kind is None or not stat.S_ISFIFO(kind):  # Opening and closing a pipe would end its reader.
                 os.close(_open_directly(path))
             return
         if path == Path():
@@ -91,7 +91,7 @@ def check_output(path: str | Path) -> None:
 
 
 def check_new_directory(path: str | Path) -> None:
-    """Raise where a directory, and files in it, could not be made at a path; one that is there already will do."""
+    """Raise if a directory, and files in it, could not be created at a path. The directory may already exist."""
     path = Path(path)
     try:
         if path == Path():
@@ -110,19 +110,19 @@ def check_new_directory(path: str | Path) -> None:
 
 
 def write_file(path: str | Path, content: str | bytes) -> None:
-    """Write a file completely or not at all: to a temporary file that is renamed, following symbolic links."""
+    """Write a file completely or not at all, by renaming a temporary file; symbolic links are followed."""
     path = Path(path)
     check_output(path)
     data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
     try:
         kind = _mode(path)
         if _is_written_directly(path, kind):
-            sys.stdout.flush()  # What is printed already comes before it, should both be the same stream.
+            sys.stdout.flush()  # Earlier prints come first if both are the same stream.
             with os.fdopen(_open_directly(path), "wb") as file:
                 file.write(data)
             return
         target = Path(os.path.realpath(path))
-        # A short name, so that the longest name that a file can have is not too long for it.
+        # A short name, so that even the longest allowed file name does not become too long.
         partial = target.with_name(f".{secrets.token_hex(4)}.partial")
         try:
             with partial.open("xb") as file:
@@ -139,12 +139,12 @@ def write_file(path: str | Path, content: str | bytes) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file, created if missing. A line that does not fit on the disk is removed again."""
+    """Append a line to a file, created if missing. A line that fits only in part on the disk is removed again."""
     append_bytes(path, line.encode() + b"\n")
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Add a record to a file, as `append_line` adds a line."""
+    """Append bytes to a file, as `append_line` does a line."""
     try:
         with path.open("ab", buffering=0) as file:
             before = file.tell()
@@ -161,7 +161,7 @@ def user_cache() -> Path:
 
 
 def _mode(path: Path) -> int | None:
-    """Return the mode (type and permissions) of a path, following links; None if nothing is there."""
+    """Return the mode (type and permissions) of a path, following links; None if it does not exist."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:
@@ -176,7 +176,7 @@ def _is_written_directly(path: Path, mode: int | None) -> bool:
 
 
 def _open_directly(path: Path) -> int:
-    """A descriptor to write to; a pipe without a reader is an error, not a wait."""
+    """Return a descriptor open for writing; a pipe without a reader raises instead of blocking."""
     if _OPEN_DESCRIPTOR.fullmatch(str(path)):
         number = {"stdout": 1, "stderr": 2}.get(path.name)
         return os.dup(int(path.name) if number is None else number)
@@ -186,13 +186,13 @@ def _open_directly(path: Path) -> int:
 
 
 def _try_directory(directory: Path) -> None:
-    """Raise the OSError of making a file in a directory; the file has no name, where the system can do that."""
+    """Raise OSError if no file can be created in a directory. The trial file has no name where the system allows it."""
     with tempfile.TemporaryFile(dir=directory):
         pass
 
 
 def _free_bytes(path: Path) -> int:
-    """The bytes that are free on the disk of a path, or of the nearest directory above it that is there."""
+    """Return the free bytes on the disk of a path or of its nearest existing parent."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free

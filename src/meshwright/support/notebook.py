@@ -1,6 +1,6 @@
 """Notebook output of a plan, a record or an inspection: a title, an answer and small tables, as HTML.
 
-It is self-contained and escaped, without scripts, in the notebook's own font and colours.
+The HTML is self-contained and escaped, without scripts, in the notebook's own font and colours.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 Table = tuple[Sequence[str], Iterable[Sequence[str]]]
-"""The heads of the columns, and the rows."""
+"""The column headings, and the rows."""
 
 _CELL = "padding:1px 12px 1px 0;text-align:left;background:none"
 
 
 def card(title: str, answer: str, tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
-    """A title, the answer in bold, tables, and notes; a table without rows is left out."""
+    """Return HTML with a title, the answer in bold, tables and notes; tables without rows are left out."""
     parts = [f"<div><div>{escape(title)}</div><div><b>{escape(answer)}</b></div>"]
     for heads, rows in tables:
         if body := "".join(_row("td", row) for row in rows):
@@ -26,5 +26,5 @@ def card(title: str, answer: str, tables: Iterable[Table], notes: Iterable[str] 
 
 
 def _row(tag: str, cells: Iterable[str]) -> str:
-    """A row of a table."""
+    """Return the HTML of a table row; tag: `td`, or `th` for headings."""
     return "<tr>" + "".join(f'<{tag} style="{_CELL}">{escape(cell)}</{tag}>' for cell in cells) + "</tr>"

@@ -1,4 +1,4 @@
-"""Handlers of signals for as long as a context lasts."""
+"""Temporary signal handlers, and output to terminals that were closed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from types import FrameType
 def handled_signals(
     numbers: Iterable[int], handle: Callable[[int, FrameType | None], object], *, once: bool = False
 ) -> Iterator[None]:
-    """Handle some signals with a function; afterwards they do what they did before.
+    """Handle some signals with a function inside a context; afterwards their former handlers are restored.
 
-    Only in the main thread, since Python allows handlers only there; in others nothing changes.
+    Does nothing outside the main thread, the only one in which Python allows handlers.
 
     Args:
         numbers: the signals.
         handle: called with the signal and the interrupted frame.
-        once: whether a repeated signal already has its former effect.
+        once: whether a signal that comes again already gets its former handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # All are known before the first handler is set, which a signal may call at once.
+    # All former handlers are read before the first new one is set, since a signal may come at once.
     before = {number: signal.getsignal(number) for number in numbers}
 
     def handle_once(number: int, frame: FrameType | None) -> None:
@@ -43,7 +43,7 @@ def handled_signals(
 
 
 def not_ignored(numbers: Iterable[int]) -> list[int]:
-    """Return signals that are not ignored; ignored ones should stay so, for nohup."""
+    """Return the signals that are not ignored; ignored ones should stay ignored, as nohup requires."""
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
@@ -53,7 +53,7 @@ def has_default(number: int) -> bool:
 
 
 def find_terminals() -> list[int]:
-    """The standard streams that are a terminal, by their descriptors; of a closed terminal that is not known later."""
+    """Return the descriptors of standard streams that are terminals; a terminal already closed is not found."""
     return [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
 

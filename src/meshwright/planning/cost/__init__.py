@@ -1,1 +1,1 @@
-"""Time of a collective and of an op, on links and chips at their full rate."""
+"""Sums over the ops of a step: flops, collectives, memory and seconds; `rates` has what hardware achieves."""

@@ -1,7 +1,7 @@
-"""Fold over a step: activations of one microbatch on one device, from the arrays of a layer's ops.
+"""Activation memory of one microbatch on one device, summed over the arrays of a layer's ops.
 
 What a layer saves for backward follows from the remat policy and equals what XLA saves of the decoder in
-`meshwright.execution.models`. The other live buffers were read from compiled steps at their peak
+`meshwright.execution.models`. The other live buffers are modelled on compiled steps at their peak memory
 (`benchmarks/memory.py`).
 """
 
@@ -27,9 +27,9 @@ from meshwright.mesh import MeshShape
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of each kind of activation in a layer of `stack`; widths are in elements of the compute dtype.
+    """Activation sizes in one layer of a stack: memory in bytes, single arrays in elements of the compute dtype.
 
-    stack: its name; the model's last stack by default.
+    stack: the name of the stack; by default the model's last one.
     """
 
     workload: Workload
@@ -39,26 +39,26 @@ class Activations:
 
     @cached_property
     def step(self) -> Step:
-        """The step."""
+        """The train step as ops."""
         return train_step(self.workload, self.mesh, self.strategy)
 
     @cached_property
     def ops(self) -> ForwardOps:
-        """The ops of one layer, forward."""
+        """The forward ops of one layer."""
         return self.step.ops.forward[self.stack or program(self.workload.model).stacks[-1].name]
 
     @cached_property
     def tokens(self) -> int:
-        """The tokens of one microbatch on one device."""
+        """The number of tokens of one microbatch on one device."""
         return self.workload.tokens // self.mesh.degree(token_axes()) // self.strategy.num_microbatches
 
     @property
     def kept(self) -> float:
         """Bytes that one layer saves for backward in device memory.
 
-        The residual stream before both blocks; the gathered inputs of both; queries, keys and values as attention reads
-        them, and its output; gate and up. `matmuls` saves queries, keys and values before rotation, and no gathered
-        inputs.
+        Without recompute: the residual stream before both blocks; the gathered inputs of both; queries, keys and values
+        as attention reads them, and its output; the MLP's gate and up. `matmuls` saves queries, keys and values before
+        rotation, and no gathered inputs.
         """
         stream, heads = 2 * self.stream, self.queries + self.keys
         match self.workload.remat:
@@ -69,7 +69,8 @@ class Activations:
             case "matmuls":
                 elements = stream + heads + self.first_products
             case "alternate":
-                # Its input; of its products queries, values, gate and the mlp's last one; what attention mixes.
+                # The layer's input; the outputs of its query, value, gate and last MLP matmuls; the output of
+                # attention.
                 elements = stream + self.queries + self.values + self.mixed + self.width
             case _:
                 elements = stream + 2 * self.inputs + self.queries + self.mixed + self.seen + self.first_products
@@ -77,12 +78,12 @@ class Activations:
 
     @property
     def on_host(self) -> float:
-        """The bytes that one layer keeps for backward in the host's memory."""
+        """Bytes that one layer saves for backward in the host's memory."""
         return self.narrow * self.stream if self.workload.remat == "offload" else 0.0
 
     @property
     def read(self) -> float:
-        """The bytes that one layer's backward reads of activations, kept or recomputed."""
+        """Bytes of activations, saved or recomputed, that one layer's backward reads."""
         return (
             self.narrow
             * (2 * self.stream + 2 * self.inputs + self.queries + self.mixed + self.seen + 1.5 * self.first_products)
@@ -90,14 +91,15 @@ class Activations:
         )
 
     def in_attention(self, *, on_tpu: bool) -> float:
-        """Bytes live in the backward pass of attention, besides saved activations.
+        """Return the bytes live in the backward pass of attention, besides saved activations.
 
-        For one chunk of queries: the float32 gradient of the softmax output and the narrow gradient of the scores. TPUs
-        compute the latter without writing the weights; elsewhere XLA also has the weights in float32 and in the narrow
-        dtype (PyTorch one narrow array at a time); float32 products need no narrow copies. Queries, keys and values
-        with their gradients; the MLP's first products and the gradient of its last product's input, whose weight
-        gradients come later; the stream and its gradient. All compilers except the TPU's also hold the gathered inputs
-        of both blocks and their gathered output gradients.
+        For one chunk of queries: the float32 gradient of the softmax output, and the gradient of the scores in the
+        narrow (compute) dtype. TPUs compute the latter without writing the softmax weights; elsewhere XLA also holds
+        these in float32 and in the narrow dtype (PyTorch one narrow array at a time); float32 matmuls need no narrow
+        copies. Also live are queries, keys and values with their gradients; the outputs of the MLP's first matmuls and
+        the gradient of its last matmul's input, because their weight gradients are computed later; the residual stream
+        and its gradient. All compilers except the TPU's also hold the gathered inputs of both blocks and their gathered
+        output gradients.
         """
         copies = (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.narrow if self.narrow < 4 else 0
         scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
@@ -110,8 +112,8 @@ class Activations:
     def in_mlp(self) -> float:
         """Bytes live in the backward pass of the MLP, besides saved activations.
 
-        First products and their gradients, input, and stream; for experts, the rows that they process and the gradients
-        of these.
+        They are the outputs of the first matmuls and their gradients, the block's input, and the residual stream; for
+        experts also the rows that they process and the gradients of these.
         """
         return self.narrow * (
             2 * self.first_products + self.width + 2 * self.inputs + 2 * self.routed + 4 * self.stream
@@ -121,16 +123,17 @@ class Activations:
     def logits(self) -> float:
         """Bytes of the logits and of the loss until their gradient has been used.
 
-        The float32 logits once, because XLA writes their gradient over them; the input of the product and its gradient.
-        Op by op there are three float32 arrays: the log-softmax, its gradient, and the gradient of the logits; and a
-        fourth, the exponential, if tp splits the vocabulary (torch/distributed/tensor/parallel/loss.py).
+        The float32 logits once, because XLA writes their gradient over them; the input of their matmul and its
+        gradient. Op by op, as in PyTorch, there are three float32 arrays: the log-softmax, its gradient, and the
+        gradient of the logits; and a fourth, the exponential, if tp splits the vocabulary
+        (torch/distributed/tensor/parallel/loss.py).
         """
         arrays = 1 if self.strategy.profile.fused_loss else 3 if self.mesh.tp == 1 else 4
         return 4 * arrays * self.logit_elements + 2 * self.narrow * self.inputs
 
     @cached_property
     def logit_elements(self) -> float:
-        """The logits of one device."""
+        """The number of logits on one device."""
         local = self.step.extents.local_dims
         return sum(local((*op.rows, *op.columns)) for op in self.step.ops.forward[LOGITS].matmuls)
 
@@ -138,52 +141,52 @@ class Activations:
     def table_elements(self) -> float:
         """Elements of the embedding tables in use on one device."""
         ops = program(self.workload.model).embedding
-        # A table that is looked up in twice is one.
+        # A table with two lookups counts once.
         tables = {op.name: op for op in ops if isinstance(op, Lookup) and not op.is_positional}
         degree = self.mesh.degree(RULES["vocab"]) * (self.mesh.pp if is_spmd_pipeline(self.mesh, self.strategy) else 1)
         return sum(op.rows[1] * op.columns[1] for op in tables.values()) / degree
 
     @property
     def trains_tables(self) -> bool:
-        """Whether a table that tokens are looked up in has a gradient."""
+        """Whether an embedding table of tokens is trained."""
         ops = program(self.workload.model).embedding
         tables = (op for op in ops if isinstance(op, Lookup) and not op.is_positional)
         return any(op.name not in self.workload.frozen_paths for op in tables)
 
     @cached_property
     def lookup_elements(self) -> float:
-        """Elements of the tables that are not also the output head."""
+        """Elements of the embedding tables that are not also the output head."""
         return 0.0 if self.workload.model.tied_embeddings else self.table_elements
 
     @cached_property
     def narrow(self) -> float:
-        """Bytes of an element in the compute dtype."""
+        """Bytes of one element of the compute dtype."""
         return dtype_bytes(self.workload.compute_dtype)
 
     def _size(self, array: Array) -> float:
-        """The elements of an array on one device."""
+        """Return the elements of an array on one device."""
         return self.step.extents.local(array)
 
     @cached_property
     def inputs(self) -> float:
-        """A block's gathered input."""
+        """Elements of a block's gathered input."""
         residual = self._residual
         gathered = tuple(axis for axis in residual.dims[1].axes if axis not in RULES["sequence"])
         return self._size(residual) * self.mesh.degree(gathered)
 
     @cached_property
     def stream(self) -> float:
-        """The residual stream between blocks."""
+        """Elements of the residual stream between blocks."""
         return self._size(self._residual)
 
     @cached_property
     def _residual(self) -> Array:
-        """Elements of the residual stream in the ops that add to it."""
+        """The residual stream, as the array of the ops that add to it."""
         return next(op.arrays[0] for op in self.ops.elementwise if op.kind == "residual")
 
     @cached_property
     def queries(self) -> float:
-        """The queries."""
+        """Elements of the queries."""
         return sum(self._size(op.query) for op in self.ops.attention)
 
     @cached_property
@@ -193,42 +196,42 @@ class Activations:
 
     @property
     def keys(self) -> float:
-        """The keys and values of the device's own tokens."""
+        """Elements of the keys and values of the device's own tokens."""
         return self.seen / (self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1)
 
     @cached_property
     def values(self) -> float:
-        """The values of the device's own tokens."""
+        """Elements of the values of the device's own tokens."""
         gathered = self.mesh.degree(RULES["sequence"]) if self._is_gathered else 1
         return sum(self._size(op.value) for op in self.ops.attention) / gathered
 
     @cached_property
     def seen(self) -> float:
-        """Elements of keys and values saved for the queries of a device.
+        """Elements of the keys and values saved for the queries of a device.
 
-        Gathered: those of the whole sequence. Ring: the device's own, since backward sends the others again. Ulysses:
-        those of all tokens, for fewer heads.
+        With gathered keys: those of the whole sequence. In a ring: the device's own, since backward sends the others
+        again. With Ulysses: those of all tokens, for fewer heads.
         """
         return sum(self._size(op.key) + self._size(op.value) for op in self.ops.attention)
 
     @property
     def _is_gathered(self) -> bool:
-        """Whether keys and values of a split sequence are gathered."""
+        """Whether the keys and values of a split sequence are all-gathered."""
         return self.strategy.attention == "scores" or self.strategy.sp_method == "gather"
 
     @cached_property
     def width(self) -> float:
-        """Elements of the input of an MLP's last product; for experts including padding."""
+        """Elements of the input of an MLP's last matmul; for experts, padding included."""
         return sum(size for size, _ in self._gated)
 
     @cached_property
     def first_products(self) -> float:
-        """Elements of the outputs of an MLP's first products."""
+        """Elements of the outputs of an MLP's first matmuls."""
         return sum(size * count for size, count in self._gated)
 
     @cached_property
     def _gated(self) -> list[tuple[float, int]]:
-        """The elements of each activation function's result, and how many products it reads."""
+        """For each activation function: the elements of its result, and the number of matmul outputs that it reads."""
         return [
             (self._size(op.arrays[0]) * self._padding(op.arrays[0]), 2 if op.kind == "gated" else 1)
             for op in self.ops.elementwise
@@ -236,12 +239,12 @@ class Activations:
         ]
 
     def _padding(self, array: Array) -> float:
-        """Capacity of an array of expert rows relative to balanced routing; 1 for other arrays."""
+        """Return the capacity of an array of expert rows relative to balanced routing; 1 for other arrays."""
         return dropless_padding(self.workload, self.mesh) if "R" in array.symbols else 1.0
 
     @cached_property
     def routed(self) -> float:
-        """The rows that experts of a device work on, of whichever device their tokens are."""
+        """Elements of the rows that a device's experts process, from all devices."""
         local, first = self.step.extents.local_dims, next((op for op in self.ops.matmuls if op.experts), None)
         if first is None:
             return 0.0
@@ -249,7 +252,7 @@ class Activations:
 
     @property
     def scores(self) -> float:
-        """Elements of the attention scores of one chunk of queries, or of both halves; 0 for fused kernels."""
+        """Elements of the computed attention scores of one chunk of queries; 0 for fused kernels."""
         if self.strategy.attention != "scores":
             return 0.0
         made = scores_made(self.workload, self.mesh) / num_query_chunks(self.workload.seq_len)
@@ -257,11 +260,11 @@ class Activations:
 
     @cached_property
     def _heads(self) -> float:
-        """The heads of all queries on one device: tokens x heads."""
+        """The number of query vectors on one device: tokens x heads."""
         return sum(self._size(op.query) / op.qk_dim for op in self.ops.attention)
 
     def _in_blocks(self, *, on_tpu: bool) -> float:
-        """Bytes live in a fused attention that goes block by block; TPU kernels keep the blocks on the chip.
+        """Return the bytes live in block-wise fused attention; TPU kernels keep the blocks on the chip.
 
         For one block of queries and one of keys: float32 scores, exponentials, and the gradients of both. In a ring
         also the arriving keys and values, and the float32 gradients of the local and the arriving ones.
@@ -279,7 +282,7 @@ class Activations:
 
     @property
     def _kept_scores(self) -> float:
-        """Bytes of saved scores: all if they are computed at once; chunks are recomputed.
+        """Bytes of saved attention scores: all if computed at once; those of query chunks are recomputed instead.
 
         A fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135).
         """

@@ -1,9 +1,10 @@
-"""Fold over a step: every collective, in bytes per device and step (`record.Collective`).
+"""Communication volume: every collective of a step, in bytes per device and step (`record.Collective`).
 
 Dropless experts are planned for balanced routing. But array shapes are fixed before routing is known, so arrays are
 sized for the worst case: `step.token_routing.dropless_padding` times as many rows. XLA:CPU exchanges all of these.
 XLA:TPU and XLA:GPU exchange only actual rows, by a ragged all-to-all over ep; the following gather over tp, and the
-scatter on the way back, include padding. With a capacity there is no padding, and every target moves what is planned.
+scatter on the way back, include padding. With a capacity factor there is no padding, and every compiler's program
+exchanges the planned bytes.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Collective
 
 Counted = Literal["useful", "executed", "static"]
-"""How runs of a region are counted (`step.ir.Repeat`)."""
+"""Which runs of a region are counted (`step.ir.Repeat`)."""
 
 
 def step_collectives(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, counted: Counted = "useful"
 ) -> tuple[Collective, ...]:
-    """Every collective of a step with more than one device in its group, in bytes per device and step.
+    """Return every collective of a step with more than one device in its group, in bytes per device and step.
 
-    counted: `useful` for a step's microbatches, or `executed` with those that stages in lockstep run in the ticks of
-    the bubble, whose time is a part of that; the same collectives in the same order, some more often.
+    counted: `useful` for the runs on a step's microbatches; `executed` to include those that stages in lockstep run in
+    bubble ticks, whose time is part of the bubble. Both return the same collectives in the same order.
     """
     step = train_step(workload, mesh, strategy)
     return _collectives(step.communication, step, workload, strategy, counted)
 
 
 def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """Return the collectives of a step's frozen reference, with phase `reference`, over the axes of its own mesh.
+    """Return the collectives of a step's frozen reference model, with phase `reference`, over the axes of its own mesh.
 
     They are those of a forward pass without the mean of the loss; none if the step runs no reference.
     """
@@ -50,13 +51,13 @@ def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strateg
 
 
 def _of_reference(moves: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Return the collectives of the reference: a forward pass to the logits, without a loss."""
+    """Return the collectives of the reference model: of a forward pass to the logits, without a loss."""
     forward = (move for move in moves if move.phase == "forward" and move.array not in (LOSS, IMBALANCE))
     return tuple(replace(move, phase="reference") for move in forward)
 
 
 def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """Return the collectives that gather weights, and that sum gradients and their norm."""
+    """Return the collectives that gather weights, and that reduce gradients and their norm."""
     step = train_step(workload, mesh, strategy)
     return _collectives((op for op in step.communication if op.of_weight), step, workload, strategy)
 
@@ -72,10 +73,10 @@ def activation_collectives(
 def dropless_padding_collectives(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, is_ragged: bool
 ) -> tuple[Collective, ...]:
-    """Return what a program moves beyond its plan because dropless experts have capacity for any routing.
+    """Return the collectives that a program runs beyond its plan, as dropless experts have capacity for any routing.
 
-    is_ragged: whether rows travel over ep by a ragged all-to-all, which moves only actual rows; XLA:CPU has none.
-    Routing weights, one number per row, always travel with full capacity.
+    is_ragged: whether rows are exchanged over ep by a ragged all-to-all, which sends only actual rows; XLA:CPU has
+    none. Routing weights, one number per row, are always exchanged at full capacity.
     """
     own = reference_pass(workload, mesh, strategy)
     beside = () if own is None else _of_reference(_dropless_padding(*own, is_ragged=is_ragged))
@@ -85,7 +86,7 @@ def dropless_padding_collectives(
 def _dropless_padding(
     workload: Workload, mesh: MeshShape, strategy: Strategy, *, is_ragged: bool
 ) -> tuple[Collective, ...]:
-    """`dropless_padding_collectives` without a reference's."""
+    """Return `dropless_padding_collectives` without those of a reference model."""
     if workload.model.experts is None or (more := dropless_padding(workload, mesh) - 1) == 0:
         return ()
     step = train_step(workload, mesh, strategy)
@@ -99,7 +100,7 @@ def _dropless_padding(
 
 
 def untaken_branch_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """Return collectives in the program text beyond those executed: branches taken in few pipeline ticks."""
+    """Return collectives in the HLO text beyond those executed: those in branches taken in few pipeline ticks."""
     step = train_step(workload, mesh, strategy)
 
     def untaken(op: Communicate, repeat: Repeat) -> int:
@@ -116,14 +117,14 @@ def is_of_weights(move: Collective) -> bool:
 def _collectives(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted = "useful"
 ) -> tuple[Collective, ...]:
-    """Some of a step's collectives, counted one way."""
+    """Return the collectives of some ops, with one kind of count."""
     return tuple(move for _, move in priced_collectives(ops, step, workload, strategy, counted))
 
 
 def priced_collectives(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """The ops that communicate anything, each with its bytes and runs in a step, counted one way."""
+    """Yield the ops that send anything, each with its collective: its bytes and counted runs in a step."""
     return _priced(ops, step, workload, strategy, lambda op, repeat: _runs(op, repeat, counted))
 
 
@@ -134,7 +135,7 @@ def _priced(
     strategy: Strategy,
     count: Callable[[Communicate, Repeat], int],
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Collectives in bytes, each as often as counted."""
+    """Yield each op that sends anything with its collective; `count` returns how often it runs."""
     compute = dtype_bytes(workload.compute_dtype)
     gradient = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
     widths: dict[Width, float] = {"compute": compute, "float32": 4, "gradient": gradient}
@@ -144,18 +145,19 @@ def _priced(
         if op.is_ring:
             runs *= step.extents.mesh.degree(op.axes) - 1
         if runs and any(degrees[axis] > 1 for axis in op.axes):
-            # One run of a microbatch may have a part of a byte, where stages sum the losses of all of them first.
+            # A microbatch's run may send a fraction of a byte, where stages first add up the losses of all
+            # microbatches.
             size = int(moved_bytes(op, step.extents, widths) * runs + 1e-6)
             yield op, Collective(kind=op.kind, axes=op.axes, phase=op.phase, bytes=size, count=runs, array=op.name)
 
 
 def moved_bytes(op: Communicate, extents: Extents, widths: Mapping[Width, float]) -> float:
-    """Return the bytes of one execution of a collective per device; widths: element size per format."""
+    """Return the bytes per device of one run of a collective; widths: bytes per element of each format."""
     return sum(widths[array.width] * extents.local(array) for array in (op.array, *op.beside))
 
 
 def _runs(op: Communicate, repeat: Repeat, counted: Counted) -> int:
-    """How often a device runs an op in a step."""
+    """Return how often a device runs an op in a step."""
     if op.region.is_once:
         return repeat.once
     return getattr(repeat, counted) - (op.skipped if counted != "useful" else 0)

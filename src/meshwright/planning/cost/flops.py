@@ -1,8 +1,8 @@
-"""Folds over a step: flops by phase, and model flops.
+"""Flops of a step by phase, and model flops.
 
-Only products count, 2 flops per multiply-add: norms, rotary embedding, softmax and AdamW's update are under a percent
-of them at real widths. Model flops count attention in full, not causal. Executed flops include masked scores, except
-the quarter skipped by splitting a sequence into halves; blocks that a block-wise attention skips are counted.
+Only matmuls count, 2 flops per multiply-add: norms, rotary embedding, softmax and AdamW's update are under a percent of
+them at real widths. Model flops count attention in full, not causal. Executed flops include masked scores, except the
+quarter skipped by splitting a sequence into halves; blocks that a block-wise attention skips are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 
 HALVED = 0.75
-"""The share of scores that halves of a sequence make: the first queries see no key of the second half."""
+"""The computed share of scores if a sequence is halved: the first half's queries skip the second half's keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class StepFlops:
 
     @property
     def total(self) -> float:
-        """All that is executed."""
+        """The flops of all phases."""
         return self.reference + self.forward + self.recompute + self.backward + self.update
 
     def __add__(self, other: StepFlops) -> StepFlops:
@@ -57,10 +57,10 @@ class StepFlops:
 
 
 def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
-    """The flops that one device executes in a step; over pp, the mean of its stages.
+    """Return the flops that one device executes in a step; over pp, the mean of its stages.
 
-    Stages in lockstep go through their layers in the ticks of the bubble too, and through layers before the pipeline;
-    GPipe's recompute the logits. A frozen reference goes through its forward pass. Muon's update multiplies too.
+    Stages in lockstep also run their layers, and the layers before the pipeline, in bubble ticks; GPipe's recompute the
+    logits. The forward pass of a frozen reference model and the matmuls of Muon's update are included.
     """
     found = product_flops(train_step(workload, mesh, strategy)) + attention_flops(workload, mesh, strategy)
     found += StepFlops(update=update_flops(workload, mesh, strategy))
@@ -71,7 +71,7 @@ def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 
 
 def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
-    """The flops of the products of the update on one device: Newton-Schulz of Muon's, zeros that fill up included."""
+    """Return the flops of Muon's Newton-Schulz matmuls on one device, padding included; 0 for other optimizers."""
     if strategy.optimizer != "muon":
         return 0.0
     return float(sum(
@@ -82,7 +82,7 @@ def update_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAU
 
 
 def product_flops(step: Step) -> StepFlops:
-    """The flops of a step's products with weights on one device."""
+    """Return the flops of a step's matmuls with weights on one device."""
     return _matmuls(step, step.ops.matmuls, _mean)
 
 
@@ -93,10 +93,10 @@ def attention_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DE
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProduct:
-    """One product of attention on one device: every query with every key of its sequence, possibly summed.
+    """One matmul of attention on one device: of every query with every key of its sequence.
 
-    kind: queries with keys makes `scores`, and these with `values` the output. role: the product itself, or the
-    gradient of its left or right operand. flops: of one execution.
+    kind: `scores` multiplies queries with keys, `values` multiplies the scores' softmax with values. role: the matmul
+    itself, or the gradient of its left or right operand. flops: of one execution.
     """
 
     kind: Literal["scores", "values"]
@@ -105,7 +105,7 @@ class AttentionProduct:
 
 
 def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterator[AttentionProduct]:
-    """The products of attention in one of its phases.
+    """Yield the matmuls of attention in one of its phases.
 
     A fused kernel's backward recomputes its scores (arXiv:2307.08691, section 4.1).
     """
@@ -117,7 +117,7 @@ def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterat
         if not op.is_scores_alone:
             yield AttentionProduct(kind="values", role="result", flops=values)
         return
-    # A kernel makes the gradients of all its operands.
+    # A fused kernel computes the gradients of all its operands.
     whole = replace(op, gradients=OPERANDS) if is_fused else op
     for kind, side in whole.gradient_products:
         flops = scores if kind == "scores" else values
@@ -125,7 +125,10 @@ def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterat
 
 
 def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
-    """The share of the keys up to its own that a query sees, the mean over layers: (2 w / s) (1 - w / 2 s) each."""
+    """Return the share of the causal scores that are within windows of w keys, the mean over layers.
+
+    For a sequence of s tokens it is (2 w / s) (1 - w / 2 s) in each layer.
+    """
     seen = [min(1.0, (window or seq_len) / seq_len) for window in windows]
     return sum(each * (2 - each) for each in seen) / len(seen)
 
@@ -133,9 +136,9 @@ def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
 def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
     """Return the model flops of a step over all devices, without recomputation: the flops of MFU.
 
-    6 per multiplied weight and token, and 12 layers x heads x head_dim x seq_len per token for attention scores (PaLM,
+    They are 6 per weight and token, and 12 layers x heads x head_dim x seq_len per token for attention scores (PaLM,
     arXiv:2204.02311, appendix B); with is_causal only unmasked scores. 4 for a frozen weight, which has no gradient,
-    and 2 below everything that is trained; 2 more per weight of a frozen reference that each step runs.
+    and 2 if nothing before it is trained; 2 more per weight of a frozen reference model that each step runs.
     """
     step = train_step(replace(workload, remat="none"), MeshShape())
     sizes = dict(step.extents.sizes)
@@ -163,15 +166,15 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
 def dropless_padding_flops(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, has_ragged: bool
 ) -> float:
-    """The static flops of a step's program beyond its plan: experts without a capacity have room for any routing.
+    """Return the static flops of a step's program beyond its plan: dropless experts have capacity for any routing.
 
-    A product of experts is one over all rows there is room for; rows that no routing filled are skipped at run time. In
+    A matmul of experts is over all rows of that capacity; rows that no routing filled are skipped at run time. In
     blocks (`step.token_routing.expert_blocks`) it covers every block that some routing needs. So do the gradients of
-    weights on every compiler.
+    weights with every compiler.
 
     Args:
         workload, mesh, strategy: the step.
-        has_ragged: whether the compiler has a grouped product (ragged dot), which takes no blocks.
+        has_ragged: whether the compiler has a grouped matmul (ragged dot), which needs no blocks.
     """
     experts = workload.model.experts
     if experts is None or experts.capacity_factor is not None:
@@ -182,7 +185,7 @@ def dropless_padding_flops(
 
 
 def _dropless_padding(workload: Workload, mesh: MeshShape, strategy: Strategy, *, has_ragged: bool) -> StepFlops:
-    """`dropless_padding_flops` by phase, without a reference's."""
+    """Return `dropless_padding_flops` by phase, without those of a reference model."""
     step = train_step(workload, mesh, strategy)
     room, padding = dropless_padding(workload, mesh), device_blocks(workload, mesh, strategy).padding
     row_share, weight_share = room * (1 if has_ragged else padding) - 1, room * padding - 1
@@ -193,9 +196,9 @@ def _dropless_padding(workload: Workload, mesh: MeshShape, strategy: Strategy, *
 
 
 def single_column_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
-    """The flops of a step's products with one column, as of a shared expert's gate.
+    """Return the flops of a step's matmuls with one column, such as a shared expert's gate.
 
-    XLA:TPU and XLA:GPU do them element by element, which they count as no flops.
+    XLA:TPU and XLA:GPU compute them elementwise, and count no flops for that.
     """
     found = _single_columns(train_step(workload, mesh, strategy)).total
     own = reference_pass(workload, mesh, strategy)
@@ -203,14 +206,14 @@ def single_column_flops(workload: Workload, mesh: MeshShape, strategy: Strategy)
 
 
 def _single_columns(step: Step) -> StepFlops:
-    """The flops of a step's products with one column, by phase."""
+    """Return the flops of a step's matmuls with one column, by phase."""
     return _matmuls(step, (op for op in step.ops.matmuls if math.prod(dim.size or 0 for dim in op.columns) == 1), _mean)
 
 
 def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
-    """The static flops of a step's program beyond those executed: branches that few pipeline ticks take.
+    """Return the static flops of a step's program beyond those executed: branches that few pipeline ticks take.
 
-    They stand in the program's text as if taken in every tick: the logits, and the layers before the pipeline.
+    The HLO text has the logits and the layers before the pipeline in every tick.
     """
     step = train_step(workload, mesh, strategy)
 
@@ -222,25 +225,25 @@ def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy
 
 
 def scores_share(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
-    """The share of all scores that attention through memory makes."""
+    """Return the share of all scores that attention computes; under 1 only without a fused kernel."""
     return HALVED if strategy.attention == "scores" and halves_queries(workload, mesh) else 1.0
 
 
 def matmul_flops(op: Matmul, extents: Extents) -> float:
-    """The flops of a product on one device, once."""
+    """Return the flops of one run of a matmul on one device."""
     local = extents.local_dims
     return 2 * local(op.rows) * local(op.inner) * local(op.columns) * local(op.experts)
 
 
 def _mean(repeat: Repeat) -> float:
-    """The mean over pipeline stages."""
+    """Return the mean count over pipeline stages."""
     return repeat.mean
 
 
 def _attention(
     step: Step, workload: Workload, mesh: MeshShape, strategy: Strategy, count: Callable[[Repeat], float]
 ) -> StepFlops:
-    """The flops of attention, as often as its regions repeat."""
+    """Return the flops of attention, each op as often as its region repeats."""
     is_fused = strategy.attention != "scores"
     made = scores_share(workload, mesh, strategy)
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
@@ -251,7 +254,7 @@ def _attention(
 
 
 def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Repeat], float]) -> StepFlops:
-    """The flops of products, each as often as its region repeats."""
+    """Return the flops of matmuls, each as often as its region repeats."""
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in ops:
         sums[op.phase] += count(step.repeats[op.region.name]) * matmul_flops(op, step.extents)

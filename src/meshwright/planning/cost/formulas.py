@@ -1,4 +1,4 @@
-"""The formulas behind the time of a collective, as text with the numbers that go into it."""
+"""The formulas of a collective's time, as text with the numbers that they use."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from meshwright.record import Kind
 def collective_formula(kind: Kind, term: Term, placement: Placement) -> tuple[str, dict[str, float]]:
     """Return the formula of a term of a collective's time as a Python expression, and its numbers by name.
 
-    V: bytes (not among the numbers). n: devices (chips, on a torus), D: units of a level, s: groups that share its
-    links, m: devices of a group in one unit. B: link bandwidth of the worst-placed device of a torus, W: of a unit;
-    bytes per second one way. Source: as `cost.rates.collective`.
+    V: bytes (not among the numbers). n: devices (chips, on a torus). D: units of a level. s: groups that share its
+    links. m: devices of a group in one unit. B: link bandwidth of the worst-placed device of a torus. W: link bandwidth
+    of a unit. Bandwidths are in bytes per second one way. Source: as in `cost.rates.collective`.
     """
     crossing = next((crossing for crossing in placement.crossings if crossing.level == term.link), None)
     text, numbers = _on_level(kind, placement, crossing) if crossing else _on_torus(kind, placement)
@@ -34,7 +34,10 @@ def _on_level(kind: Kind, placement: Placement, crossing: Crossing) -> tuple[str
 
 
 def _on_torus(kind: Kind, placement: Placement) -> tuple[str, dict[str, float]]:
-    """The formula on a torus: an open line has one link where a ring has two, and an all-to-all its slowest axis."""
+    """Return the formula of a collective's time, and its numbers, on a torus.
+
+    An open line has one link where a ring has two; an all-to-all takes as long as on its slowest axis.
+    """
     rates = {ring: ring.link_bytes_per_second * (2 if ring.is_wrapped else 1) for ring in placement.rings}
     if kind == "collective-permute":
         return "V / B", {"B": min(ring.link_bytes_per_second for ring in rates)}

@@ -1,4 +1,4 @@
-"""Folds over a step of an image model: flops, collectives, memory and the time of its ops and of its update."""
+"""Costs of a step of an image model: flops, collectives, memory, and the time of its ops and of its update."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from meshwright.planning.cost.seconds import OpTimer
 from meshwright.record import Collective
 
 BUCKET_BYTES = 25 * 2**20
-"""The gradients that are summed at once, as they come out of backward: PyTorch DistributedDataParallel's default."""
+"""Bytes of gradients that are all-reduced at once during backward: PyTorch DistributedDataParallel's default."""
 
 IMAGE_AXES = IMAGE_RULES["batch"]
 """The mesh axes that split images."""
 
 
 class ImageOp(NamedTuple):
-    """An op with its time on one device, and its time at the peaks of arithmetic and of memory."""
+    """An op with its seconds on one device, and its time at peak arithmetic and at peak memory bandwidth."""
 
     op: Matmul | Elementwise
     seconds: float
@@ -39,23 +39,23 @@ class ImageOp(NamedTuple):
 
 
 def image_flops(workload: ImageWorkload) -> float:
-    """The flops that a step needs over all devices: three products a convolution, of the stem two.
+    """Return the flops that a step needs over all devices: three matmuls per convolution, two for the stem.
 
-    The mean, norms and sums are not counted: under a percent.
+    The mean, norms and sums are not counted: they are under a percent.
     """
     return image_step_flops(workload, MeshShape()).total
 
 
 def image_step_flops(workload: ImageWorkload, mesh: MeshShape) -> StepFlops:
-    """The flops that one device executes in a step: its share, as nothing is computed twice."""
+    """Return the flops that one device executes in a step: an equal share, as nothing is computed twice."""
     return product_flops(image_step(workload, mesh))
 
 
 def image_collectives(workload: ImageWorkload, mesh: MeshShape) -> tuple[Collective, ...]:
-    """Every collective of a step with more than one device in its group, in bytes per device and step.
+    """Return every collective of a step with more than one device in its group, in bytes per device and step.
 
     Kernels stored over fsdp are gathered block by block, once for each pass, and their gradients reduce-scattered
-    (ZeRO-3, arXiv:1910.02054); gradients that are summed whole go in buckets, those of one group of axes together.
+    (ZeRO-3, arXiv:1910.02054); all-reduced gradients are sent in buckets, those over the same axes together.
     """
     step, narrow = image_step(workload, mesh), dtype_bytes(workload.compute_dtype)
     widths: dict[Width, float] = {"compute": narrow, "gradient": narrow, "float32": 4}
@@ -79,9 +79,9 @@ def image_collectives(workload: ImageWorkload, mesh: MeshShape) -> tuple[Collect
 
 
 def image_memory(workload: ImageWorkload, mesh: MeshShape) -> dict[str, int]:
-    """Bytes per device by name when backward begins, and their sum, `peak`; all gradients are counted there already.
+    """Return bytes per device by term when backward begins, and their sum, `peak`; gradients are counted in full.
 
-    What backward reads is kept, and the logits, which their gradient is written over.
+    The activations are those that backward reads, and the logits, which their gradient is written over.
     """
     step, narrow = image_step(workload, mesh), dtype_bytes(workload.compute_dtype)
     local, local_dims = step.extents.local, step.extents.local_dims
@@ -108,7 +108,7 @@ def image_memory(workload: ImageWorkload, mesh: MeshShape) -> dict[str, int]:
 
 @lru_cache(maxsize=256)
 def image_ops(workload: ImageWorkload, mesh: MeshShape, system: System) -> tuple[ImageOp, ...]:
-    """Every op of a step that computes, with its time on one device; the update apart."""
+    """Return every computing op of a step, except the update, with its time on one device."""
     step, dtype = image_step(workload, mesh), workload.compute_dtype
     strategy = replace(DEFAULT, profile=FrameworkProfile(fused_elementwise=workload.fuses))
     timer = OpTimer(step, step.extents, dtype, system, strategy)
@@ -125,13 +125,13 @@ def image_ops(workload: ImageWorkload, mesh: MeshShape, system: System) -> tuple
 
 
 def image_update_seconds(workload: ImageWorkload, mesh: MeshShape, system: System) -> float:
-    """SGD's pass over gradient, parameter and momentum."""
+    """Return the seconds of SGD's pass over gradient, parameter and momentum."""
     states = _stored_elements(workload, mesh) * dtype_bytes(workload.param_dtype)
     return SGD_PASSES * states / (HBM_SHARE * system.hbm_bytes_per_second)
 
 
 def _stored_elements(workload: ImageWorkload, mesh: MeshShape) -> int:
-    """The elements of the parameters that one device stores."""
+    """Return the elements of the parameters that one device stores."""
     return sum(
         math.prod(local_parameter_shape(parameter, mesh=mesh, rules=IMAGE_RULES, what=path))
         for path, parameter in leaves(image_parameters(workload.model))

@@ -1,7 +1,7 @@
-"""Folds over a server's step: the cache of keys and values that a token, a sequence and a device hold.
+"""The size of a server's KV cache: of a token, of a sequence and on a device.
 
-Models with latent attention keep the latent alone (DeepSeek-V2, arXiv:2405.04434), those with a sliding window the
-keys and values inside it (Mistral 7B, arXiv:2310.06825). Space is handed out in pages (vLLM, arXiv:2309.06180).
+Models with latent attention cache only the latent (DeepSeek-V2, arXiv:2405.04434), those with a sliding window only the
+keys and values inside it (Mistral 7B, arXiv:2310.06825). Space is allocated in pages (vLLM, arXiv:2309.06180).
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from meshwright.description.step.serving import Serving, ServingLayout, cache_ax
 
 
 def wasted_share(serving: Serving) -> float:
-    """The share of a sequence's pages, at its end, in which there is nothing."""
+    """Return the share of a sequence's pages that is empty when the sequence ends."""
     return 1 - kept_tokens(serving) / paged_tokens(serving)
 
 
 def token_cache_bytes(serving: Serving) -> float:
-    """The bytes that one token keeps, over all layers and devices, copies not counted."""
+    """Return the cache bytes of one token, over all layers and devices, without replicas."""
     return _cache_bytes(model_step(serving, 1), serving, sequences=1, tokens=1)
 
 
 def sequence_cache_bytes(serving: Serving) -> float:
-    """The bytes of the pages of one sequence at its end, copies not counted."""
+    """Return the bytes of the pages of one sequence when it ends, without replicas."""
     return token_cache_bytes(serving) * paged_tokens(serving)
 
 
 def device_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
-    """The bytes of the cache on the fullest device, in whole pages, all sequences at their end."""
+    """Return the cache bytes on the fullest device, in whole pages, with all sequences at full length."""
     return paged_cache_bytes(serve_step(serving, layout, batch), serving)
 
 
 def paged_cache_bytes(step: ServeStep, serving: Serving) -> float:
-    """`device_cache_bytes` of a step."""
+    """Return `device_cache_bytes` of a step that is already built."""
     return _cache_bytes(step, serving, sequences=step.extents.sizes["Q"], tokens=step.paged_tokens)
 
 
 def read_cache_bytes(serving: Serving, layout: ServingLayout, batch: int) -> float:
-    """The bytes of the cache that the fullest device reads for one token of every sequence."""
+    """Return the cache bytes that the fullest device reads for one token of every sequence."""
     step = serve_step(serving, layout, batch)
     return sum(step.repeats[op.region.name].mean * cache_bytes(op, step.extents, serving) for op in step.ops.attention)
 
 
 def mean_cache_bytes(serving: Serving, layout: ServingLayout) -> float:
-    """The bytes of the cache that a device reads for each sequence of its group, as the mean over the group."""
+    """Return the cache bytes that a device reads for each sequence of its group, as the mean over the group."""
     step = serve_step(serving, layout, layout.num_groups)
     split = 1 if layout.cache == "heads" else layout.mesh.degree(cache_axes(serving.model))
     return _cache_bytes(step, serving, sequences=1, tokens=kept_tokens(serving)) / split
 
 
 def cache_bytes(op: AttentionOp, extents: Extents, serving: Serving) -> float:
-    """The bytes of the cache of one layer on a device."""
+    """Return the cache bytes of one layer on a device."""
     return sum(extents.local(array) for array in op.cache) * dtype_bytes(serving.kv_dtype)
 
 

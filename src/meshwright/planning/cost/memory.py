@@ -1,4 +1,4 @@
-"""The bytes a train step holds on one device at its fullest moment, term by term."""
+"""Peak memory of a train step on one device, in bytes, term by term."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from meshwright.units import show_bytes
 Kind = Literal["tpu", "gpu", "cpu"]
 
 _ROUNDING = 64
-"""More bytes than a peak loses where its terms become whole numbers."""
+"""Upper bound on the bytes that a peak loses when its terms are rounded down to whole numbers."""
 
 JAX_POOL = 0.75
 """Share of GPU memory that JAX allocates from by default.
@@ -53,9 +53,9 @@ def step_memory(
     """Return the bytes per device at the peak, by term, and their sum, `peak`.
 
     The peak is in the loss, in the backward pass of a layer's attention or MLP, in the gradient of the embedding table,
-    or in the update; terms of other moments are omitted. For a pipeline it is the stage with most layers, the first or
-    the last. The runtime's own memory is not counted, as `System.usable_bytes` excludes it; JAX takes a share of GPU
-    memory (`JAX_POOL`). kind: of the chip; TPUs pad arrays to tiles.
+    or in the update; terms of other moments are omitted. For a pipeline it is on the stage with most layers, the first
+    or the last. The runtime's own memory is not counted, as `System.usable_bytes` excludes it; JAX takes a share of GPU
+    memory (`JAX_POOL`). kind: the kind of chip; TPUs pad arrays to tiles.
     """
     return _Step(workload, mesh, strategy, kind).memory()
 
@@ -63,15 +63,15 @@ def step_memory(
 def peak_within(
     workload: Workload, mesh: MeshShape, strategy: Strategy, num_bytes: float, *, kind: Kind = "cpu"
 ) -> int | None:
-    """Return the peak of `step_memory`, or None if it exceeds a limit; stops early in that case."""
+    """Return the peak of `step_memory`; None, as soon as this is known, if it exceeds `num_bytes`."""
     return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
 
 
 def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, kind: Kind = "cpu") -> int:
     """Return the bytes of a step's arguments on one device: parameters, optimizer state, batch.
 
-    Includes dropout's key, and the gradient-norm limit for skipping. With a live reference also its parameters, and the
-    batch again in the layout of its mesh.
+    Includes dropout's random key, and the gradient-norm limit above which a step is skipped. With a live reference
+    model also its parameters, and the batch again in the layout of its mesh.
     """
     states = States(workload, mesh, strategy, is_tiled=kind == "tpu")
     scalars = 8 * (max(strategy.dropout, workload.lora_dropout) > 0) + 4 * (strategy.on_bad_step == "skip")
@@ -80,9 +80,9 @@ def argument_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEF
 
 
 def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, kind: Kind = "cpu") -> float:
-    """The bytes that a live reference adds to a step's arguments on one device; 0 where a step runs none.
+    """Return the bytes that a live reference model adds to a step's arguments on one device; 0 if a step has none.
 
-    They are its batch and, where these are not the policy's own (`step.reference.shares_base`), its parameters.
+    They are its batch and, unless they are the policy's own (`step.reference.shares_base`), its parameters.
     """
     if (own := reference_pass(workload, mesh, strategy)) is None:
         return 0.0
@@ -98,22 +98,23 @@ def reference_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
 
 
 def host_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """The bytes of a device's activations that wait in its host's memory for backward."""
+    """Return the bytes of a device's activations that are in its host's memory until backward."""
     layers = stage_layers(workload.model.num_layers, mesh) * in_flight(mesh, strategy)
     return int(layers * Activations(workload, mesh, strategy).on_host)
 
 
 def offloaded_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """The bytes of activations that a device sends to its host's memory in a step, and has back in backward."""
+    """Return the bytes of activations that a device copies to its host's memory in a step, and back for backward."""
     layers = stage_layers(workload.model.num_layers, mesh) * strategy.num_microbatches
     return int(layers * Activations(workload, mesh, strategy).on_host)
 
 
 def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> float:
-    """Return the microbatches whose activations the first, fullest pipeline stage holds at once; or the last stage.
+    """Return the number of microbatches with live activations on the first pipeline stage, the fullest, or on the last.
 
-    All in GPipe. In 1F1B as many as stages, and one on the last stage; interleaved 1 + (p - 1) / (p v) times as many
-    (arXiv:2205.05198, appendix B), and (p (v - 1) + 1) / v (arXiv:2104.04473, section 2.2).
+    GPipe: all. 1F1B: as many as stages, and one on the last stage. Interleaved: on the first stage 1 + (p - 1) / (p v)
+    times as many as stages (arXiv:2205.05198, appendix B), on the last (p (v - 1) + 1) / v (arXiv:2104.04473, section
+    2.2).
     """
     stages, virtual = mesh.pp, strategy.virtual_stages
     if stages == 1:
@@ -142,7 +143,7 @@ def pool_notes(system: System, peak: float) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Step:
-    """A step's memory, moment by moment."""
+    """The memory of a step at each moment that can be its peak."""
 
     workload: Workload
     mesh: MeshShape
@@ -151,7 +152,7 @@ class _Step:
 
     @cached_property
     def states(self) -> States:
-        """Training state, and gradients."""
+        """Training state and gradients."""
         return States(self.workload, self.mesh, self.strategy, is_tiled=self.kind == "tpu")
 
     @cached_property
@@ -161,28 +162,28 @@ class _Step:
 
     @cached_property
     def stacks(self) -> tuple[Stack, ...]:
-        """The layers that stages share."""
+        """The stacks of layers that are split over pipeline stages."""
         before = self.before
         return tuple(stack for stack in program(self.workload.model).stacks if stack is not before)
 
     @cached_property
     def before(self) -> Stack | None:
-        """The layers that all stages run before the pipeline."""
+        """The stack of layers that all stages run before the pipeline; None if there is none."""
         return pre_pipeline_stack(program(self.workload.model), self.mesh, self.strategy)
 
     @property
     def layers(self) -> int:
-        """The layers of a stage, empty slots too, without those that all stages run before theirs."""
+        """The number of layers of a stage, empty slots included, without those before the pipeline."""
         repeats = self.activations.step.repeats
         return sum(repeats[stack.name].once for stack in self.stacks)
 
     @property
     def is_spmd_pipeline(self) -> bool:
-        """Whether there are stages that are one program."""
+        """Whether there are pipeline stages that run in lockstep, as one SPMD program."""
         return is_spmd_pipeline(self.mesh, self.strategy)
 
     def peak_within(self, num_bytes: float) -> int | None:
-        """Return the peak; None if any moment exceeds a limit."""
+        """Return the peak; None if it, or any moment, exceeds `num_bytes`."""
         most = num_bytes - sum(self._always.values()) + _ROUNDING
         moments = (self._mlp, self._loss, self._attention, self._before)
         if most < 0 or any(sum(moment().values()) > most for moment in moments):
@@ -192,7 +193,7 @@ class _Step:
 
     @cached_property
     def _always(self) -> dict[str, float]:
-        """The terms of every moment."""
+        """The terms that are live at every moment."""
         states = self.states
         always = {"parameters": states.parameters, "optimizer": states.moments}
         if states.master_weights:
@@ -202,7 +203,7 @@ class _Step:
         return always
 
     def memory(self) -> dict[str, int]:
-        """The terms of the fullest moment, and `peak`."""
+        """Return the terms of the fullest moment, and `peak`."""
         always = self._always
         moments = (
             self._reference(), self._loss(), self._attention(), self._mlp(), self._before(), self._table(),
@@ -213,7 +214,7 @@ class _Step:
         return terms | {"peak": sum(terms.values())}
 
     def _reference(self) -> dict[str, float]:
-        """The reference's pass, before the policy's: its logits, the weight that makes them, and a layer's input."""
+        """Return memory in the reference's pass, before the policy's: its logits, output head and a layer's input."""
         if (own := reference_pass(self.workload, self.mesh, self.strategy)) is None:
             return {}
         forward = _Step(*own, self.kind)
@@ -225,7 +226,7 @@ class _Step:
         }
 
     def _loss(self) -> dict[str, float]:
-        """Memory in the loss: logits, output head and its gradient.
+        """Return memory in the loss: logits, output head and its gradient.
 
         Weight and gradient are live together, except for tied embeddings and PyTorch on GPU.
         """
@@ -233,7 +234,7 @@ class _Step:
         both = 1 if self.workload.model.tied_embeddings or is_apart or not self._trains_logits else 2
         weight, narrow = self._gathered(self._logits_weight), self._narrow_logits()
         if self.kind == "tpu":
-            # The weight's gradient is made of the narrow one, once the float32 logits are no longer needed.
+            # The weight's gradient is computed from the narrow logits gradient, once the float32 logits are freed.
             narrow = max(0.0, narrow - (both - 1) * weight)
         return {
             "activations": self._kept(last=True),
@@ -243,10 +244,11 @@ class _Step:
         }
 
     def _narrow_logits(self) -> float:
-        """Gradient of the logits in the compute dtype for its two products, next to the float32 logits.
+        """Return the bytes of the logits' gradient in the compute dtype, next to the float32 logits.
 
-        XLA:GPU always writes it. The TPU compiler fuses it into each product, except for a microbatch of one sequence
-        per device with fewer tokens than vocabulary entries, outside a pipeline and without a softcap on the logits.
+        XLA:GPU always writes it, for two matmuls. The TPU compiler fuses it into each of them, except for a microbatch
+        of one sequence per device with fewer tokens than vocabulary entries, outside a pipeline and without a softcap
+        on the logits.
         """
         size = dtype_bytes(self.workload.compute_dtype)
         if self.kind == "cpu" or self.strategy.profile.flat_buffers or size == 4:
@@ -260,14 +262,14 @@ class _Step:
         return size * self.activations.logit_elements
 
     def _attention(self) -> dict[str, float]:
-        """The backward pass of a layer's attention."""
+        """Return memory in the backward pass of a layer's attention."""
         return self._in_layer() | {
             "working": self.activations.in_attention(on_tpu=self.kind == "tpu") + self._arriving(),
             "gathered": self._gathered(self._weights(_makes_heads)) + self._prefetched(),
         }
 
     def _mlp(self) -> dict[str, float]:
-        """Memory in the backward pass of a layer's MLP: its weights and the gradient of one of them."""
+        """Return memory in the backward pass of a layer's MLP: its weights and the gradient of one of them."""
         return self._in_layer() | {
             "working": self.activations.in_mlp + self._arriving(),
             "gathered": self._gathered(self._weights(_is_mlp) + self._weights(self._is_trained_mlp) / 3)
@@ -275,10 +277,10 @@ class _Step:
         }
 
     def _before(self) -> dict[str, float]:
-        """The backward pass of the layers that all stages run before theirs: of one microbatch all of it is kept."""
+        """Return memory in the backward pass of the layers before the pipeline: all of one microbatch is live."""
         if (before := self.before) is None:
             return {}
-        # Of these layers nothing is kept but what runs: all of one microbatch's is recomputed, and then there.
+        # These layers save nothing: backward recomputes one microbatch of them, and all of that is then live.
         count = before.num_layers
         strategy = pre_pipeline_strategy(self.strategy, before)
         held = Activations(with_remat(self.workload, "none"), self.mesh, strategy, before.name)
@@ -288,15 +290,15 @@ class _Step:
         }
 
     def _in_layer(self) -> dict[str, float]:
-        """Memory live in the backward pass of any layer: stacked gradients, and the gradient of the output head."""
+        """Return memory live in the backward pass of any layer: stacked gradients, and the output head's gradient."""
         terms = {
             "activations": self._kept(),
             "gradients": max(self.states.gradients(self.states.stored[0]), self._summed()),
         }
         if self.is_spmd_pipeline:
-            # The loss and backward of a tick are of different microbatches, so that they are done side by side.
+            # The loss and the backward pass of a tick are of different microbatches, so both are live at once.
             terms["logits"] = self.activations.logits + self._narrow_logits()
-            # A tick's gradients of a chunk of layers stand beside their sums.
+            # A tick's gradients of a chunk of layers are live next to their sums over microbatches.
             terms["gradients"] += self.states.gradients(self.states.stored[0]) / self.strategy.virtual_stages
         if self.mesh.pp == 1:
             terms["logits gradient"] = self._pending()
@@ -306,9 +308,10 @@ class _Step:
         return terms
 
     def _transposed(self) -> float:
-        """Elements of a layer's stacked weights that a compiler copies once a step into the layout of its products.
+        """Return the elements of a layer's stacked weights that a compiler copies once a step into its matmuls' layout.
 
-        XLA:GPU copies weights gathered along their last dim, the TPU compiler inputs of attention over stages.
+        XLA:GPU copies weights gathered along their last dim; the TPU compiler, in pipelines, the weights of queries,
+        keys and values.
         """
         if self.kind == "gpu" and not self.strategy.profile.flat_buffers and self.mesh.fsdp * self.mesh.sp > 1:
             regions = self.activations.step.ops.forward
@@ -319,9 +322,9 @@ class _Step:
         return self._weights(_makes_heads) if self.kind == "tpu" and self.is_spmd_pipeline else 0.0
 
     def _pending(self) -> float:
-        """Memory of the loss during the backward pass of the layers: the gradient of the output head, not yet summed.
+        """Return memory of the loss in the layers' backward pass: the gradient of the output head, not yet reduced.
 
-        XLA:GPU starts with the layers as soon as tp has summed the stream's gradient, so the gradient of the output
+        XLA:GPU starts with the layers as soon as tp has reduced the stream's gradient, so the gradient of the output
         head is still to be computed, from the logits' gradient and the input.
         """
         if not self._trains_logits:
@@ -331,7 +334,7 @@ class _Step:
         return self._whole(self._logits_weight)
 
     def _table(self) -> dict[str, float]:
-        """The gradient of the table of embeddings, whole, and its sum over devices."""
+        """Return memory in the reduction of the embedding table's gradient: the whole gradient and its sum."""
         if not self.activations.trains_tables:
             return {}
         is_tied = self.workload.model.tied_embeddings or not self._trains_logits
@@ -343,17 +346,17 @@ class _Step:
         }
 
     def _update(self) -> dict[str, float]:
-        """Memory in the update, which needs all gradients for their norm."""
+        """Return memory in the update, which needs all gradients for their norm."""
         terms = {"activations": 0.0, "gradients": self.states.gradients(self.states.elements)}
         return terms | ({"working": dealt} if (dealt := self.states.dealt_matrices) else {})
 
     def _summed(self) -> float:
-        """Gradients of several microbatches are summed, so that they outlive each backward pass."""
+        """Return the bytes of gradients summed over several microbatches, which outlive each backward pass; else 0."""
         is_summed = self.strategy.num_microbatches > 1 or self.is_spmd_pipeline
         return self.states.gradients(self.states.elements) if is_summed else 0.0
 
     def _kept(self, *, last: bool = False) -> float:
-        """The activations that all layers keep for backward; GPipe in lockstep keeps the inputs of the loss too."""
+        """Return the bytes that all layers save for backward; GPipe in lockstep also saves the inputs of the loss."""
         if self.is_spmd_pipeline:
             layers = kept_layers(self.stacks[-1].num_layers, self.mesh, self.strategy) * self.activations.kept
             is_kept = self.strategy.schedule == "gpipe"
@@ -362,11 +365,11 @@ class _Step:
         return self.layers * in_flight(self.mesh, self.strategy, last=last) * self.activations.kept
 
     def _arriving(self) -> float:
-        """The inputs of this layer and the next, on their way from the host."""
+        """Return the bytes of the inputs of this layer and the next that are being copied from the host."""
         return 2 * self.activations.on_host
 
     def _prefetched(self) -> float:
-        """Memory of PyTorch's FSDP for other layers: the next one's weights and the last one's gradients.
+        """Return memory of PyTorch's FSDP for other layers: the next one's weights and the last one's gradients.
 
         Weights are in the gather buffer and copied out of it; gradients are copied into the reduction buffer, which is
         freed a layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
@@ -377,58 +380,58 @@ class _Step:
         return (2 * self.activations.narrow + 2 * summed) * self._weights(lambda _: True)
 
     def _gathered(self, elements: float) -> float:
-        """The bytes of some gathered weights of one layer; none where parameters are kept whole."""
+        """Return the bytes of some gathered weights of one layer; 0 below ZeRO-3, where parameters are kept whole."""
         return self._whole(elements) if self.strategy.zero_stage == 3 else 0.0
 
     def _whole(self, elements: float) -> float:
-        """Bytes of weights in the compute dtype."""
+        """Return the bytes of weights in the compute dtype."""
         return self.activations.narrow * elements
 
     def _weights(self, is_one: Callable[[Matmul], bool]) -> float:
-        """The elements of some weights of one layer as one device multiplies by them."""
+        """Return the elements, per device, of the weights in a layer of each stack that `is_one` selects."""
         regions = self.activations.step.ops.forward
         stacks = program(self.workload.model).stacks
         return sum(self._elements(tuple(filter(is_one, regions[stack.name].matmuls))) for stack in stacks)
 
     def _elements(self, ops: Iterable[Matmul]) -> float:
-        """The elements of the weights of some products."""
+        """Return the elements of the weights of some matmuls on one device."""
         local = self.activations.step.extents.local_dims
         return sum(local((*op.experts, *op.inner, *op.columns)) for op in ops)
 
     @property
     def _logits_weight(self) -> float:
-        """The elements of the weight that makes the logits."""
+        """Elements of the output head's weight."""
         return self._elements(self.activations.step.ops.forward[LOGITS].matmuls)
 
     @property
     def _trains_logits(self) -> bool:
-        """Whether the weight that makes the logits has a gradient."""
+        """Whether the output head's weight is trained."""
         ops = self.activations.step.ops.forward[LOGITS].matmuls
         return any(op.name not in self.workload.frozen_paths for op in ops)
 
     def _is_trained_mlp(self, op: Matmul) -> bool:
-        """Whether a product of an MLP has a gradient of its weight."""
+        """Whether a matmul is of an MLP and its weight is trained."""
         return _is_mlp(op) and op.name not in self.workload.frozen_paths
 
 
 def _makes_heads(op: Matmul) -> bool:
-    """Whether a product makes queries, keys or values, whose gradients wait for attention's."""
+    """Whether a matmul computes queries, keys or values; its gradients wait for those of attention."""
     return any(dim.letter == "K" for dim in op.columns)
 
 
 def _is_mlp(op: Matmul) -> bool:
-    """Whether a product is one of an MLP's or of experts'; a router's is not."""
+    """Whether a matmul is of an MLP or of experts, but not of a router."""
     return op.block is Block.MLP and op.is_rounded
 
 
 def _batch_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """Bytes of a step's batch on one device: text, and reference log-probabilities of pairs."""
+    """Return the bytes of a step's batch on one device: text, and the reference's log-probabilities of pairs."""
     rows = workload.sequences // mesh.degree(RULES["batch"])
     return _text_bytes(workload, mesh, strategy) + (4 * rows if workload.objective == "dpo" else 0)
 
 
 def _text_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy) -> int:
-    """Bytes of the text on one device: tokens, targets, positions if reordered, and weights of pairs.
+    """Return the bytes of the text on one device: tokens, targets, positions if reordered, and weights of pairs.
 
     Packed rows have positions, segments and weights; a model without attention reads only the weights.
     """

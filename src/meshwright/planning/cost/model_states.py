@@ -24,32 +24,32 @@ from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 
 MOMENTS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 1, "sgd": 0, "muon": 1}
-"""Arrays of a parameter's size that an optimizer keeps.
+"""The number of arrays of a parameter's size that an optimizer keeps.
 
-Lion has one (arXiv:2302.06675), Muon too, and a second for what AdamW updates. sgd has no momentum. Adafactor, also
-without momentum: see `factored_elements`.
+Lion has one (arXiv:2302.06675). So has Muon, and a second for parameters that AdamW updates. sgd has no momentum.
+Adafactor, also without momentum: see `factored_elements`.
 """
 
 COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1, "muon": 2}
-"""Step counters of Optax, four bytes each: of the schedule, and of each transformation with moments."""
+"""The number of Optax step counters, four bytes each: the schedule's, and that of each transformation with moments."""
 
 BLOCK_OF_8BIT = 256
-"""The elements that share one float32 scale in 8-bit moments (bitsandbytes, Adam8bit: blockwise quantization)."""
+"""The number of elements per float32 scale in 8-bit moments (bitsandbytes, Adam8bit: blockwise quantization)."""
 
 TILE = (8, 128)
-"""The rows and columns of the tile that a TPU fills a float32 array up to."""
+"""The rows and columns of the tiles to which a TPU pads a float32 array."""
 
 STATES = ("parameters", "master weights", "optimizer", "reference")
-"""The terms of `step_memory` that stay from step to step; all others come and go within one."""
+"""The terms of `step_memory` that stay from step to step; all others are temporary."""
 
 
 def states_bytes(memory: Mapping[str, int]) -> int:
-    """The bytes of a step's memory that stay from step to step."""
+    """Return the bytes of a step's memory that stay from step to step."""
     return sum(memory.get(name, 0) for name in STATES)
 
 
 def trained_elements(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> int:
-    """Return the trained elements stored on one device; for a pipeline the fullest stage."""
+    """Return the trained elements stored on one device; for a pipeline, on the fullest stage."""
     return States(workload, mesh, strategy).elements
 
 
@@ -62,11 +62,11 @@ def stored_elements(
     virtual_stages: int = 0,
     without: frozenset[str] = frozenset(),
 ) -> tuple[int, int]:
-    """Return the elements stored on one device, of layers and of the ends; `mesh` without dp, which only copies.
+    """Return the elements stored on one device: of layers, and of the ends (embedding table and output head).
 
-    For a pipeline the stage with most layers, and the larger end. is_tiled: padded to TPU tiles. virtual_stages: number
-    of slots per stage of a lockstep pipeline, whose stages share both tables and all hold the dense layers before the
-    MoE layers; 0 otherwise. without: paths of parameters to leave out.
+    mesh: without dp, which only replicates. For a pipeline: the stage with most layers, and the larger end. is_tiled:
+    padded to TPU tiles. virtual_stages: the number in a lockstep pipeline, whose stages share both ends and all hold
+    the dense layers before the MoE layers; 0 otherwise. without: paths of parameters to leave out.
     """
     layers, ends = 0, [0]
     for path, parameter in leaves(parameters(model)):
@@ -79,15 +79,15 @@ def stored_elements(
             layers += size // parameter.num_layers * chunks * chunk_slots(parameter.num_layers, mesh.pp, chunks)
         else:
             ends.append(size // mesh.pp if virtual_stages and "vocab" in parameter.axes else size)
-    # Else the table stands on the first stage, that of the logits on the last.
+    # Otherwise the embedding table is on the first stage, the output head on the last.
     return layers, sum(ends) if mesh.pp == 1 or virtual_stages else max(ends)
 
 
 def tiled_elements(shape: tuple[int, ...]) -> int:
-    """The elements an array takes up in a TPU's memory, its dims filled up to tiles.
+    """Return the elements that an array takes up in a TPU's memory, with its dims padded to tiles.
 
-    The compiler lays the two dims along rows and columns of a tile that waste least; a dim of fewer than 8 rows gets
-    smaller tiles (openxla.org/xla/tiled_layout; read off the layouts of compiled steps).
+    The compiler lays out the two dims that waste least as the rows and columns of tiles; a dim of fewer than 8 rows
+    gets smaller tiles (openxla.org/xla/tiled_layout; read off the layouts of compiled steps).
     """
     rows, columns = TILE
     if len(shape) < 2:
@@ -100,7 +100,7 @@ def tiled_elements(shape: tuple[int, ...]) -> int:
 
 
 def _filled(dim: int, tile: int) -> int:
-    """A dim filled up to whole tiles."""
+    """Return a dim rounded up to whole tiles."""
     return -(-dim // tile) * tile
 
 
@@ -108,8 +108,8 @@ def _filled(dim: int, tile: int) -> int:
 def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = frozenset()) -> int:
     """Return the elements that Adafactor keeps on one device (arXiv:1804.04235, section 3): row and column means.
 
-    All elements of a parameter unless its two largest dims are both at least `FACTORED_FROM`. An omitted moment has one
-    element. without: paths of parameters without state.
+    For a parameter whose two largest dims are not both at least `FACTORED_FROM` it keeps a moment of every element. An
+    omitted moment has one element. without: paths of parameters without state.
     """
     count = 0
     for path, parameter in leaves(parameters(model)):
@@ -138,32 +138,32 @@ class States:
 
     @cached_property
     def stored(self) -> tuple[int, int]:
-        """The elements of the layers' parameters and of the tables, where fsdp shards them."""
+        """Trained elements of the layers and of the ends (embedding table, output head), sharded over fsdp."""
         return self._stored_on(without_copies(self.mesh), self.workload.frozen_paths)
 
     @property
     def elements(self) -> int:
-        """The elements of the parameters where fsdp shards them."""
+        """Trained elements, sharded over fsdp."""
         return sum(self.stored)
 
     @cached_property
     def kept(self) -> int:
-        """The elements of the parameters as they are from step to step: shards from ZeRO-1 on, else whole."""
+        """Trained elements as they are kept from step to step: sharded over fsdp from ZeRO-1 on, else whole."""
         return sum(self._stored_on(self._kept_on, self.workload.frozen_paths))
 
     def _stored_on(self, mesh: MeshShape, without: frozenset[str]) -> tuple[int, int]:
-        """Elements of layers and tables on a mesh without copies, except some parameters."""
+        """Return the elements of layers and of the ends on a mesh without dp, leaving out some parameters."""
         virtual = self.strategy.virtual_stages if is_spmd_pipeline(self.mesh, self.strategy) else 0
         model = self.workload.model
         return stored_elements(model, mesh, is_tiled=self.is_tiled, virtual_stages=virtual, without=without)
 
     @property
     def frozen(self) -> float:
-        """The bytes of the frozen parameters as they are from step to step."""
+        """Bytes of the frozen parameters as they are kept from step to step."""
         return self._frozen_bytes(self._kept_on)
 
     def _frozen_bytes(self, mesh: MeshShape) -> float:
-        """The bytes of the frozen parameters where a mesh without copies shards them, each in its own dtype."""
+        """Return the bytes of the frozen parameters on a mesh without dp, each in its own dtype."""
         workload, total = self.workload, 0.0
         if not workload.frozen_paths:
             return total
@@ -178,15 +178,15 @@ class States:
 
     @property
     def arguments(self) -> float:
-        """The part that a step takes as arguments: stored parameters, float32 copies, moments and counters."""
+        """Bytes that a step takes as arguments: stored parameters, float32 copies, moments and counters."""
         stored = self.kept * dtype_bytes(self.workload.param_dtype) + self.frozen
         return stored + self.master_weights + self.moments + 4 * COUNTERS[self.strategy.optimizer]
 
     @property
     def parameters(self) -> float:
-        """Parameter bytes; below ZeRO-3 whole, in the compute dtype, next to the stored shards.
+        """Bytes of the parameters; below ZeRO-3 also whole ones, in the compute dtype, next to the stored shards.
 
-        Lockstep stages have them whole in the dtype of gradient accumulation.
+        Lockstep stages have the whole ones in the dtype of gradient accumulation. ZeRO-0 has no shards.
         """
         degree, stage = self._shards, self.strategy.zero_stage
         frozen = self._frozen_bytes(without_copies(self.mesh))
@@ -201,14 +201,14 @@ class States:
 
     @property
     def master_weights(self) -> float:
-        """Float32 copies that the optimizer updates, if parameters are narrower."""
+        """Bytes of the float32 copies that the optimizer updates, if parameters are narrower."""
         if not self.strategy.master_weights or self.workload.param_dtype == "f32":
             return 0.0
         return 4.0 * self.kept
 
     @property
     def moments(self) -> float:
-        """The optimizer's moments, with what else it keeps."""
+        """Bytes of the optimizer's moments, with 8-bit scales and Adafactor's means."""
         name, updated = self.strategy.optimizer, "f32" if self.strategy.master_weights else self.workload.param_dtype
         each = dtype_bytes(self.strategy.moment_dtype or updated)
         if name == "adafactor":
@@ -222,7 +222,7 @@ class States:
 
     @property
     def dealt_matrices(self) -> float:
-        """The bytes of one parameter's matrices in Muon's update: before, after, and two of their squares."""
+        """Bytes of one parameter's matrices in Muon's update: before, after, and two of their squares."""
         if self.strategy.optimizer != "muon":
             return 0.0
         each = dtype_bytes(self.workload.compute_dtype)
@@ -233,9 +233,9 @@ class States:
         return most
 
     def gradients(self, elements: float) -> float:
-        """Gradients of some stored elements, in the parameters' dtype; whole below ZeRO-2.
+        """Return the bytes of gradients of some stored elements, in the parameters' dtype; whole below ZeRO-2.
 
-        Over microbatches they are accumulated in the dtype of device sums, if that is wider
+        Over microbatches they are accumulated in the dtype of gradient reduction, if that is wider
         (execution/training/gradients.py).
         """
         each = dtype_bytes(self.workload.param_dtype)
@@ -245,28 +245,28 @@ class States:
 
     @property
     def _summed_in(self) -> float:
-        """The bytes of an element of sums over microbatches."""
+        """Bytes per element of gradients accumulated over microbatches."""
         dtypes = (self.workload.param_dtype, self.strategy.gradient_dtype or self.workload.param_dtype)
         return max(map(dtype_bytes, dtypes))
 
     @property
     def _shards(self) -> int:
-        """Devices that hold parts of each parameter, and would hold it whole without ZeRO."""
+        """The number of devices that hold shards of each parameter, and would hold it whole without ZeRO."""
         return self.mesh.degree(RULES["embed"])
 
     @property
     def _kept_on(self) -> MeshShape:
-        """The mesh that shards what stays from step to step."""
+        """The mesh that shards the state kept from step to step."""
         return without_copies(self.mesh) if self.strategy.zero_stage else _without_shards(self.mesh)
 
 
 @lru_cache(maxsize=1 << 14)
 def without_copies(mesh: MeshShape) -> MeshShape:
-    """The mesh of one copy of the parameters."""
+    """Return the mesh of one replica of the parameters: dp is 1."""
     return replace(mesh, dp=1)
 
 
 @lru_cache(maxsize=1 << 12)
 def _without_shards(mesh: MeshShape) -> MeshShape:
-    """Mesh with one of these devices each."""
+    """Return the mesh with dp and the axes over which ZeRO shards set to 1."""
     return replace(mesh, dp=1, **dict.fromkeys(RULES["embed"], 1))

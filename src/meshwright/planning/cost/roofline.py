@@ -1,4 +1,4 @@
-"""Time of an op on one device, and the batch from which a product keeps the device's arithmetic busy.
+"""Time of an op on one device, and the batch from which a matmul is compute bound.
 
 After the scaling book (jax-ml.github.io/scaling-book), roofline and training chapters.
 """
@@ -22,7 +22,7 @@ class OpTime:
 
     @property
     def seconds(self) -> float:
-        """The lower bound of the time; the two terms in a row, without overlap, would be the upper."""
+        """Lower bound of the time. Without overlap the time would be the sum of both."""
         return max(self.flops_seconds, self.memory_seconds)
 
     @property
@@ -32,29 +32,29 @@ class OpTime:
 
 
 def op_seconds(flops: float, hbm_bytes: float, system: System, *, dtype: str = "bf16") -> OpTime:
-    """The time of `flops` operations in a dtype that move `hbm_bytes` to and from memory, on one device.
+    """Return the time on one device of `flops` operations in a dtype that move `hbm_bytes` to and from memory.
 
-    Scaling book, roofline: T_math = flops / C, T_mem = bytes / W, at least the larger of the two. Raises where the
-    chip has no peak for the dtype.
+    Scaling book, roofline: T_math = flops / C, T_mem = bytes / W, at least the larger of the two. Raises if the chip
+    has no peak for the dtype.
     """
     return OpTime(flops / system.peak(dtype), hbm_bytes / system.hbm_bytes_per_second)
 
 
 def intensity(flops: float, nbytes: float) -> float:
-    """Return flops per byte moved, of memory or of a network (always say which); infinite for 0 bytes."""
+    """Return flops per byte moved, in memory or over a network; infinite for 0 bytes."""
     return flops / nbytes if nbytes else math.inf
 
 
 def hardware_intensity(system: System, *, dtype: str = "bf16") -> float:
-    """The flops per byte of memory traffic from which an op is compute bound: C / W_hbm."""
+    """Return the flops per byte of memory traffic from which an op is compute bound: C / W_hbm."""
     return intensity(system.peak(dtype), system.hbm_bytes_per_second)
 
 
 def network_intensity(system: System, bytes_per_second: float, *, dtype: str = "bf16") -> float:
-    """The flops per byte communicated from which an op is compute bound: alpha = C / W (scaling book, training).
+    """Return the flops per byte communicated from which an op is compute bound: alpha = C / W (scaling book, training).
 
-    With `collective.gather_bytes_per_second` of an axis it is also the tokens a device from which data parallelism and
-    FSDP over that axis hide their communication.
+    With `collective.gather_bytes_per_second` of an axis it is also the number of tokens per device from which data
+    parallelism and FSDP over that axis hide their communication.
     """
     return intensity(system.peak(dtype), bytes_per_second)
 
@@ -62,7 +62,7 @@ def network_intensity(system: System, bytes_per_second: float, *, dtype: str = "
 def matmul_bytes(
     rows: float, inner: float, columns: float, *, weight_dtype: str = "bf16", activation_dtype: str = "bf16"
 ) -> float:
-    """The bytes that [rows, inner] @ [inner, columns] reads and writes: activations in and out, and the weight once."""
+    """Return the bytes that [rows, inner] @ [inner, columns] reads and writes: both activations, the weight once."""
     activations = (rows * inner + rows * columns) * dtype_bytes(activation_dtype)
     return activations + inner * columns * dtype_bytes(weight_dtype)
 
@@ -75,11 +75,12 @@ def critical_batch(
     compute_dtype: str | None = None,
     dims: tuple[int, int] | None = None,
 ) -> float:
-    """Return the rows from which a product with a weight [D, F] is compute bound and not bound by reading the weight.
+    """Return the number of rows from which a matmul with a weight [D, F] is compute bound, not bound by reading it.
 
     From 2 B D F / C = (s_w D F + s_a B (D + F)) / W: B = s_w / (2 W / C - s_a (1 / D + 1 / F)), infinite if the
-    activations alone exceed the memory bandwidth. Without `dims`, D and F are taken as large: s_w C / (2 W) (scaling
-    book, roofline, problems 1 to 3). compute_dtype: of the arithmetic; the activations' dtype by default.
+    activations alone exceed the memory bandwidth. s_w and s_a are bytes per element of weight and activations. Without
+    `dims`, D and F are taken as large: s_w C / (2 W) (scaling book, roofline, problems 1 to 3). compute_dtype: of the
+    arithmetic; the activations' dtype by default.
     """
     bytes_per_flop = system.hbm_bytes_per_second / system.peak(compute_dtype or activation_dtype)
     room = 2 * bytes_per_flop

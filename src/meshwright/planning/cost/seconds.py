@@ -1,6 +1,6 @@
-"""Fold over a step: compute time of a device in each pass, from the time of every op.
+"""Compute time of a device in each pass, as the sum of the time of every op.
 
-A product takes `product_seconds` of its sizes; ops between products are memory bound (`elementwise`).
+A matmul takes `product_seconds` of its sizes; ops between matmuls are memory bound (`elementwise`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from meshwright.record import Phase
 
 @dataclass(frozen=True)
 class PassSeconds:
-    """The seconds one device computes in a step's passes, if nothing else held it up."""
+    """The seconds that one device computes in each pass of a step, without waiting for anything."""
 
     forward: float = 0.0
     recompute: float = 0.0
@@ -55,7 +55,7 @@ class PassSeconds:
 
     @property
     def total(self) -> float:
-        """All three."""
+        """The sum of the three passes."""
         return self.forward + self.recompute + self.backward
 
     def __add__(self, other: PassSeconds) -> PassSeconds:
@@ -70,18 +70,21 @@ class PassSeconds:
 NONE = PassSeconds()
 
 WEIGHT_AXES = tuple(dict.fromkeys(axis for name in ("kv_heads", "mlp", "vocab", "expert") for axis in RULES[name]))
-"""Mesh axes that split weights in products; together with the tokens per device they determine its ops."""
+"""Mesh axes that split weights in matmuls; with the tokens per device they determine a device's ops."""
 
 
 SPLITS = tuple(2**power for power in range(9))
-"""The parts into which a GPU library cuts the images whose products sum to the gradient of a small kernel."""
+"""The numbers of matmuls into which a GPU library may split the gradient of a small kernel.
+
+Each matmul is over a part of the images; the results are added.
+"""
 
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """The time of one layer's ops, each compiled by itself, for one microbatch.
+    """Seconds of one layer's ops for one microbatch, each op compiled by itself.
 
-    of_queries: the products with the gradient of its queries, and of their weight.
+    of_queries: of the backward matmuls of the query projection, for the gradients of its input and of its weight.
     """
 
     attention: PassSeconds = NONE
@@ -90,7 +93,7 @@ class LayerSeconds:
 
 
 def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> PassSeconds:
-    """Return the passes of one microbatch through the slowest pipeline stage.
+    """Return the seconds of each pass of one microbatch through the slowest pipeline stage.
 
     That is a stage with most layers, or the last one, which also computes the logits; lockstep stages share the logits,
     and the layers before the pipeline if they can.
@@ -118,7 +121,7 @@ def microbatch_seconds(workload: Workload, mesh: MeshShape, system: System, stra
 
 
 def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[str, PassSeconds]:
-    """The time of one layer's ops, each compiled by itself, for one microbatch: attention, and all else."""
+    """Return the seconds of one layer's `attention` and `rest` for one microbatch, each op compiled by itself."""
     found = _mean_layer(workload, mesh, system, strategy)
     return {"attention": found.attention, "rest": found.rest}
 
@@ -126,13 +129,13 @@ def layer_parts(workload: Workload, mesh: MeshShape, system: System, strategy: S
 def attention_seconds(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[PassSeconds, float]:
-    """The time of one layer's attention for one microbatch, and of the products with its queries' gradient."""
+    """Return the seconds of one layer's attention for one microbatch, and of the query projection's backward."""
     found = _mean_layer(workload, mesh, system, strategy)
     return found.attention, found.of_queries
 
 
 def _mean_layer(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> LayerSeconds:
-    """The mean of all layers."""
+    """Return the mean over all layers."""
     timed = _timed(workload, mesh, system, strategy)
     stacks = program(workload.model).stacks
     total = sum(stack.num_layers for stack in stacks)
@@ -144,16 +147,17 @@ def _mean_layer(workload: Workload, mesh: MeshShape, system: System, strategy: S
 
 
 def _mean(parts: list[tuple[PassSeconds, int]]) -> PassSeconds:
-    """The mean of some times, each weighted."""
+    """Return the mean of pass times, weighted by their counts."""
     total = sum(count for _, count in parts)
     return sum((time * (count / total) for time, count in parts), NONE)
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """The time of one microbatch: of a layer of each stack, and of the logits.
+    """Seconds of one microbatch: of a layer of each stack, and of the logits.
 
-    shares: what programs reach of ops. known: the time of each op, by its work.
+    shares: by part of a layer, how fast it runs in whole programs relative to ops alone. known: the time of each op, by
+    its work.
     """
 
     layers: dict[str, LayerSeconds]
@@ -162,13 +166,13 @@ class _Timed:
     known: Mapping[int, float]
 
     def layer(self, name: str) -> PassSeconds:
-        """One layer, inside the program of a step."""
+        """Return the seconds of one layer inside the program of a step."""
         found = self.layers[name]
         return found.attention * (1 / self.shares["attention"]) + found.rest * (1 / self.shares["rest"])
 
 
 def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
-    """Return the times of one microbatch, cached by what they depend on: a search needs each many times."""
+    """Return the times of one microbatch, cached by only what they depend on: a search needs each many times."""
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
     has_rows = any(isinstance(op, DotProduct) for op in program(workload.model).logits)
     rows = workload.tokens / strategy.num_microbatches if has_rows else None
@@ -177,13 +181,13 @@ def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 @lru_cache(maxsize=1 << 14)
 def _weights_mesh(mesh: MeshShape) -> MeshShape:
-    """Return the mesh axes that split weights in use, as tp, without those gathered before use, as fsdp."""
+    """Return the mesh axes that split weights in use, such as tp, without those gathered before use, such as fsdp."""
     return MeshShape(**{axis: mesh.degree(axis) for axis in WEIGHT_AXES})
 
 
 @lru_cache(maxsize=1 << 12)
 def _of_ops(strategy: Strategy) -> Strategy:
-    """Return the strategy without fields that do not change ops; of microbatches, whether there are several."""
+    """Return the strategy without fields that do not change ops; of microbatches, only whether there are several."""
     return replace(
         strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1, schedule="1f1b", zero_stage=3
     )
@@ -193,10 +197,10 @@ def _of_ops(strategy: Strategy) -> Strategy:
 def _time(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, tokens: float, rows: float | None
 ) -> _Timed:
-    """Return the time of every op of one microbatch of `tokens` tokens on a device; the rest of the mesh does not
-    matter.
+    """Return the time of every op of one microbatch of `tokens` tokens on a device.
 
-    rows: of a microbatch on all devices, for models that multiply with all of them.
+    mesh: only axes that split weights in use; the others do not matter. rows: the rows of a microbatch on all devices,
+    for models whose loss multiplies with all of them; else None.
     """
     step = train_step(workload, mesh, strategy)
     sizes = dict(step.extents.sizes) | {"B": tokens * mesh.degree(RULES["batch"]) / workload.seq_len}
@@ -205,7 +209,7 @@ def _time(
     if experts := workload.model.experts:
         sent = routed_tokens(workload, mesh) / sent_tokens(workload, mesh)
         sizes["R"] = tokens * mesh.ep * sent / experts.count
-    # Under every policy ops take the same: those that keep less recompute some of the forward pass.
+    # Ops take the same time under every policy: those that save less recompute some of the forward pass.
     plain = with_remat(workload, "none")
     known = dict(_time(plain, mesh, system, strategy, tokens, rows).known) if workload.remat != "none" else {}
     timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy, known)
@@ -218,9 +222,9 @@ def _time(
 
 @dataclass(frozen=True)
 class OpTimer:
-    """Time of an op on one device, by kind.
+    """Seconds of an op on one device, by kind.
 
-    dtype: of products. known: cache of times by the work of ops; it grows.
+    dtype: of matmuls. known: cache of seconds by the work of ops; it grows.
     """
 
     step: Step
@@ -231,17 +235,17 @@ class OpTimer:
     known: dict[int, float] = field(default_factory=dict[int, float])
 
     def ops(self, region: str) -> tuple[ComputingOp, ...]:
-        """The ops of a region that compute."""
+        """Return the ops of a region that compute."""
         found = self.step.ops.computing.get(region)
         return (*found.attention, *found.rest) if found else ()
 
     def layer(self, name: str) -> LayerSeconds:
-        """One layer of a stack."""
+        """Return the seconds of one layer of a stack."""
         ops = self.step.ops.computing[name]
         return LayerSeconds(self.passes(ops.attention), self.passes(ops.rest), self.passes(ops.of_queries).backward)
 
     def passes(self, ops: Iterable[ComputingOp]) -> PassSeconds:
-        """The time of some ops by pass."""
+        """Return the seconds of some ops by pass."""
         known, sums = self.known, {"forward": 0.0, "recompute": 0.0, "backward": 0.0}
         for op in ops:
             seconds = known.get(op.work)
@@ -251,7 +255,7 @@ class OpTimer:
         return PassSeconds(**sums)
 
     def seconds(self, op: ComputingOp) -> float:
-        """The time of one op."""
+        """Return the seconds of one op."""
         match op:
             case Matmul():
                 return self._matmul(op)
@@ -261,7 +265,7 @@ class OpTimer:
                 return self._elementwise(op)
 
     def _matmul(self, op: Matmul) -> float:
-        """Time of a product, or of one of its gradients; in several steps if it overlaps with its collective."""
+        """Return the seconds of a matmul or one of its gradients; in ring steps if it overlaps with its collective."""
         if op.image:
             return self._convolution(op, op.image)
         local = self.extents.local_dims
@@ -276,18 +280,18 @@ class OpTimer:
             return seconds + self._cast(
                 rounded, count * rows, count * inner * columns, inner, columns, is_forward=False
             )
-        # int8 training multiplies for gradients of weights as it would without (`models.quantised.products`).
+        # int8 training computes the gradients of weights without int8 (`models.quantised.products`).
         dtype = self.dtype if rounded == "int8" else rounded
-        # A weight that adds to the stream has its gradient summed over what comes round; of others all is there.
+        # A weight that adds to the stream accumulates its gradient over ring steps; the others have their whole input.
         sums = steps if op.is_summed else 1
         return count * sums * product_seconds(inner, rows / sums, columns, system=self.system, dtype=dtype)
 
     def _convolution(self, op: Matmul, image: Array) -> float:
-        """Time of a convolution as a product (implicit GEMM, arXiv:1410.0759).
+        """Return the seconds of a convolution as a matmul (implicit GEMM, arXiv:1410.0759).
 
-        A row of the left operand is the window of a filter, so each pixel occurs in many rows; memory moves it once.
-        GPU libraries split the sum over images for the gradient of a small kernel into several products with float32
-        results, which are added.
+        A row of the left operand is the window of a filter, so each pixel occurs in many rows, but moves from memory
+        once. GPU libraries split the sum over images for the gradient of a small kernel into several matmuls with
+        float32 results, which are added.
         """
         local, moved = self.extents.local_dims, self.convolution_bytes(op, image)
         rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
@@ -309,7 +313,7 @@ class OpTimer:
         )
 
     def convolution_bytes(self, op: Matmul, image: Array) -> float:
-        """Bytes of a convolution: its image once, except pixels that its stride skips, its kernel, its result."""
+        """Return the bytes of a convolution: image once (without pixels that the stride skips), kernel and result."""
         local = self.extents.local_dims
         rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
         seen = min(self.extents.local(image), rows * inner)
@@ -322,7 +326,7 @@ class OpTimer:
     def _cast(
         self, dtype: str, rows: float, weights: float, inner: float, columns: float, *, is_forward: bool
     ) -> float:
-        """Time of rounding a product's operands to 8 bits; that of both gradients is included in the input's.
+        """Return the seconds of rounding a matmul's operands to 8 bits; for both gradients at the input gradient.
 
         In fp8 each operand is read for its maximum, read again and written narrow (torchao, float8 training).
         """
@@ -334,15 +338,15 @@ class OpTimer:
         return 0.0
 
     def _ring_steps(self, op: Matmul) -> int:
-        """Return the steps of a product that overlaps with its collective, one per shard of tp.
+        """Return the number of steps of a matmul that overlaps with its collective, one per shard of tp; 1 for others.
 
-        On a torus a shard travels in two halves, one each way, and the product is split likewise.
+        On a torus a shard is sent in two halves, one each way, and the matmul is split likewise.
         """
         tp = self.extents.mesh.tp
         return tp * (2 if self.system.chip.kind == "tpu" else 1) if op.is_ring and tp > 1 else 1
 
     def _attention(self, op: AttentionOp) -> float:
-        """Scores and their product with the values: fused, or through memory."""
+        """Return the seconds of attention, scores and their matmul with the values: fused, or through memory."""
         if op.is_of_chunks:
             return 0.0
         seq_len = self.extents.sizes["S"]
@@ -359,7 +363,10 @@ class OpTimer:
         return forward * op.qk_dim / (op.qk_dim + op.value_dim) if op.is_scores_alone else forward
 
     def _scores(self, op: AttentionOp, pairs: float, seq_len: float) -> tuple[float, float]:
-        """Attention whose scores go through memory: [s, h] @ [h, s] and [s, s] @ [s, h] for each head, in one batch."""
+        """Return the forward and backward seconds of attention whose scores go through memory.
+
+        The matmuls are [s, h] @ [h, s] and [s, s] @ [s, h] for each head, in one batch.
+        """
         dtype, size = self.dtype, dtype_bytes(self.dtype)
         heads = pairs / seq_len**2
         products = 0.0
@@ -368,7 +375,7 @@ class OpTimer:
             products += product_seconds(
                 heads * seq_len, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved
             )
-        # Backward is as many products for each of the two, less those that lead to no gradient.
+        # Each of the two matmuls has two gradient matmuls, less those that no gradient needs.
         forward, backward = products, products * len(op.gradient_products) / 2
         for each in softmax_passes(fuses=self.strategy.profile.fused_elementwise, dropout=self.strategy.dropout > 0):
             forward += self._pass(pairs, each.forward_bytes, each.forward_kernels)
@@ -376,7 +383,7 @@ class OpTimer:
         return forward, backward
 
     def _elementwise(self, op: Elementwise) -> float:
-        """A pass over memory."""
+        """Return the seconds of an elementwise op: a pass over memory."""
         elements = sum(self.extents.local(array) for array in op.arrays)
         if op.kind == "accumulate":
             return self._hbm(3 * dtype_bytes(self.dtype) * elements)
@@ -389,20 +396,20 @@ class OpTimer:
         return self._pass(elements, each.forward_bytes, each.forward_kernels)
 
     def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
-        """Return the time of kernels that move a number of bytes per element, given for the narrow dtype."""
+        """Return the seconds of kernels that move `nbytes` per element, given for elements of 2 bytes."""
         launch = gpu_figures(self.system.chip.name).launch_seconds if self.system.chip.kind == "gpu" else 0.0
         scale = dtype_bytes(self.dtype) / 2
         return kernels * launch + self._hbm(scale * nbytes * elements)
 
     def _hbm(self, nbytes: float) -> float:
-        """The time of a pass over memory."""
+        """Return the seconds of moving bytes to and from memory, at the achieved bandwidth."""
         return nbytes / (HBM_SHARE * self.system.hbm_bytes_per_second)
 
 
 def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> float:
     """Return the time of the gradient norm and of the optimizer: in one pass, or op by op as in PyTorch's foreach.
 
-    Includes the products of Muon, which is assumed to read and write the same amount.
+    Includes the matmuls of Muon, which is assumed to read and write as much as AdamW.
     """
     states = trained_elements(workload, mesh, strategy) * dtype_bytes(workload.param_dtype)
     passes = UPDATE_PASSES if strategy.profile.fused_elementwise else UPDATE_PASSES_ONE_BY_ONE
@@ -416,11 +423,11 @@ def update_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
 
 
 def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> dict[Phase, float]:
-    """Return the time of copying weights out of gather buffers, and gradients into reduction buffers.
+    """Return the time, by phase, of copying weights out of gather buffers, and gradients into reduction buffers.
 
     The copies are on the compute stream, so nothing hides them. Each element of a buffer is read and written once.
-    Copying into a list of shards takes one copy per group member, and before a gather the array is zeroed; queries,
-    keys and values are one array there.
+    Frameworks with lists of shards make one copy per group member, and zero the array before a gather; queries, keys
+    and values are one array there.
     """
     if not (strategy.profile.flat_buffers or strategy.profile.shard_lists):
         return {}

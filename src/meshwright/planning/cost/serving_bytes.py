@@ -1,4 +1,4 @@
-"""The bytes that a device of a server holds: weights, cache and the activations of a step; how much batch fits."""
+"""The memory of a server's device: weights, KV cache and the activations of a step; and how large a batch fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshwright.planning.cost.kv_cache import paged_cache_bytes
 
 
 def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[str, int]:
-    """Bytes per device by name, on the fullest device and with every sequence at its end, and their sum, `peak`."""
+    """Return bytes per device by term, on the fullest device with all sequences at full length, and the sum, `peak`."""
     step = serve_step(serving, layout, batch)
     terms = {
         "weights": weight_bytes(serving, layout),
@@ -30,10 +30,10 @@ def serving_memory(serving: Serving, layout: ServingLayout, batch: int) -> dict[
 
 
 def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) -> int:
-    """Return the bytes per device of a step's arguments: weights and, for a server, the cache and the step's numbers.
+    """Return the bytes per device of a step's arguments: weights and, for a server, the cache and integers of the step.
 
-    For whole prompts these are the tokens and the length of each prompt. For a server they are one replicated array
-    with, per sequence, a token, the first page and the page table of each window, and seven more
+    For whole prompts the integers are the tokens and the length of each prompt. For a server they are one replicated
+    array with, per sequence, a token, the first page and the page table of each window, and seven more
     (`serving.engine.programs.Columns`); and the newest token of each.
     """
     memory = serving_memory(serving, layout, batch)
@@ -44,13 +44,13 @@ def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) 
 
 
 def weight_bytes(serving: Serving, layout: ServingLayout) -> float:
-    """The bytes of the weights on one device; norms and biases stay in the activations' dtype."""
+    """Return the bytes of the weights on one device; norms and biases have the activations' dtype."""
     matrices, vectors = _elements(serving.model, layout.mesh)
     return matrices * dtype_bytes(serving.weight_dtype) + vectors * dtype_bytes(serving.activation_dtype)
 
 
 def most_sequences(serving: Serving, layout: ServingLayout, usable_bytes: float, at_most: int) -> int:
-    """Return the sequences per group of devices that fit with the weights, up to `at_most`; 0 if none fits."""
+    """Return how many sequences per group of devices fit together with the weights, up to `at_most`; 0 if none fits."""
 
     def fits(sequences: int) -> bool:
         return serving_memory(serving, layout, sequences * layout.num_groups)["peak"] <= usable_bytes
@@ -72,7 +72,7 @@ def last_true(holds: Callable[[int], bool], at_most: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _elements(model: ModelConfig, mesh: MeshShape) -> tuple[int, int]:
-    """The elements of a device's matrices, and of its norms and biases."""
+    """Return the elements of a device's matrices, and of its norms and biases."""
     sizes = {"matrix": 0, "vector": 0}
     for path, parameter in leaves(parameters(model)):
         shape = local_parameter_shape(parameter, mesh=mesh, rules=SERVING_RULES, what=path)
@@ -81,7 +81,7 @@ def _elements(model: ModelConfig, mesh: MeshShape) -> tuple[int, int]:
 
 
 def _activation_bytes(step: ServeStep, serving: Serving) -> float:
-    """Return the activations of the largest layer, and the logits of the last tokens."""
+    """Return the bytes of the activations of the largest layer, and of the logits of the last tokens."""
     widths = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
     sizes = {
         name: sum(widths[array.width] * step.extents.local(array) for array in arrays)

@@ -1,4 +1,4 @@
-"""The time of one step of a server on a mesh, term by term: a token of every sequence, or the prompts of one batch."""
+"""The time of a server's step on a mesh, term by term: one token of every sequence, or the prompts of one batch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from meshwright.planning.cost.serving_bytes import weight_bytes
 from meshwright.record import Bound, Collective
 
 BUSY_ROWS = 512
-"""Rows from which estimates of products with bf16 weights are estimates of arithmetic.
+"""The number of rows from which the time of a matmul with bf16 weights is one of arithmetic.
 
-With fewer rows they are the time to read the weights, which is counted separately here, in the stored dtype.
+With fewer rows it is the time to read the weights, which is counted separately here, in the stored dtype.
 """
 
 BOUNDS: Mapping[str, Bound] = {
@@ -43,10 +43,11 @@ BOUNDS: Mapping[str, Bound] = {
 
 @dataclass(frozen=True)
 class ServingStep:
-    """Time of a step and of its collectives; every term of `BOUNDS` is in the breakdown.
+    """Seconds of a step by term, and of its collectives.
 
-    `weights`: products bound by reading weights; `products`: products bound by arithmetic; `cache` and `attention`
-    likewise for attention. Collectives are not hidden: the next product needs their result.
+    The breakdown has every term of `BOUNDS`. `weights`: matmuls bound by reading weights; `products`: matmuls bound by
+    arithmetic; `cache` and `attention`: likewise for attention. Collectives are not hidden: the next matmul needs their
+    result.
     """
 
     breakdown_seconds: Mapping[str, float]
@@ -59,12 +60,12 @@ class ServingStep:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives with their times, all exposed."""
+        """The collectives with their seconds, all exposed."""
         return tuple(replace(move, seconds=time, exposed_seconds=time) for move, time in self.moves)
 
     @property
     def bound(self) -> Bound:
-        """The resource that most of the step waits for."""
+        """The resource that most of the step's time waits for."""
         waits: dict[Bound, float] = {}
         for name, seconds in self.breakdown_seconds.items():
             waits[BOUNDS[name]] = waits.get(BOUNDS[name], 0.0) + seconds
@@ -72,9 +73,9 @@ class ServingStep:
 
 
 def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: MeshPlacement) -> ServingStep:
-    """The time of a step of `batch` sequences, all as long as they get.
+    """Return the time of a step of `batch` sequences, all at full length.
 
-    laid: the mesh of the layout laid on its system (`hardware.fabric.lay_mesh`).
+    laid: the layout's mesh, laid over its system (`hardware.fabric.lay_mesh`).
     """
     step, system = serve_step(serving, layout, batch), laid.system
     terms = dict.fromkeys(BOUNDS, 0.0)
@@ -90,14 +91,14 @@ def serving_step(serving: Serving, layout: ServingLayout, batch: int, laid: Mesh
 
 
 def serving_collectives(serving: Serving, layout: ServingLayout, batch: int) -> tuple[Collective, ...]:
-    """Every collective of a step with more than one device in its group, in bytes per device and step."""
+    """Return every collective of a step with more than one device in its group, in bytes per device and step."""
     return tuple(_collectives(serve_step(serving, layout, batch), serving))
 
 
 def serving_flops(serving: Serving, batch: int) -> float:
     """Return the model flops of a step over all devices: 2 per weight and token, and attention.
 
-    Logits are of each sequence's last token; attention to a prompt counts unmasked pairs.
+    Logits are counted for each sequence's last token, attention within a prompt for unmasked pairs.
     """
     step = model_step(serving, batch)
     products = sum(step.repeats[op.region.name].mean * matmul_flops(op, step.extents) for op in step.ops.matmuls)
@@ -109,10 +110,10 @@ def serving_flops(serving: Serving, batch: int) -> float:
 def serving_device_flops(
     serving: Serving, layout: ServingLayout, batch: int, *, keys: float | None = None, logits: int = 1
 ) -> float:
-    """The flops of a step on the fullest device: of products with weights, and of attention to all it holds.
+    """Return the flops of a step on the fullest device: of matmuls with weights, and of attention to its whole cache.
 
-    keys: that each query is multiplied with, masked ones too; by default those that it attends to. logits: how often
-    the product to the logits is counted.
+    keys: the number of keys, masked ones included, that each query is multiplied with; by default those that it attends
+    to. logits: how often the matmul to the logits is counted.
     """
     step = serve_step(serving, layout, batch)
     extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})
@@ -128,10 +129,10 @@ def batch_of_equal_reads(serving: Serving, layout: ServingLayout) -> float:
 
 
 def compute_bound_batch(serving: Serving, layout: ServingLayout, system: System) -> float:
-    """The batch from which products with weights take longer than reading them, both at their full rate.
+    """Return the batch from which matmuls with weights take longer than reading them, both at their full rate.
 
-    s_w C / (2 W) for each group of devices that reads its weights, times E / k of experts, which ep shares out
-    (`critical_batch`).
+    It is s_w C / (2 W) for each group of devices that reads its weights (`critical_batch`). With E experts, k of them
+    active, it is E / k times as much, divided over ep.
     """
     rows = critical_batch(system, weight_dtype=serving.weight_dtype, compute_dtype=serving.compute_dtype)
     sizes = model_step(serving, 1).extents.sizes
@@ -141,9 +142,9 @@ def compute_bound_batch(serving: Serving, layout: ServingLayout, system: System)
 
 
 def prefill_servers(*, prefill_seconds: float, step_seconds: float, batch: float, decode_tokens: float) -> float:
-    """The prefill servers that keep one decode server busy: t_prefill B / (t_step decode_tokens).
+    """Return the number of prefill servers that keep a decode server busy: t_prefill B / (t_step decode_tokens).
 
-    Each sequence is prefilled alone, and of `batch` sequences one ends every decode_tokens / batch steps (scaling book,
+    Each sequence is prefilled alone, and one of `batch` sequences ends every decode_tokens / batch steps (scaling book,
     applied-inference: disaggregated serving).
     """
     return prefill_seconds * batch / (step_seconds * decode_tokens)
@@ -152,10 +153,10 @@ def prefill_servers(*, prefill_seconds: float, step_seconds: float, batch: float
 def product_time(
     rows: float, inner: float, columns: float, count: float = 1, *, system: System, serving: Serving
 ) -> OpTime:
-    """Return the time of `count` products at the efficiency of their size, and of reading their weights.
+    """Return the time of `count` matmuls at the efficiency of their size, and of reading their weights.
 
     HBM delivers its achieved bandwidth. On GPUs reading begins with one launch for all `count`; the arithmetic
-    efficiency includes it.
+    efficiency includes a launch.
     """
     dtype = serving.compute_dtype
     share = product_efficiency(system, max(rows, BUSY_ROWS), inner, columns, dtype=dtype)
@@ -168,7 +169,7 @@ def product_time(
 
 
 def _matmul_shapes(step: Step) -> dict[tuple[float, float, float, float], float]:
-    """The products with weights on a device as rows, inner, columns and experts, and how often a step has each."""
+    """Return a device's matmuls with weights as (rows, inner, columns, experts), and how often a step has each."""
     local, counts = step.extents.local_dims, dict[tuple[float, float, float, float], float]()
     for op in step.ops.matmuls:
         shape = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
@@ -177,12 +178,12 @@ def _matmul_shapes(step: Step) -> dict[tuple[float, float, float, float], float]
 
 
 def _attention_flops(op: AttentionOp, extents: Extents) -> float:
-    """The flops of attention: of each query with the keys that it attends to."""
+    """Return the flops of attention: of each query with the keys that it attends to."""
     return 2 * extents.local(op.query) / op.qk_dim * (op.qk_dim + op.value_dim) * extents.sizes["keys"]
 
 
 def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
-    """Return the time of attention over all layers: its products, and for single tokens reading the cache.
+    """Return the time of attention over all layers: its matmuls, and for single tokens reading the cache.
 
     Prompts use a fused kernel that skips masked scores.
     """
@@ -196,11 +197,12 @@ def _attention_time(step: Step, serving: Serving, system: System) -> OpTime:
 
 
 def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
-    """Return the time of norms, residual sums, rotation and activation, each chain in one pass over memory.
+    """Return the time of norms, residual sums, rotary embedding and activation functions.
 
-    Launches are not counted: a server's program is launched as a whole, and products include theirs.
+    Each chain of these is one pass over memory. Launches are not counted: a server's program is launched as a whole,
+    and matmuls include theirs.
     """
-    # Passes are counted in narrow elements, of two bytes.
+    # The bytes of a pass are given for elements of 2 bytes.
     narrow = sum(
         step.repeats[op.region.name].mean * FUSED[op.kind].forward_bytes * sum(map(step.extents.local, op.arrays))
         for op in step.ops.elementwise
@@ -209,7 +211,7 @@ def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
 
 
 def _collectives(step: Step, serving: Serving) -> Iterator[Collective]:
-    """The collectives of a step."""
+    """Yield the collectives of a step."""
     widths: dict[Width, float] = {"compute": dtype_bytes(serving.activation_dtype), "float32": 4}
     for op in step.communication:
         count = step.repeats[op.region.name].useful

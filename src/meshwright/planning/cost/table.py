@@ -1,7 +1,8 @@
-"""Fold over a step: its table of ops, one row per product and per data movement, with time and collectives.
+"""Table of a step's ops: one row per matmul and per other collective, with time and collectives.
 
 `X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: a weight appears as stored if it is gathered
-for the product, and its gradient if it is scattered afterwards; else both as used in products.
+for the matmul, and its gradient as stored if it is reduce-scattered afterwards; otherwise both appear as used in
+matmuls.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ LETTERS = (
     " V vocab, E experts, R rows of an expert or a latent, C copies sent to experts, L latents, P positions,"
     " N scale of a norm, J rank of an adapter; d before a name: its gradient"
 )
-"""Meaning of the letters of the notation."""
+"""Meaning of the letters in the notation."""
 
 HALVES = 2
-"""The parts of a sequence whose first one sees no key of the second, so that three products of four are made."""
+"""The number of parts of a halved sequence.
+
+The first part attends to no key of the second, so three matmuls of four are computed.
+"""
 
 
 class LocalProduct(NamedTuple):
-    """A product as matrices on one device: `repeats` times [rows, inner] @ [inner, columns]."""
+    """A matmul on one device, in local sizes: `repeats` times [rows, inner] @ [inner, columns]."""
 
     repeats: float
     rows: float
@@ -49,17 +53,17 @@ class LocalProduct(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """A multiply and an add for each."""
+        """Flops of all repeats, a multiply and an add each."""
         return 2 * math.prod(self)
 
     @property
     def operands(self) -> float:
-        """The elements of both operands."""
+        """Elements of both operands."""
         return self.repeats * self.inner * (self.rows + self.columns)
 
     @property
     def result(self) -> float:
-        """The elements of the result."""
+        """Elements of the result."""
         return self.repeats * self.rows * self.columns
 
 
@@ -68,9 +72,9 @@ class OpRow:
     """One row: an op with its time on one device, at full rate.
 
     times, times_recomputed: executions per step, and additional ones for backward; over pp the mean of its stages.
-    product: its local sizes, None for data movement. memory: flops per byte of HBM traffic. network: flops per byte of
-    its longest collective; network_wanted: flops of the chip in the time of that byte. collectives: bytes and seconds
-    of all executions of the collectives that belong to it.
+    product: the matmul's local sizes, None for other collectives. memory: flops per byte of HBM traffic. network: flops
+    per byte of the op's longest collective; network_wanted: flops of the chip in the time of that byte. collectives:
+    bytes and seconds of all executions of the op's collectives.
     """
 
     name: str
@@ -88,17 +92,17 @@ class OpRow:
 
     @property
     def flops(self) -> float:
-        """The flops of one run."""
+        """Flops of one execution."""
         return self.product.flops if self.product else 0.0
 
     @property
     def step_flops(self) -> float:
-        """The flops of all its runs in a step."""
+        """Flops of all executions in a step."""
         return (self.times + self.times_recomputed) * self.flops
 
     @property
     def single_collectives(self) -> tuple[Collective, ...]:
-        """Its collectives in bytes and seconds of one run, the recomputed ones together with the first."""
+        """The collectives with bytes and seconds of one execution; recomputed ones are counted with the first."""
         found: dict[tuple[str, tuple[str, ...], str, int], Collective] = {}
         for move in self.collectives:
             each = round(move.bytes / move.count)
@@ -111,7 +115,7 @@ class OpRow:
 
 
 def op_table(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> tuple[OpRow, ...]:
-    """Return every product and collective of a step, in forward order.
+    """Return every matmul and collective of a step, in forward order.
 
     The rows' flops add up to `step_flops`, their collectives to the executed `step_collectives`. Recomputation is
     counted with the first execution.
@@ -120,11 +124,11 @@ def op_table(workload: Workload, mesh: MeshShape, system: System, strategy: Stra
 
 
 _Place = tuple[str, str, str, Phase]
-"""Where a product stands: its region, name, role and phase."""
+"""The position of a matmul in a step: its region, name, role and phase."""
 
 
 class _Table:
-    """The rows of a step's ops."""
+    """Builder of the rows of a step's ops."""
 
     def __init__(self, workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> None:
         self.workload, self.mesh, self.system, self.strategy = workload, mesh, system, strategy
@@ -144,7 +148,7 @@ class _Table:
                 self.collectives.setdefault(place, []).append(replace(timed, array=name))
 
     def rows(self) -> tuple[OpRow, ...]:
-        """The rows, what backward runs once more added to the first of its kind."""
+        """Return the rows; what backward recomputes is added to the first row of the same op."""
         found: dict[tuple[str, str, bool], OpRow] = {}
         for row in self._each():
             key = row.name, row.notation, row.phase == "backward"
@@ -159,7 +163,7 @@ class _Table:
         return tuple(found.values())
 
     def _each(self) -> Iterator[OpRow]:
-        """A row for each op, in order."""
+        """Yield a row for each op, in order."""
         alone = {id(op): (op, move) for op, move in self.alone}
         for op in (*self.step.ops.ops, *self.step.stages):
             match op:
@@ -173,13 +177,13 @@ class _Table:
                     pass
 
     def _owner(self, op: Communicate) -> _Place | None:
-        """The product that gathers a weight or sums its gradient; None where the collective has a row of its own."""
+        """Return the matmul whose weight or gradient a collective communicates; None if it has its own row."""
         if not op.of_weight:
             return None
         region = op.region.name
         places: dict[Phase, list[_Place]] = {
             "forward": [(region, op.name, "result", "forward")],
-            # A weight that no product is recomputed for is gathered once more for the gradient of its input.
+            # If no matmul is recomputed for a weight, it is gathered again for the gradient of its input.
             "recompute": [
                 (region, op.name, "result", "recompute"),
                 (region, op.name, "input_gradient", "backward"),
@@ -189,12 +193,12 @@ class _Table:
         return next((place for place in places.get(op.phase, []) if place in self.products), None)
 
     def _timed(self, move: Collective) -> Collective:
-        """A collective with the time of all its runs, at the full rate of the links."""
+        """Return a collective with the seconds of all its runs, at the full rate of the links."""
         once = collective_seconds(move.kind, move.bytes / move.count, self.layout.placement(move.axes))
         return replace(move, seconds=once.seconds * move.count)
 
     def _matmul(self, op: Matmul) -> OpRow:
-        """A product with a weight, or one of its gradients."""
+        """Return the row of a matmul with a weight, or of one of its gradients."""
         moves = self.collectives.get(_place(op), [])
         local = self.extents.local_dims
         rows, inner, columns = local(op.rows), local(op.inner), local(op.columns)
@@ -215,7 +219,7 @@ class _Table:
         return self._priced(row, dtype)
 
     def _attention(self, op: AttentionOp) -> Iterator[OpRow]:
-        """Attention as its two products; of a sequence in halves each is three products of one half with another."""
+        """Yield the rows of attention's two matmuls; in a halved sequence each is three matmuls between halves."""
         is_fused = self.strategy.attention != "scores"
         parts = HALVES if scores_share(self.workload, self.mesh, self.strategy) < 1 else 1
         each = parts * (parts + 1) // 2
@@ -240,17 +244,17 @@ class _Table:
                 product=sizes,
                 is_attention=True,
             )
-            # A fused kernel keeps scores on the chip: it moves queries or their like, and keys or values.
+            # A fused kernel keeps scores on the chip: it moves arrays of the queries' size, and keys or values.
             moved = count * dim * (rows + keys) if is_fused else None
             yield self._priced(row, self.workload.compute_dtype, moved)
 
     def _times(self, region: Region) -> float:
-        """How often a device runs the ops of a region in a step, the mean of pipeline stages."""
+        """Return how often a device runs the ops of a region in a step, as the mean over pipeline stages."""
         repeat: Repeat = self.step.repeats[region.name]
         return repeat.once if region.is_once else repeat.mean
 
     def _priced(self, row: OpRow, dtype: str, elements: float | None = None) -> OpRow:
-        """Add the bound to a product; elements: HBM traffic, if it differs from the operands and result."""
+        """Add intensities and bound to a matmul; elements: HBM traffic, if it differs from the operands and result."""
         assert row.product
         moved = row.product.operands + row.product.result if elements is None else elements
         nbytes = moved * dtype_bytes(self.workload.compute_dtype)
@@ -270,12 +274,12 @@ class _Table:
 
 
 def _place(op: Matmul) -> _Place:
-    """Where a product stands."""
+    """Return the position of a matmul."""
     return op.region.name, op.name, op.role, op.phase
 
 
 def _move(op: Communicate, move: Collective) -> OpRow:
-    """The row of a collective that belongs to no product."""
+    """Return the row of a collective that belongs to no matmul."""
     if op.region.name == UPDATE:
         return OpRow(name=UPDATE, phase=op.phase, notation=op.array.name, times=move.count, collectives=(move,))
     is_gradient = op.phase == "backward"
@@ -293,7 +297,7 @@ def _move(op: Communicate, move: Collective) -> OpRow:
 
 
 def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Collectives of the same kind, axes, phase and array as one."""
+    """Sum up collectives of the same kind, axes, phase and array."""
     found: dict[tuple[object, ...], Collective] = {}
     for move in moves:
         key = move.kind, move.axes, move.phase, move.array
@@ -306,13 +310,13 @@ def _added_up(moves: Iterable[Collective]) -> tuple[Collective, ...]:
 
 
 def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
-    """Return a product with a weight in the notation, with its weight as stored or as used."""
+    """Return a matmul with a weight in the notation, the weight as stored or as used."""
     used = {dim.letter: dim for dim in (*op.experts, *op.inner, *op.columns)}
     letters = [dim.letter for dim in op.stored or (*op.columns, *op.inner)]
     weight = op.stored if is_stored else tuple(used[letter] for letter in letters)
     source, target = _input_name(op), _result_name(op)
     of_inner, of_columns = _axes(op.inner), _axes(op.columns)
-    # The rows of an expert are counted on one device: there are others on all that share its weight.
+    # The rows of an expert are local: every device that shares the expert's weight has other rows.
     rows = tuple(dim._replace(axes=op.pending) for dim in op.rows) if op.experts else op.rows
     X = _array(source, (*op.experts, *rows, *op.inner))
     dY = _array(f"d{target}", (*op.experts, *rows, *op.columns))
@@ -328,7 +332,7 @@ def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
 
 
 def _attention_notation(op: AttentionOp, product: AttentionProduct) -> Product:
-    """One of attention's products in the notation."""
+    """Return one of attention's matmuls in the notation."""
     keys = Dim("T", None)
     query, output = _array(op.query.name, op.query.dims), _array(op.output.name, op.output.dims)
     held = op.key if product.kind == "scores" else op.value
@@ -346,29 +350,29 @@ def _attention_notation(op: AttentionOp, product: AttentionProduct) -> Product:
 
 
 def _array(name: str, dims: Iterable[Dim], unreduced: tuple[str, ...] = ()) -> ShardedArray:
-    """An array in the notation."""
+    """Return an array in the notation."""
     dims = tuple(dims)
     letters, axes = tuple(dim.letter for dim in dims), tuple(dim.axes for dim in dims)
     return ShardedArray(name.replace(" ", "_"), letters, axes, unreduced)
 
 
 def _gradient(array: ShardedArray) -> ShardedArray:
-    """The gradient of an array, laid as the array."""
+    """Return the gradient of an array, with the array's sharding."""
     return replace(array, name=f"d{array.name}")
 
 
 def _axes(dims: tuple[Dim, ...]) -> tuple[str, ...]:
-    """The axes that split some dims: a product that sums these leaves a sum to be taken over the axes."""
+    """Return the axes that split some dims; a matmul that contracts these leaves partial sums over the axes."""
     return tuple(axis for dim in dims for axis in dim.axes)
 
 
 def _weight_name(path: str, *, is_gradient: bool = False) -> str:
-    """A weight's name in the notation."""
+    """Return a weight's name in the notation."""
     return f"{'d' if is_gradient else ''}W{path.rpartition('.')[2]}"
 
 
 def _input_name(op: Matmul) -> str:
-    """Return the name of a product's input: X for the stream, normed or not."""
+    """Return the name of a matmul's input: X for the stream, normed or not."""
     return "X" if op.inner[0].letter == "D" else op.source.removesuffix(" as read")
 
 

@@ -1,8 +1,8 @@
-"""From when on a product is compute bound, in words of its dims: `M_x > 5100`.
+"""Sizes from which a matmul is compute bound, in terms of its dims: `M_x > 5100`.
 
-The flops of a local product are 2 times the product of its local dims, the bytes of an array the product of the
-array's, so flops per byte is a product of dims: 2·B·M_x·E / (2·B·E) = M_x. It is held against the flops that the chip
-does in the time a byte takes (MaxText's sharding guide calls both arithmetic intensity).
+The flops of a local matmul are 2 times the product of its local dims, the bytes of an array the product of the array's
+local dims times bytes per element. So flops per byte is a product of dims: 2·B·M_x·E / (2·B·E) = M_x. It is compared
+with the flops that the chip does in the time a byte takes (MaxText's sharding guide calls both arithmetic intensity).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from meshwright.description.notation.legality import Sizes
 from meshwright.description.notation.steps import Multiply
 
 LocalDims = Mapping[str, tuple[str, ...]]
-"""Dims with the mesh axes that split them: the part that one device holds."""
+"""The mesh axes that split each dim, and so determine the part that one device holds."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """`coefficient` x the local dims above / the local dims below."""
+    """`coefficient` times the product of the local dims `above`, divided by that of the local dims `below`."""
 
     coefficient: float
     above: tuple[str, ...] = ()
@@ -35,7 +35,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Inequality:
-    """A sum of ratios that is larger than another; its text has a bare number on the right: `M_x > 5100`, `X_y < 1`."""
+    """A sum of ratios that is larger than another sum of ratios.
+
+    As text it has the bare number on the right: `M_x > 5100`, `X_y < 1`.
+    """
 
     larger: tuple[Ratio, ...]
     smaller: tuple[Ratio, ...]
@@ -49,10 +52,11 @@ class Inequality:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Condition under which products are compute bound: their flops take longer than memory or network traffic.
+    """Condition under which matmuls are compute bound: their flops take longer than memory or network traffic.
 
-    condition: for a network whose links are used both ways, as in rings of very many chips. here: with the actual
-    links, if that differs by a percent; links: what determines the time of their collectives.
+    condition: against a network, for links that are used both ways, as in rings of very many chips. here: the same with
+    the actual links, if that differs by a percent; else None. links: the links that determine the time of the
+    collectives.
     """
 
     against: Literal["memory", "network"]
@@ -62,17 +66,17 @@ class Threshold:
 
 
 def product_dims(product: Multiply) -> LocalDims:
-    """The local dims of a product, summed ones too."""
+    """Return the mesh axes of each dim of a matmul, contracted dims included."""
     return {dim: array.axes_of(dim) for array in product.operands for dim in array.dims}
 
 
 def array_dims(array: ShardedArray) -> LocalDims:
-    """The local dims of an array."""
+    """Return the mesh axes of each dim of an array."""
     return dict(zip(array.dims, array.axes, strict=True))
 
 
 def flops_per_byte(product: Multiply, array: ShardedArray, sizes: Sizes) -> Ratio:
-    """The flops of a local product for each byte of an array, in words of their dims; equal ones cancel."""
+    """Return the flops of a local matmul per byte of an array, in terms of their dims; equal dims cancel."""
     flops, held = product_dims(product), array_dims(array)
     coefficient = _operations(product) / sizes.element_bytes
     for dim in flops.keys() & held.keys():
@@ -85,11 +89,11 @@ def flops_per_byte(product: Multiply, array: ShardedArray, sizes: Sizes) -> Rati
 def inequality(
     products: tuple[Multiply, ...], arrays: Sequence[tuple[ShardedArray, float]], sizes: Sizes
 ) -> Inequality:
-    """Return the condition for products to take longer than the bytes of the arrays: `M_x > 5100`.
+    """Return the condition for matmuls to take longer than the bytes of the arrays: `M_x > 5100`.
 
-    Each array comes with the flops of the chip in the time of one of its bytes. With one product and one array it is a
-    bound on dims (if all cancel, a bare `0.125 > 2550`: it never holds); with several arrays `5100/M_x + 2550/B_y < 1`;
-    with several products the two sides in full.
+    Each array comes with the flops that the chip does in the time of one of its bytes. With one matmul and one array
+    the condition is a bound on dims (if all cancel, a bare `0.125 > 2550`: it never holds); with several arrays it is
+    `5100/M_x + 2550/B_y < 1`; with several matmuls both sides are written in full.
     """
     first, *others = products
     if others:
@@ -110,7 +114,7 @@ def inequality(
 
 
 def say_threshold(threshold: Threshold) -> str:
-    """The sentence: `compute bound when M_x > 5100; here (ICI x: line of 4) when M_x > 7650`."""
+    """Format a threshold: `compute bound when M_x > 5100; here (ICI x: line of 4) when M_x > 7650`."""
     text = f"compute bound when {threshold.condition}"
     if threshold.against == "memory":
         return f"{text} (memory)"
@@ -118,12 +122,12 @@ def say_threshold(threshold: Threshold) -> str:
 
 
 def _operations(product: Multiply) -> int:
-    """The flops for each element of the product of its dims."""
+    """Return the flops per element of the product of a matmul's dims: 2, or 1 if no dim is contracted."""
     return 2 if len(product_dims(product)) > len(product.result.dims) else 1
 
 
 def _sum(ratios: list[Ratio]) -> tuple[Ratio, ...]:
-    """Return ratios to be added up, those of the same dims combined."""
+    """Return ratios to be added up, with ratios of the same dims combined."""
     sums: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
     for ratio in ratios:
         sums[ratio.above, ratio.below] = sums.get((ratio.above, ratio.below), 0) + ratio.coefficient
@@ -131,15 +135,15 @@ def _sum(ratios: list[Ratio]) -> tuple[Ratio, ...]:
 
 
 def number(value: float) -> str:
-    """A number as a threshold shows it: whole from 100 on, three figures below."""
+    """Format a number in a threshold: whole from 100 on, three figures below."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _local(dims: LocalDims) -> tuple[str, ...]:
-    """Local dims as the notation writes them."""
+    """Write local dims in the notation."""
     return tuple(dim + subscript(axes) for dim, axes in dims.items())
 
 
 def _product(factors: tuple[str, ...]) -> str:
-    """Factors with dots between."""
+    """Join factors with dots."""
     return "·".join(factors)

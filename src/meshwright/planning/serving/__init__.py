@@ -1,1 +1,1 @@
-"""Serving plans: layouts and batches to serve a model with, searched, explained and put into words."""
+"""Serving plans: search of the layouts and batches to serve a model with."""

@@ -24,15 +24,15 @@ from meshwright.record import Record, merge
 from meshwright.support.field_types import from_data
 
 FORMAT = 1
-"""The version of the file; another is refused."""
+"""The version of the file format; other versions are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingPlan:
     """One phase of serving on a mesh of a system, with its batch and predicted record.
 
-    cache: the dim of the KV cache that is split besides heads. In the record step_seconds is the time of one token of
-    every sequence (decode) or of one batch of prompts (prefill), and tokens_per_second that of the whole system.
+    cache: the dim of the KV cache that is split besides heads. In the record, step_seconds is the time of one token of
+    every sequence (decode) or of one batch of prompts (prefill), and tokens_per_second counts all devices.
     hardware_file, memory_headroom: as in `Plan`.
     """
 
@@ -46,29 +46,29 @@ class ServingPlan:
 
     @property
     def system(self) -> System:
-        """The system that `hardware` names."""
+        """The system that `hardware` names, with the plan's memory headroom."""
         system = parse_system(self.hardware, hardware_file=self.hardware_file)
         return replace(system, memory_headroom=self.memory_headroom)
 
     @property
     def layout(self) -> ServingLayout:
-        """The mesh with the split of the cache."""
+        """The mesh, with the split of the KV cache."""
         return ServingLayout(self.mesh, self.cache)
 
     @property
     def batch(self) -> int:
-        """The sequences served at once, over all devices."""
+        """The number of sequences served at once, over all devices."""
         assert self.serving.batch is not None
         return self.serving.batch
 
     @property
     def seconds(self) -> float:
-        """The time of a step."""
+        """Seconds of a step."""
         return self.predicted.step_seconds or 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """The tokens a second of all devices together."""
+        """Tokens per second of all devices together."""
         return self.predicted.tokens_per_second or 0.0
 
     @property
@@ -97,7 +97,7 @@ def make_serving_plan(serving: Serving, layout: ServingLayout, system: System) -
 
 @dataclass(frozen=True)
 class ServingSpeed:
-    """Planned seconds until the first token and per decode step, and the batch."""
+    """Planned seconds until the first token, planned seconds of a decode step, and the decode batch."""
 
     first_token_seconds: float
     step_seconds: float
@@ -107,11 +107,11 @@ class ServingSpeed:
 def planned_speed(
     texts: Serving, layout: ServingLayout, system: System, *, prompts: int, chunk: int | None = None
 ) -> ServingSpeed | None:
-    """Return the planned generation speed; None if no layout of the mesh can be planned.
+    """Return the planned generation speed; None if the layout cannot be planned.
 
     Args:
-        texts: decode with any batch, rounded up to one that the mesh splits evenly.
-        prompts: prompts read at once, rounded up likewise.
+        texts: decode with any batch, rounded up to one that the layout splits evenly.
+        prompts: the number of prompts read at once, rounded up likewise.
         chunk: tokens per prefill step; None for whole prompts.
     """
 
@@ -131,7 +131,7 @@ def planned_speed(
 
 
 def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshPlacement, step: ServingStep) -> Record:
-    """The record of a step."""
+    """Return the predicted record of a step."""
     assert serving.batch is not None
     memory = serving_memory(serving, layout, serving.batch)
     rate = serving_flops(serving, serving.batch) / step.seconds
@@ -152,12 +152,12 @@ def _record(serving: Serving, layout: ServingLayout, system: System, laid: MeshP
 
 
 def step_tokens(serving: Serving, batch: int) -> int:
-    """The tokens that a step goes through: one of each sequence, whole prompts or a chunk of each."""
+    """Return the tokens that a step processes: one of each sequence, whole prompts, or a chunk of each prompt."""
     return batch * serving.step_length
 
 
 def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
-    """The plan as plain data, for JSON or YAML."""
+    """Return the plan as plain data, for JSON or YAML."""
     return {
         "meshwright_serving_plan": FORMAT,
         "serving": asdict(plan.serving),
@@ -171,7 +171,7 @@ def serving_plan_to_data(plan: ServingPlan) -> dict[str, Any]:
 
 
 def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
-    """The plan that `serving_plan_to_data` made; `name` is what an error calls it."""
+    """Return the plan that `serving_plan_to_data` wrote; `name` is its name in errors."""
     if not has_fields(data) or data.get("meshwright_serving_plan") is not FORMAT:
         training = " but a plan to train" if has_fields(data) and "meshwright_plan" in data else ""
         raise MeshwrightError(
@@ -186,7 +186,7 @@ def serving_plan_from_data(data: Any, *, name: str) -> ServingPlan:
 
 
 def write_serving_plan(plan: ServingPlan, path: Path) -> None:
-    """Write the plan, whole or not at all: as JSON to a .json, else as YAML."""
+    """Write the plan completely or not at all: as JSON to a .json, else as YAML."""
     write_data(serving_plan_to_data(plan), path)
 
 
@@ -199,7 +199,7 @@ def is_serving_plan_file(path: str | Path) -> bool:
 
 
 def read_serving_plan(path: Path) -> ServingPlan:
-    """Read a plan from a file, as JSON if it is named so, else as YAML."""
+    """Read a serving plan from a JSON or YAML file."""
     if not path.is_file():
         raise MeshwrightError(
             f"no serving plan {str(path)!r}; `meshwright plan … --serve decode -o {shlex.quote(str(path))}` writes one"

@@ -1,4 +1,4 @@
-"""The layouts and batches that serve a model on a system, best first, and the frontier of latency and throughput."""
+"""Search of the layouts and batches that serve a model on a system, and their frontier of latency and throughput."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ AXES = ("dp", "ep", "fsdp", "sp", "tp")
 """The mesh axes of a server; ep is for experts."""
 
 MOST_SEQUENCES = 1 << 17
-"""The sequences of a group of devices up to which a search looks."""
+"""The largest number of sequences per group of devices that a search tries."""
 
 
 @dataclass(frozen=True)
 class ServingPoint:
-    """A layout at a batch: the time of its step and the tokens a second of all devices."""
+    """A layout at a batch: the seconds of its step, and the tokens per second of all devices."""
 
     layout: ServingLayout
     batch: int
@@ -53,9 +53,9 @@ class ServingPoint:
 class ServingRanking:
     """Each layout at its best batch, best first, and the frontier.
 
-    First layouts that fit and meet the latency, by throughput if a latency is given, else by latency; then late ones by
-    latency; then those that do not fit, by memory. frontier: fitting points that no other point beats in both step time
-    and tokens per second, by latency.
+    First layouts that fit and meet the latency, by throughput if a latency is given, else by step time; then those that
+    miss the latency, by step time; then those that do not fit, by memory. frontier: fitting points that no other point
+    beats in both step time and tokens per second, by step time.
     """
 
     candidates: tuple[ServingPlan, ...]
@@ -64,7 +64,7 @@ class ServingRanking:
 
     @property
     def num_fit(self) -> int:
-        """How many candidates fit in memory."""
+        """The number of candidates that fit in memory."""
         return sum(bool(plan.predicted.fits) for plan in self.candidates)
 
 
@@ -72,10 +72,11 @@ def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None
     """Rank every legal layout, or those of one mesh, at its best batch. Raises an error if there is none.
 
     Without a latency and a batch, the batch is one sequence per group of devices: the shortest step. With a latency it
-    is the largest batch that fits and is in time (whole rounds if the cache is split by batch), because throughput
-    grows with the batch. The frontier has these batches and every power of two of sequences per group that fits.
+    is the largest batch that fits and is in time (or a multiple of the split, if the cache is split by batch), because
+    throughput grows with the batch. The frontier has these batches and every power of two of sequences per group that
+    fits.
     """
-    system.peak(serving.compute_dtype)  # A dtype without a figure says so before anything is searched.
+    system.peak(serving.compute_dtype)  # Raise for a dtype without a peak before the search.
     legal, num_layouts = _legal(serving, [mesh] if mesh else serving_meshes(serving, system.num_devices))
     chosen: list[ServingPlan] = []
     points: list[ServingPoint] = []
@@ -95,9 +96,9 @@ def best_serving_plan(
     mesh: MeshLike | None = None,
     cache: CacheSplit | None = None,
 ) -> ServingPlan:
-    """The best plan to serve a model with the options of `read_serving`.
+    """Return the best plan to serve a model with the options of `read_serving`.
 
-    mesh, cache: that mesh and split of the cache alone, instead of all.
+    mesh, cache: only this mesh, and only this split of the cache, instead of all.
     """
     serving, system = read_serving(model, phase, options)
     shape = None if mesh is None else read_mesh(mesh, system.num_devices)
@@ -110,7 +111,7 @@ def best_serving_plan(
 
 
 def pareto(points: list[ServingPoint]) -> tuple[ServingPoint, ...]:
-    """The points that no other one is better than in time or in throughput without being worse in the other."""
+    """Return the points that no other point beats in both step time and throughput, by step time."""
     frontier: list[ServingPoint] = []
     for point in sorted(points, key=lambda point: (point.seconds, -point.tokens_per_second)):
         if not frontier or point.tokens_per_second > frontier[-1].tokens_per_second:
@@ -119,7 +120,7 @@ def pareto(points: list[ServingPoint]) -> tuple[ServingPoint, ...]:
 
 
 def best_prefill(serving: Serving, system: System) -> ServingPlan | None:
-    """The layout of most throughput that prefills one prompt in each group at a time; None where none fits."""
+    """Return the fitting plan with most throughput that prefills one prompt per group at a time; None if none fits."""
     alone = replace(serving, phase="prefill", batch=None, latency_seconds=None)
     plans = [_Priced(alone, layout, system) for layout in _legal(alone, serving_meshes(alone, system.num_devices))[0]]
     points = [(priced.point(1), priced) for priced in plans if priced.fits(1)]
@@ -131,8 +132,8 @@ def best_prefill(serving: Serving, system: System) -> ServingPlan | None:
 def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
     """Yield the meshes of `num_devices` devices for a server, without those that split to no purpose.
 
-    sp takes the devices that kv heads leave over (scaling book, inference: heads first), so no factor that tp could
-    still take; if every query head has its own kv head sp has nothing to split.
+    sp gets only devices that kv heads leave over (scaling book, inference: heads first), so no factor that tp could
+    still take; if every query head has its own kv head, sp has nothing to split.
     """
     sizes = {
         name: size
@@ -148,7 +149,7 @@ def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
 
 
 def serving_layouts(serving: Serving, mesh: MeshShape) -> tuple[ServingLayout, ...]:
-    """A mesh with every split of the cache; whole prompts leave keys and values where their tokens were."""
+    """Return a mesh with every split of the cache; with whole prompts, keys and values stay with their tokens."""
     splits = CACHE_SPLITS if mesh.degree(cache_axes(serving.model)) > 1 else CACHE_SPLITS[:1]
     return tuple(ServingLayout(mesh, split) for split in (splits if serving.is_paged else splits[-1:]))
 
@@ -175,7 +176,7 @@ def _legal(serving: Serving, shapes: Iterable[MeshShape]) -> tuple[list[ServingL
 
 @dataclass(frozen=True)
 class _Priced:
-    """A layout of a system, priced at several batches."""
+    """A layout on a system, priced at several batches."""
 
     serving: Serving
     layout: ServingLayout
@@ -183,17 +184,17 @@ class _Priced:
 
     @functools.cached_property
     def laid(self) -> MeshPlacement:
-        """The mesh laid on the system."""
+        """The mesh laid over the system."""
         return lay_mesh(self.system, self.layout.mesh.layout)
 
     @functools.cached_property
     def most(self) -> int:
-        """The sequences a group that fit."""
+        """The largest number of sequences per group that fits."""
         return most_sequences(self.serving, self.layout, self.system.plannable_bytes, MOST_SEQUENCES)
 
     @functools.cached_property
     def _known(self) -> dict[int, float]:
-        """The steps that were priced: their time by the sequences a group."""
+        """Seconds of the steps already priced, by sequences per group."""
         return {}
 
     def seconds(self, sequences: int) -> float:
@@ -209,23 +210,23 @@ class _Priced:
         return 1 <= sequences <= self.most
 
     def best_sequences(self) -> int:
-        """The sequences a group at which a layout is ranked; one where nothing larger can be."""
+        """Return the sequences per group at which a layout is ranked; one if no larger number is possible."""
         if self.serving.batch is not None:
             return self.serving.batch // self.layout.num_groups
         limit = self.serving.latency_seconds
         if limit is None:
             return 1
         most = self._last_in_time(limit)
-        # A cache split by batch is used in full at multiples of the split: above one, a step grows by a whole sequence.
+        # A cache split by batch is full at multiples of the split; one sequence more costs as much as a full round.
         split = self.layout.mesh.degree(cache_axes(self.serving.model)) if self.layout.cache == "batch" else 1
         return max(
             (max(most, 1), most // split * split or 1), key=lambda sequences: sequences / self.seconds(sequences)
         )
 
     def _last_in_time(self, limit: float) -> int:
-        """The most sequences a group that fit and take no longer than a limit; 0 where one takes longer.
+        """Return the most sequences per group that fit and take no longer than a limit; 0 if one takes longer.
 
-        Times between two batches are nearly on a line, so that a guess on it finds the last in a few steps.
+        Step times between two batches are nearly linear, so guesses by interpolation find the last in a few steps.
         """
         low, high = 0, 1
         while high <= self.most and self.seconds(high) <= limit:
@@ -244,24 +245,24 @@ class _Priced:
         return low
 
     def ladder(self) -> Iterator[int]:
-        """Return the sequences per group of the frontier: powers of two, and the most that fit."""
+        """Yield the sequences per group of the frontier: powers of two, and the most that fit."""
         if self.serving.batch is None:
             yield from (1 << power for power in range(self.most.bit_length()))
             yield self.most
 
     def point(self, sequences: int) -> ServingPoint:
-        """The layout at a batch, for the frontier."""
+        """Return the frontier's point for a number of sequences per group."""
         batch, seconds = sequences * self.layout.num_groups, self.seconds(sequences)
         return ServingPoint(self.layout, batch, seconds, step_tokens(self.serving, batch) / seconds)
 
     def plan(self, sequences: int) -> ServingPlan:
-        """The plan at a batch."""
+        """Return the plan for a number of sequences per group."""
         filled = replace(self.serving, batch=sequences * self.layout.num_groups)
         return make_serving_plan(filled, self.layout, self.system)
 
 
 def _order(plan: ServingPlan) -> tuple[int, float, float]:
-    """Sort key: in time, late, does not fit; then as in `ServingRanking`; then the smaller batch."""
+    """Sort key: in time, late, does not fit; then as in `ServingRanking`; then the smaller peak memory."""
     peak = plan.predicted.memory_bytes["peak"]
     if not plan.predicted.fits:
         return 2, peak, plan.seconds

@@ -1,4 +1,4 @@
-"""The base of all facts."""
+"""The base class of facts about a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fact:
-    """Something worth saying of a plan: its numbers are the fields, and `str` is the sentence."""
+    """One statement about a plan: the fields are its numbers, and `str` is the sentence."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fact as plain data: its kind in snake case, its numbers and the sentence."""

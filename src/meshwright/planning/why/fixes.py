@@ -21,7 +21,7 @@ MOST_CHANGES = 3
 """Maximum number of changes combined."""
 
 WORTH_IT = 0.98
-"""Two changes are listed next to a single one only if they take less than this share of its time."""
+"""Two changes are listed next to single ones only if they take less than this share of the fastest one's time."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ def ways_to_fit(workload: Workload, mesh: MeshShape, system: System, strategy: S
 
 @dataclass(frozen=True)
 class _Step:
-    """A step and its strategy."""
+    """A train step: workload, mesh and strategy."""
 
     workload: Workload
     mesh: MeshShape
     strategy: Strategy
 
     def fits(self, system: System) -> bool:
-        """Whether it fits in the memory of a device."""
+        """Whether the step fits in the memory of a device."""
         return lacking_bytes(self.workload, self.mesh, system, self.strategy) == 0
 
 

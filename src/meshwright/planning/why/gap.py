@@ -45,7 +45,7 @@ class Gap(Fact):
     peak_bytes: int = 0
     """Memory per device of a plan that does not fit."""
     parts: int = 0
-    """For TIED: additional axes, stages, microbatches and rings (`planning.ties`)."""
+    """For TIED: how many more settings the plan has than the best (`planning.ties.num_parts`)."""
 
     def __str__(self) -> str:
         match self.kind:

@@ -21,7 +21,7 @@ STATES = ("parameters", "gradients", "optimizer")
 
 
 COSTLY = 0.1
-"""Exposed collectives are worth a warning from this share of a step on."""
+"""The share of a step from which exposed collectives are worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ReplicaInstead(Fact):
 
 @dataclass(frozen=True)
 class ImageCommunication(Fact):
-    """Time of the collectives, also as a number of images of the backward pass, and its exposed part."""
+    """Time of the collectives, also as the number of images whose backward pass takes as long, and its exposed part."""
 
     seconds: float
     equal_images: float
@@ -113,7 +113,7 @@ def why_images(ranking: ImageRanking, workload: ImageWorkload, system: System) -
 
 
 def costly_degree(workload: ImageWorkload, system: System) -> tuple[int | None, int]:
-    """Return the number of devices from which gradient sums over dp take `COSTLY` of a step, and the number tried.
+    """Return the number of devices from which dp exposes over `COSTLY` of a step, and the largest number tried.
 
     Starts with the system and doubles it while the batch can be split. The first number is None if no size is costly.
     """
@@ -158,7 +158,7 @@ def _memory(record: Record, workload: ImageWorkload, system: System) -> Iterator
 
 
 def _replica(ranking: ImageRanking) -> ReplicaInstead | None:
-    """Return what the best replicated mesh would lose, if the best mesh stores shards."""
+    """Return how much slower the best replicated mesh is; None if the best mesh has no shards."""
     best = ranking.candidates[0]
     copied = next((record for record in ranking.candidates if record.mesh["fsdp"] == 1), None)
     if best.mesh["fsdp"] == 1 or copied is None:

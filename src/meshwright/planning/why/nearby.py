@@ -87,7 +87,7 @@ class OtherBatch(Fact):
     is_larger: bool
     bound: Bound | None
     tokens: int = 0
-    """Per device at that batch."""
+    """Tokens per device at that batch."""
     exposure: Exposure | None = None
 
     def __str__(self) -> str:

@@ -73,8 +73,8 @@ class LongestTerm(Fact):
 class ServingThresholds(Fact):
     """Batches, over all devices, at which the bound of a decode step changes.
 
-    compute_bound: from here weight products are compute bound. equal_reads: from here a device reads more cache than
-    weights.
+    compute_bound: the batch from which matmuls with weights are compute bound. equal_reads: the batch from which a
+    device reads more cache than weights.
     """
 
     compute_bound: float
@@ -135,7 +135,7 @@ class SequenceCache(Fact):
 
 @dataclass(frozen=True)
 class PrefillSystems(Fact):
-    """Systems of the same size needed for prefill per decoding system, with their layout, one prompt at a time."""
+    """Prefill systems needed per decoding system of the same size, with their layout, at one prompt at a time."""
 
     systems: float
     system: str

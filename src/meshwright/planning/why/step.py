@@ -1,4 +1,4 @@
-"""What binds the best plan: tokens per device, degree of tp, waiting, memory."""
+"""What limits the best plan: tokens per device, degree of tp, waiting, memory."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ ATTENTION = {"scores": "attention scores through memory", "flash": "a fused atte
 """Kinds of attention in words; any other is called by its name."""
 
 CAUSAL_SHARE = 0.2
-"""Masked scores are mentioned from this share of the MFU on."""
+"""The share of the MFU from which masked scores are mentioned."""
 
 WAITING_SHARE = 0.05
-"""Waiting for the network or the pipeline is part of the answer from this share of a step on."""
+"""The share of a step from which waiting for the network or the pipeline is part of the answer."""
 
 
 @dataclass(frozen=True)
 class TokensPerDevice(Fact):
-    """Tokens per device, compared with the number that hides weight gathers and gradient sums."""
+    """Tokens per device, compared with the number that hides weight gathers and gradient reductions."""
 
     tokens: int
     axes: tuple[str, ...]
-    """Axes over which weights are gathered or gradients summed; empty if there are none."""
+    """Axes over which weights are gathered or gradients reduced; empty if there are none."""
     wanted: int
     """Tokens from which these collectives are hidden."""
     is_of_microbatch: bool = False
-    """Each microbatch gathers or sums, so `tokens` counts one microbatch."""
+    """Whether each microbatch gathers or reduces; `tokens` then counts one microbatch."""
 
     @property
     def is_hidden(self) -> bool:
@@ -52,7 +52,7 @@ class TokensPerDevice(Fact):
 
 @dataclass(frozen=True)
 class TensorDegree(Fact):
-    """The degree of tp, compared with the degree up to which products take longer than collectives."""
+    """The degree of tp, compared with the degree up to which matmuls take longer than collectives."""
 
     degree: int
     mlp: int
@@ -63,7 +63,7 @@ class TensorDegree(Fact):
 
     @property
     def limit(self) -> float:
-        """The degree from which collectives take longer than products: mlp / alpha."""
+        """The degree from which collectives take longer than matmuls: mlp / alpha."""
         return self.mlp / self.alpha
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class ExposedCommunication(Fact):
 
     seconds: float
     share: float
-    """Of the step."""
+    """Share of the step."""
     axes: tuple[str, ...]
     """Axes with the longest wait; empty if no communication is exposed."""
     placement: str
@@ -189,7 +189,7 @@ def computed_mfu(plan: Plan) -> float | None:
 
 
 def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
-    """Return the tokens per device that hide weight gathers and gradient sums over `axes`: C / W, times E / k for MoE.
+    """Return the tokens per device that hide gathers and gradient reductions over `axes`: C / W, times E / k for MoE.
 
     All E experts are gathered, k of them work on each token (scaling book, chapters training and gpus, data
     parallelism). Experts that ep splits are not gathered.
@@ -201,12 +201,12 @@ def wanted_tokens(plan: Plan, axes: tuple[str, ...]) -> int:
 
 
 def data_axes(plan: Plan) -> tuple[str, ...]:
-    """Return the axes with more than one device that gather weights or sum gradients."""
+    """Return the axes with more than one device that gather weights or reduce gradients."""
     return tuple(axis for axis in token_axes() if axis != "ep" and plan.mesh.degree(axis) > 1)
 
 
 def local_tokens(plan: Plan) -> int:
-    """Return the tokens that a device processes between two weight gathers or gradient sums.
+    """Return the tokens that a device processes between two weight gathers or gradient reductions.
 
     One microbatch with ZeRO-2 and ZeRO-3 over fsdp or sp, else the whole step.
     """
@@ -215,7 +215,7 @@ def local_tokens(plan: Plan) -> int:
 
 
 def _is_for_each_microbatch(plan: Plan) -> bool:
-    """Whether weights are gathered or gradients summed in every microbatch."""
+    """Whether weights are gathered or gradients reduced in every microbatch."""
     strategy = plan.strategy
     return strategy.num_microbatches > 1 and strategy.zero_stage >= 2 and any(axis != "dp" for axis in data_axes(plan))
 

@@ -26,9 +26,9 @@ class TrainingRun(Fact):
 
 
 def training_run(predicted: Record, num_chips: int, tokens: int, price: float | None = None) -> TrainingRun:
-    """Return what training on `tokens` tokens takes at the predicted speed, without restarts and evaluation.
+    """Return the time, chip hours and cost of training on `tokens` tokens at the predicted speed.
 
-    price: per chip and hour, in any currency.
+    Restarts and evaluation are not included. price: per chip hour, in any currency.
     """
     seconds = tokens / (predicted.tokens_per_second or math.inf)
     chip_hours = seconds / 3600 * num_chips

@@ -1,4 +1,4 @@
-"""Fractions of peak rates that hardware achieves, each with its public source: none is fitted to whole runs."""
+"""Fractions of peak rates that hardware achieves, each with its public source; none is fitted to training runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OVERLAP_SLOWDOWN = 0.189
 """Slowdown of a GPU's ops beside a collective, which takes multiprocessors and power (arXiv:2507.03114)."""
 
 SPREAD = 0.08
-"""The spread of the times of one op on GPUs of one kind (arXiv:2208.11035): each runs at the clock its power allows."""
+"""Spread of an op's time over GPUs of one kind (arXiv:2208.11035): each runs at the clock that its power allows."""
 
 
 def contention_seconds(hidden_seconds: float, system: System) -> float:
@@ -24,10 +24,10 @@ def contention_seconds(hidden_seconds: float, system: System) -> float:
 
 
 def straggling_seconds(seconds: float, num_devices: int, system: System) -> float:
-    """Return the seconds that a step loses to its slowest device, where the median device computes for `seconds`.
+    """Return the seconds that a step loses to its slowest device, if the median device computes for `seconds`.
 
-    Devices' times are taken as uniform over a width of `SPREAD`: the slowest of n is (n - 1) / (n + 1) of the way from
-    the middle to the end. TPUs lose none: their clocks are fixed.
+    Device times are assumed uniform over a width of `SPREAD`: the slowest of n is (n - 1) / (n + 1) of the way from the
+    middle to the end. TPUs lose none: their clocks are fixed.
     """
     spread = SPREAD if system.chip.kind == "gpu" else 0.0
     return seconds * spread / 2 * (num_devices - 1) / (num_devices + 1)
@@ -38,7 +38,7 @@ def product_seconds(
 ) -> float:
     """Return the seconds of [rows, inner] @ [inner, columns] on one device, at the efficiency of that size.
 
-    moved_bytes: to and from memory, unless each operand and the result move once.
+    moved_bytes: traffic to and from memory; by default each operand and the result once.
     """
     ideal = 2 * rows * inner * columns / system.peak(dtype)
     sizes = max(1.0, rows), max(1.0, inner), columns

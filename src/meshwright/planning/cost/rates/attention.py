@@ -1,8 +1,8 @@
 """Fraction of peak that a fused attention kernel reaches, by kernel, sequence length and head size.
 
-H100: published measurements. Other GPUs: the same curves, scaled to the kernel's best rate there. TPUs: the compiler's
-cycle counts for the kernel's instructions (`benchmarks/tpu_attention.py`). Attention is causal: half of the scores
-count as flops.
+H100: published measurements. Other GPUs: the same curves, scaled to the kernel's best published rate on that GPU. TPUs:
+the compiler's cycle counts for the kernel's instructions (`benchmarks/tpu_attention.py`). Attention is causal: half of
+the scores count as flops.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ SIMULATED_SHARE = 0.6
 TpuKernel = Literal["fwd", "dkv", "dq"]
 
 TPU_PRODUCTS: dict[TpuKernel, int] = {"fwd": 2, "dkv": 4, "dq": 3}
-"""The products of queries with keys, or as large, in each of the kernels `jax.experimental.pallas` has for attention.
+"""The number of matmuls in each attention kernel of `jax.experimental.pallas`, each as large as queries times keys.
 
 Splash and flash attention: github.com/jax-ml/jax, jax/experimental/pallas/ops/tpu (0.10.2).
 """
 
 LANES = 128
-"""Width of a TPU's registers; blocks of its kernels are multiples of it."""
+"""Width of a TPU's registers; the blocks of its kernels are multiples of this."""
 
 SPLASH_LENGTH = 1 << 16
-"""The tokens of the longest sequence for splash attention, which goes through its whole mask when it is traced.
+"""The tokens of the longest sequence for splash attention, which processes its whole mask during tracing.
 
 That takes 16 s of one core at this length, and grows with its square (JAX 0.10.2).
 """
 
 LONG = 16384
-"""A sequence from which the rates no longer grow."""
+"""The sequence length, in tokens, from which the rates no longer grow."""
 
 BACKWARD_FLOPS = 2.5
-"""The products of a fused kernel backward, five, for two forward (arXiv:2307.08691, section 4.1)."""
+"""Flops of a fused kernel's backward relative to forward: five matmuls for two (arXiv:2307.08691, section 4.1)."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,24 @@ class AttentionTime:
 
 
 def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: str, system: System) -> AttentionTime:
-    """Return the seconds of causal attention in bf16, by `flash` (FlashAttention-2) or `cudnn`; flops: of forward."""
+    """Return the seconds of causal attention in bf16, by `flash` (FlashAttention-2) or `cudnn`; flops: forward."""
     forward, backward = _shares(system, kernel, seq_len, head_dim)
     ideal = flops / system.peak("bf16")
     return AttentionTime(ideal / forward, BACKWARD_FLOPS * ideal / backward)
 
 
 def tpu_kernel(length: int) -> Literal["splash", "flash", "blockwise"]:
-    """The attention of whole sequences of `length` tokens on TPUs: splash, our own kernels, or plain JAX."""
+    """Return the attention of whole sequences of `length` tokens on TPUs.
+
+    `splash` is JAX's kernel, `flash` are meshwright's kernels, `blockwise` uses JAX operations and no kernel.
+    """
     if length % LANES:
         return "blockwise"
     return "splash" if length <= SPLASH_LENGTH else "flash"
 
 
 def tpu_chunk_kernel(length: int) -> Literal["flash", "blockwise"]:
-    """The attention of chunks of `length` tokens of a sequence on TPUs: our own kernels, or plain JAX."""
+    """Return the attention of chunks of `length` tokens on TPUs: meshwright's kernels, or JAX without a kernel."""
     return "blockwise" if length % LANES else "flash"
 
 
@@ -80,7 +83,7 @@ def tpu_block(head_dim: float) -> int:
 
 
 def tpu_kernel_share(system: System, kernel: TpuKernel, head_dim: float) -> float:
-    """Return the fraction of bf16 peak that a TPU's kernel reaches on long sequences, counting the flops of its blocks.
+    """Return the fraction of bf16 peak that a TPU's kernel reaches on long sequences, counting all flops of its blocks.
 
     Heads narrower than a register, 128, take as long as those of 128. Chips whose kernels were not compiled use v5p's.
     """
@@ -90,13 +93,13 @@ def tpu_kernel_share(system: System, kernel: TpuKernel, head_dim: float) -> floa
 
 
 def attention_share(system: System) -> float:
-    """The share of the bf16 peak that FlashAttention-2 has forward on long sequences, with heads of 128."""
+    """Return the fraction of bf16 peak that FlashAttention-2 reaches forward on long sequences, with heads of 128."""
     return _shares(system, "flash", LONG, 128)[0]
 
 
 @lru_cache(maxsize=1 << 10)
 def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple[float, float]:
-    """The shares of the bf16 peak, forward and backward; never above what products reach under the power limit."""
+    """Return the fractions of bf16 peak, forward and backward, at most what matmuls reach under the power limit."""
     if system.chip.kind == "tpu":
         return _tpu_shares(system, seq_len, head_dim)
     if system.chip.kind != "gpu":
@@ -111,7 +114,7 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
     causal, full, back = (
         _at(seq_len, data["seq_lens"], curves[key]) for key in ("causal_forward", "forward", "backward")
     )
-    # A causal backward is measured nowhere here; the mask is taken to cost it as much as it costs forward.
+    # A causal backward pass is not measured; the mask is assumed to slow it as much as the forward pass.
     rates = causal * scale[0], back * causal / full * scale[1]
     figures = gpu_figures(name)
     most = figures.peak_share * figures.sustained_share * system.chip.power_share
@@ -120,7 +123,7 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
 
 
 def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, float]:
-    """Return the fractions of peak on a TPU, where causal blocks are whole: (n + 1) / 2 of n blocks in a row.
+    """Return the fractions of peak on a TPU, whose kernels compute whole blocks: on average (n + 1) / 2 of n in a row.
 
     Backward is two kernels with seven matmuls in all; two are recomputed, and five are counted.
     """
@@ -133,7 +136,7 @@ def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, f
 
 
 def _at(seq_len: int, seq_lens: list[int], rates: list[float]) -> float:
-    """The rate at a length: linear in its logarithm between those measured, level beyond them."""
+    """Return the rate at a length: linear in its logarithm between measured lengths, constant beyond them."""
     if seq_len <= seq_lens[0]:
         return rates[0]
     if seq_len >= seq_lens[-1]:

@@ -1,4 +1,4 @@
-"""Which efficiencies of a chip are another chip's: where a figure was not measured or compiled for it."""
+"""The efficiencies that a chip borrows from another one, because they were not measured or compiled for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def borrowed_figures(system: System) -> dict[str, tuple[str, ...]]:
 
 
 def borrowed_notes(system: System) -> tuple[str, ...]:
-    """A line for each chip that efficiencies are borrowed from."""
+    """Return a line for each chip that efficiencies are borrowed from."""
     name = system.chip.name
     return tuple(
         f"no efficiencies of {name} for {_list(whats)}: those of {lender} are taken, as shares of {name}'s own peak"
@@ -44,5 +44,5 @@ def borrowed_notes(system: System) -> tuple[str, ...]:
 
 
 def _list(words: tuple[str, ...]) -> str:
-    """`a, b and c`."""
+    """Join words: `a, b and c`."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -1,8 +1,8 @@
 """Time of a collective on its links, by the scaling book's formulas (jax-ml.github.io/scaling-book).
 
-Bytes are those of `record.Collective.bytes`: the array as one device sees it (the gathered result of an all-gather, the
-unreduced operand of a reduce-scatter, the operand of the others). Times are lower bounds, with links at full rate; what
-links achieve is in `links`.
+Bytes are those of `record.Collective.bytes`: the array on one device (the gathered result of an all-gather, the
+unreduced operand of a reduce-scatter, the operand of the others). Times are lower bounds, with links at full rate; the
+rates that links achieve are in `links`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from meshwright.record import Kind
 
 @dataclass(frozen=True)
 class Term:
-    """The time one part of the fabric is busy: the torus (`ICI`), or a level such as `node`, `leaf`, `DCN`.
+    """The time that one part of the fabric is busy: the torus (`ICI`), or a level such as `node`, `leaf`, `DCN`.
 
-    asymptotic_seconds: the same with very many devices, (n - 1) / n taken as 1: the book's rules of thumb.
+    asymptotic_seconds: the same for very many devices, with (n - 1) / n taken as 1: the book's rules of thumb.
     """
 
     link: str
@@ -30,10 +30,10 @@ class Term:
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """Time of a collective. The parts of the fabric work at the same time, so it is that of the slowest.
+    """Time of a collective. The parts of the fabric work at the same time, so the slowest part determines it.
 
     spread: devices of a group in one node of GPUs, and the number of nodes. latency_seconds: time of all hops for an
-    empty array. A permute adds it to the transfer; others overlap their hops, so for them it is a minimum (scaling
+    empty array. A permute adds it to the transfer; other collectives overlap both, so for them it is a minimum (scaling
     book, sharding: a note on ICI latency).
     """
 
@@ -45,7 +45,7 @@ class CollectiveTime:
 
     @property
     def bandwidth_seconds(self) -> float:
-        """The time that the bytes need on the slowest part of the fabric."""
+        """The time that the bytes take on the slowest part of the fabric."""
         return max((term.seconds for term in self.terms), default=0.0)
 
     @property
@@ -55,19 +55,19 @@ class CollectiveTime:
 
     @property
     def seconds(self) -> float:
-        """The time of the collective."""
+        """The time of the collective: the longer of bandwidth and latency; for a permute their sum."""
         if self.kind == "collective-permute":
             return self.bandwidth_seconds + self.latency_seconds
         return max(self.bandwidth_seconds, self.latency_seconds)
 
     @property
     def regime(self) -> Literal["bandwidth", "latency"]:
-        """Whether bytes or hops decide the time."""
+        """Whether bytes or hops determine the time."""
         return "latency" if self.latency_seconds > self.bandwidth_seconds else "bandwidth"
 
     @property
     def binds(self) -> str:
-        """The slowest part, in words: `ICI x: ring of 4`, `leaf: 4 units`; empty inside one device."""
+        """The slowest part of the fabric, in words: `ICI x: ring of 4`, `leaf: 4 units`; empty inside one device."""
         if not self.terms:
             return ""
         slowest = max(self.terms, key=lambda term: term.seconds)
@@ -75,10 +75,10 @@ class CollectiveTime:
 
 
 def collective_seconds(kind: Kind, nbytes: float, placement: Placement) -> CollectiveTime:
-    """The time of one collective of `nbytes` over the mesh axes of a placement.
+    """Return the time of one collective of `nbytes` over the mesh axes of a placement.
 
-    On several levels (torus and data-centre network; node, leaf, spine) a collective is done level by level, all
-    levels overlapping: scaling book, gpus, cross-node collectives. An axis of degree 1 takes no time.
+    On several levels (torus and data-centre network; node, leaf, spine) a collective runs level by level, all levels
+    overlapping (scaling book, gpus, cross-node collectives). An axis of degree 1 takes no time.
     """
     if placement.degree == 1:
         return CollectiveTime(kind, nbytes, (), 0.0)
@@ -95,20 +95,20 @@ def collective_seconds(kind: Kind, nbytes: float, placement: Placement) -> Colle
 
 
 def gather_bytes_per_second(placement: Placement) -> float:
-    """Return the bytes a second of an all-gather or reduce-scatter of a large array over many devices.
+    """Return the bytes per second of an all-gather or reduce-scatter of a large array over many devices.
 
-    The W of the book's thresholds (`network_intensity`); infinite on an axis of degree 1.
+    This is the W of the book's thresholds (`network_intensity`); infinite on an axis of degree 1.
     """
     seconds = collective_seconds("all-gather", 1.0, placement).asymptotic_seconds
     return 1 / seconds if seconds else math.inf
 
 
 def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
-    """All-gather or reduce-scatter on the physical axes of a torus (scaling book, sharding, case 2 and pop quiz 2).
+    """Return the time of an all-gather or reduce-scatter on a torus (scaling book, sharding, case 2 and pop quiz 2).
 
     A ring of n passes shards both ways in floor(n/2) hops of 2 V / n over both links of an axis: V / W. Otherwise the
-    device with the fewest links decides, at the end of every line: V (n - 1) / n through one link of each open axis
-    and two of each ring; with several rings the book's V / (W n_axes).
+    device with the fewest links determines the time, at the end of every line: V (n - 1) / n through one link of each
+    open axis and two of each ring; with several rings the book's V / (W n_axes).
     """
     rings, text = placement.rings, "ICI " + ", ".join(map(str, placement.rings))
     rate = sum(_links(ring) * ring.link_bytes_per_second for ring in rings)
@@ -118,10 +118,10 @@ def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
 
 
 def _exchange_on_torus(nbytes: float, placement: Placement) -> Term:
-    """All-to-all on a torus: the axis that takes longest, as all work at once.
+    """Return the time of an all-to-all on a torus: that of the slowest axis, as all axes work at once.
 
-    On an axis of n each device sends floor(n^2/4) / n^2 of n operands over its links, half each way round a ring
-    (V / 4W: scaling book, sharding, AllToAll) and all through the middle link of a line.
+    On an axis of n each device sends floor(n^2/4) / n^2 of n operands over its links, half each way round a ring (V /
+    4W: scaling book, sharding, AllToAll) and all through the middle link of a line.
     """
     terms: list[Term] = []
     for ring in placement.rings:
@@ -131,20 +131,20 @@ def _exchange_on_torus(nbytes: float, placement: Placement) -> Term:
 
 
 def _permute_on_torus(nbytes: float, placement: Placement) -> Term:
-    """A shift to the neighbour on the slowest axis: the operand through one link."""
+    """Return the time of a permute to the neighbour on the slowest axis: the operand through one link."""
     slowest = min(placement.rings, key=lambda ring: ring.link_bytes_per_second)
     seconds = nbytes / slowest.link_bytes_per_second
     return Term("ICI", seconds, seconds, f"ICI {slowest}")
 
 
 def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Term:
-    """A collective of `degree` devices at one level of switches.
+    """Return the time of a collective of `degree` devices at one level of switches.
 
-    All-gather and reduce-scatter: V (D - 1) / (D W) for each group that shares the link; the groups that share a link
-    are the shards of a separate axis that the array is sharded over too. All-to-all: what each unit's devices send to
-    those outside it, B (N - 1) / (N^2 W) in a node and B (M - 1) / (M^2 W) over M nodes, with B the bytes of all
-    devices together. Scaling book, gpus: intra-node and cross-node collectives, and reductions when the array is
-    sharded over a separate axis. A shift: of each unit one device of every group sends to the next unit.
+    All-gather and reduce-scatter: V (D - 1) / (D W) for each group that shares the link; groups that share a link hold
+    the shards of a separate axis that the array is sharded over too. All-to-all: what each unit's devices send to those
+    outside it, B (N - 1) / (N^2 W) in a node and B (M - 1) / (M^2 W) over M nodes, with B the bytes of all devices
+    together. Scaling book, gpus: intra-node and cross-node collectives, and reductions when the array is sharded over a
+    separate axis. A permute: from each unit one device of every group sends to the next unit.
     """
     if kind == "all-to-all":
         limit = nbytes * crossing.members * crossing.sharers / crossing.link_bytes_per_second
@@ -155,10 +155,10 @@ def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Ter
 
 
 def _latency(kind: Kind, placement: Placement) -> float:
-    """The time of the hops alone: around half of each ring, along each line, up a tree of log2 n at each level.
+    """Return the time of the hops alone: around half of each ring, along each line, up a tree of log2 n at each level.
 
     Scaling book, sharding (a note on ICI latency) and gpus (tree reduction). A permute and an all-to-all go straight
-    through a level; a permute goes to a neighbour, which on a line the last has at the other end.
+    through a level; a permute goes to the neighbour, but from the last device of a line to the other end.
     """
     hops = 0.0
     for ring in placement.rings:
@@ -172,5 +172,5 @@ def _latency(kind: Kind, placement: Placement) -> float:
 
 
 def _links(ring: Ring) -> int:
-    """The links over which the device worst placed on an axis sends and receives: both round a ring, one at an end."""
+    """Return the number of links of the worst-placed device on an axis: two in a ring, one at the end of a line."""
     return 2 if ring.is_wrapped else 1

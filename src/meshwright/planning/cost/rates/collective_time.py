@@ -1,4 +1,4 @@
-"""The time that a collective takes at the rate its links achieve: of a compiled program's, and of a plan's."""
+"""The time of a collective at the rate its links achieve: in a compiled program, and in a plan."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from meshwright.planning.cost.rates.links import collective_efficiency
 from meshwright.record import Collective, Kind
 
 _LEAST_CHIPS = 16
-"""The chips of the smallest slice whose reduce-scatters run as all-reduces: of v5e and v6e a square one, of v5p any."""
+"""The chips of the smallest slice whose reduce-scatters run as all-reduces.
+
+On v5e and v6e the slice must be square; on v5p it may have any shape.
+"""
 
 
 @lru_cache(maxsize=1 << 16)
 def achieved_seconds(kind: Kind, nbytes: float, layout: MeshPlacement, axes: tuple[str, ...]) -> float:
-    """The time of one run of a collective over some mesh axes, at the share of the links' rate that it reaches.
+    """Return the seconds of one run of a collective over some mesh axes, at the rate that its links achieve.
 
     Args:
-        kind: as the program runs it (`planned_seconds` for the collective of a plan).
-        nbytes: as in `record.Collective`; of a permute times the hops that it goes round a torus.
-        layout: the mesh laid on its system.
+        kind: as the program runs it (for a plan's collective use `planned_seconds`).
+        nbytes: as in `record.Collective`; for a permute times the hops that it takes on a torus.
+        layout: the mesh laid over its system.
         axes: the mesh axes of its groups.
     """
     return _achieved(kind, nbytes, layout.system, layout.placement(axes))
 
 
 def _achieved(kind: Kind, nbytes: float, system: System, placement: Placement) -> float:
-    """`achieved_seconds` over the links of a placement."""
+    """Return `achieved_seconds` over the links of a placement."""
     once = collective_seconds(kind, nbytes, placement)
     return max(once.bandwidth_seconds / collective_efficiency(system, once), once.latency_seconds)
 
@@ -38,8 +41,8 @@ def _achieved(kind: Kind, nbytes: float, system: System, placement: Placement) -
 def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
     """Return the seconds of all runs of a planned collective, as the chip's compiler implements it.
 
-    Shards sent round tp beside matmuls go as two halves, one each way, if the torus' links close. Between slices only
-    shards are sent, although each slice runs an all-reduce instead of a reduce-scatter.
+    Shards sent round tp during matmuls are sent as two halves, one each way, if the torus' links form a ring. Between
+    slices only shards are sent, although each slice runs an all-reduce instead of a reduce-scatter.
     """
     kind, nbytes, placement = move.kind, move.bytes / move.count, layout.placement(move.axes)
     if kind == "collective-permute" and move.axes == ("tp",):
@@ -52,10 +55,10 @@ def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
 
 
 def reduce_scatter_runs_as_all_reduce(move: Collective, layout: MeshPlacement) -> bool:
-    """Whether a collective is a reduce-scatter that the compiler makes an all-reduce and a slice, of twice the bytes.
+    """Whether a collective is a reduce-scatter that compilers lower to an all-reduce and a slice, of twice the bytes.
 
-    The TPU compiler (libtpu 0.0.42.1) does so where a sum is over every chip of a slice, or of several: on v5e and v6e
-    of square ones from 4x4, on v5p from 2x2x4 on (`benchmarks/whole_slice_sums.py`). Other chips were not tried.
+    The TPU compiler (libtpu 0.0.42.1) does so if a reduction is over every chip of a slice, or of several: on v5e and
+    v6e for square slices from 4x4, on v5p from 2x2x4 on (`benchmarks/whole_slice_sums.py`). Other chips were not tried.
     """
     if move.kind != "reduce-scatter":
         return False
@@ -69,5 +72,5 @@ def reduce_scatter_runs_as_all_reduce(move: Collective, layout: MeshPlacement) -
 
 
 def _degree_inside(placement: Placement) -> int:
-    """The devices of one slice that a collective is over."""
+    """Return the number of devices within one slice that a collective is over."""
     return placement.chip_members * math.prod(ring.size for ring in placement.rings)

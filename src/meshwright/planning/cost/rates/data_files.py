@@ -12,7 +12,7 @@ DATA = Path(__file__).parent / "data"
 
 
 class GpuProduct(TypedDict):
-    """The constants of a measured GPU's products: see `efficiency.GpuFigures`."""
+    """Constants of a measured GPU's matmuls: see `efficiency.GpuFigures`."""
 
     peak_share: float
     tile_start: float
@@ -22,14 +22,14 @@ class GpuProduct(TypedDict):
 
 
 class GpuLinks(TypedDict):
-    """The constants of a measured GPU's links: see `links.LinkFigures`."""
+    """Constants of a measured GPU's links: see `links.LinkFigures`."""
 
     start_seconds: float
     share: float
 
 
 class GpuProducts(TypedDict):
-    """data/gpu_products.json, by chip."""
+    """Content of data/gpu_products.json, by chip."""
 
     multiprocessors: Mapping[str, int]
     sustained_share: Mapping[str, float]
@@ -39,21 +39,21 @@ class GpuProducts(TypedDict):
 
 
 class TpuCycles(TypedDict):
-    """Estimated cycles of a matmul on a chip, on a grid of sizes; those of n are adjacent."""
+    """Estimated cycles of a chip's matmuls, on a grid of sizes (m, k, n) with n innermost."""
 
     flops_per_cycle: int
     cycles: list[int]
 
 
 class TpuProducts(TypedDict):
-    """data/tpu_products.json: chips by name, and the sizes of each dim (m, k, n)."""
+    """Content of data/tpu_products.json: chips by name, and the sizes of each dim (m, k, n)."""
 
     chips: Mapping[str, TpuCycles]
     grid: Mapping[str, list[int]]
 
 
 class BestKernel(TypedDict):
-    """The best that another chip than H100 reaches, in TFLOP/s, and the kernel of H100 whose curve is scaled to it."""
+    """The best rates of a chip other than H100, in TFLOP/s, and the H100 kernel whose curve is scaled to them."""
 
     kernel: str
     forward: float
@@ -61,7 +61,7 @@ class BestKernel(TypedDict):
 
 
 class Attention(TypedDict):
-    """data/attention.json: TFLOP/s at the lengths of `seq_lens`, by kernel, width of a head, and pass."""
+    """Content of data/attention.json: TFLOP/s at the lengths of `seq_lens`, by kernel, head width and pass."""
 
     seq_lens: list[int]
     curves: Mapping[str, Mapping[str, Mapping[str, list[float]]]]
@@ -70,34 +70,37 @@ class Attention(TypedDict):
 
 @cache
 def gpu_products() -> GpuProducts:
-    """Products and links of GPUs, fitted on measured times (`benchmarks/gpu_products.py`)."""
+    """Return the figures of matmuls and links of GPUs, fitted to measured times (`benchmarks/gpu_products.py`)."""
     return _read("gpu_products")
 
 
 @cache
 def tpu_products() -> TpuProducts:
-    """Products of TPUs, as their compiler estimates them (`benchmarks/tpu_products.py`)."""
+    """Return the figures of TPU matmuls, as the compiler estimates them (`benchmarks/tpu_products.py`)."""
     return _read("tpu_products")
 
 
 @cache
 def tpu_layer_shares() -> Mapping[str, Mapping[str, float]]:
-    """Speed of a layer in one program, as a fraction of its ops' speeds alone, by chip (`benchmarks/tpu_layers.py`)."""
+    """Return the speed of a layer in one program, as a fraction of its ops' speeds alone, by chip.
+
+    Made by `benchmarks/tpu_layers.py`.
+    """
     return _read("tpu_layers")["chips"]
 
 
 @cache
 def tpu_attention_shares() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
-    """Fraction of peak of attention kernels, by chip, head size and kernel (`benchmarks/tpu_attention.py`)."""
+    """Return attention kernels' fractions of peak, by chip, head size and kernel (`benchmarks/tpu_attention.py`)."""
     return _read("tpu_attention")["shares"]
 
 
 @cache
 def gpu_attention() -> Attention:
-    """The rates of fused attention kernels on GPUs, as published."""
+    """Return the published rates of fused attention kernels on GPUs."""
     return _read("attention")
 
 
 def _read(name: str) -> Any:
-    """The content of a data file."""
+    """Return the content of a data file."""
     return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))

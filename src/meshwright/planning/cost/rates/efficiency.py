@@ -1,6 +1,6 @@
-"""The share of its peak that a device reaches in a product, by its size.
+"""The fraction of its peak that a device reaches in a matmul, by the matmul's size.
 
-GPUs: a model of tiles and waves with five constants a chip, fitted on measured times (`benchmarks/gpu_products.py`,
+GPUs: a model of tiles and waves with five constants per chip, fitted to measured times (`benchmarks/gpu_products.py`,
 data/gpu_products.json). TPUs: the estimates of the TPU compiler itself, interpolated between sizes
 (`benchmarks/tpu_products.py`, data/tpu_products.json). Simulated devices: the roofline.
 """
@@ -27,7 +27,7 @@ not occupy all multiprocessors.
 """
 
 _OVERLAP = 4
-"""Products and memory traffic overlap, but not wholly where both take long: the 4-norm of the two."""
+"""Compute and memory traffic overlap, but not fully where both take long: the time is the 4-norm of the two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def product_efficiency(
     related chip (`gpu_figures`, `_tpu_table`). A TPU's estimates are for bf16; other dtypes use the same fraction of
     their own peak within their roofline.
 
-    moved_bytes: to and from memory, unless each operand and the result move once (`convolution_seconds`).
+    moved_bytes: traffic to and from memory, for convolutions; by default each operand and the result once.
     """
     if min(m, k, n) < 1:
         raise MeshwrightError(
@@ -85,13 +85,13 @@ def gpu_product_seconds(
 ) -> float:
     """Return the seconds of a matmul on a GPU, with the tile and split that the model finds fastest.
 
-    A multiprocessor computes one tile after the other, so the time is a whole number of waves. Each has its part of
-    `peak_share` of the peak (the clock in a short measurement), times `sustained_share` for matmuls in a long sequence,
-    times `fp8_share` in fp8. A power limit reduces the rate: a B200 at 750 of its 1000 W reaches 0.77 of it (8,192^3,
-    cuBLAS: github.com/facebookexperimental/triton/pull/854, github.com/pytorch/ao/pull/2427), a GB300 at 500 of 1400 W
-    0.28 to 0.39 (triton/pull/2023). Starting a tile costs as much time as `tile_start` elements of the contraction.
-    Small tiles reuse operands less: their rate is r / (r + tile_reuse) with r = a b / (a + b) for a tile [a, b],
-    relative to the largest tile. Memory reaches `hbm_share` of its bandwidth. The launch is added.
+    A multiprocessor computes one tile after the other, so the time is a whole number of waves. Each multiprocessor has
+    its part of `peak_share` of the peak (the clock in a short measurement), times `sustained_share` for matmuls in a
+    long sequence, times `fp8_share` in fp8. A power limit reduces the rate: a B200 at 750 of its 1000 W reaches 0.77 of
+    it (8,192^3, cuBLAS: github.com/facebookexperimental/triton/pull/854, github.com/pytorch/ao/pull/2427), a GB300 at
+    500 of 1400 W 0.28 to 0.39 (triton/pull/2023). Starting a tile costs as much time as `tile_start` elements of the
+    contraction. Small tiles reuse operands less: their rate is r / (r + tile_reuse) with r = a b / (a + b) for a tile
+    [a, b], relative to the largest tile. Memory reaches `hbm_share` of its bandwidth. The launch is added.
 
     Tiles and waves: docs.nvidia.com/deeplearning/performance, matrix multiplication background.
     """
@@ -115,7 +115,7 @@ def gpu_product_seconds(
 
 @cache
 def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
-    """Each tile with the share of the largest one's rate that its reuse of operands leaves it."""
+    """Return each tile with its rate relative to the largest tile's: smaller tiles reuse operands less."""
     reuse = [a * b / (a + b) for a, b in TILES]
     most = max(reuse) / (max(reuse) + half)
     return tuple((tile, r / (r + half) / most) for tile, r in zip(TILES, reuse, strict=True))
@@ -134,7 +134,7 @@ def gpu_figures(name: str) -> GpuFigures:
 
 
 def relative(name: str) -> str:
-    """Return the measured GPU of data/gpu_products.json that is used for a GPU.
+    """Return the measured GPU in data/gpu_products.json whose figures are used for a GPU.
 
     A100 for all A100s, H100 for all later ones.
     """
@@ -143,7 +143,7 @@ def relative(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """Fractions of peak on a grid of sizes, stored as log-odds; those of n are adjacent."""
+    """Fractions of peak on a grid of sizes (m, k, n), with n innermost, stored as log-odds."""
 
     logs: tuple[tuple[float, ...], ...]
     sizes: tuple[tuple[int, ...], ...]
@@ -152,8 +152,8 @@ class _Table:
     def share(self, m: float, k: float, n: float) -> float:
         """Return the fraction of peak at a size, by interpolating log-odds linearly in the logarithms of sizes.
 
-        So the fraction grows like a size while small, and levels off towards 1. Below the grid a matmul takes as long
-        as at its edge, since arrays and registers are padded up; above it the fraction is that of the edge.
+        So the fraction is proportional to a size while small, and approaches 1. Below the grid a matmul takes as long
+        as at the grid's edge, since arrays and registers are padded up; above it the fraction is that of the edge.
         """
         padding, corners = 1.0, [(0, 1.0)]
         for size, sizes, logs in zip((m, k, n), self.sizes, self.logs, strict=True):
@@ -187,8 +187,8 @@ def _tpu_table(name: str) -> _Table:
 def layer_shares(system: System) -> Mapping[str, float]:
     """Return the speed of a layer's attention through scores, and of its other ops, as fractions of their speed alone.
 
-    On TPUs by the compiler's estimates for a layer of Llama 2 (`benchmarks/tpu_layers.py`): norms and sums are fused
-    into matmul kernels, and weights are copied to other layouts. On GPUs both are 1: kernels run one by one.
+    On TPUs by the compiler's estimates for a layer of Llama 2 (`benchmarks/tpu_layers.py`): norms and reductions are
+    fused into matmul kernels, and weights are copied to other layouts. On GPUs both are 1: kernels run one by one.
     """
     if system.chip.kind != "tpu":
         return {"attention": 1.0, "rest": 1.0}

@@ -1,4 +1,4 @@
-"""Fold over a step: the bytes that it moves between HBM and a device's cores, at least."""
+"""Lower bound of the bytes that a step moves between HBM and a device's cores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.planning.cost.activations import Activations
 from meshwright.planning.cost.model_states import trained_elements
 
 STAGE = replace(DEFAULT, spmd_pipeline=False)
-"""The default strategy, but that stages do nothing while they wait."""
+"""The default strategy, except that pipeline stages do no work while they wait."""
 
 RECOMPUTED: Mapping[Remat, float] = {
     "none": 0.0,
@@ -26,7 +26,7 @@ RECOMPUTED: Mapping[Remat, float] = {
     "block": 1.0,
     "offload": 1.0,
 }
-"""The share of the forward pass's traffic that backward repeats, about."""
+"""The approximate share of the forward pass's traffic that backward repeats."""
 
 
 def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
@@ -34,7 +34,7 @@ def hbm_bytes(workload: Workload, mesh: MeshShape) -> dict[str, float]:
 
     Forward reads gathered weights and writes saved activations; recompute does the same again; backward reads both, and
     writes gradients of both. The optimizer reads gradient, parameter and two moments, and writes the last three. With
-    pp: for a stage that does nothing while idle and has the tables of both ends.
+    pp the figures are for a stage that does no work while it waits and has both embedding table and output head.
     """
     step, activations = train_step(workload, mesh, STAGE), Activations(workload, mesh)
     local = step.extents.local_dims

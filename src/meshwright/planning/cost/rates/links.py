@@ -1,7 +1,7 @@
 """Fraction of full rate that links reach in a collective, by its bytes and the devices it spans.
 
 GPUs: inside a node two constants for each chip, fitted to measured all-reduces (`benchmarks/gpu_products.py`); between
-nodes the steps of NCCL's rings and trees, with the latencies that NCCL itself plans with. TPUs: the scaling book's
+nodes the steps of NCCL's rings and trees, with the latencies that NCCL itself assumes. TPUs: the scaling book's
 measurements.
 """
 
@@ -26,7 +26,7 @@ NETWORK_SHARE = 0.94
 
 @dataclass(frozen=True)
 class Protocol:
-    """One of NCCL's ways to move data: the seconds of a step inside a node and between nodes, and the payload's share.
+    """A protocol of NCCL: the seconds of a step inside a node and between nodes, and the payload's share of bytes.
 
     NCCL src/graph/tuning.cc, `hwLat` in microseconds; of each 128 bytes LL128 carries 120.
     """
@@ -38,12 +38,12 @@ class Protocol:
 
 RINGS = (Protocol(1.9e-6, 4.0e-6, 120 / 128), Protocol(3.4e-6, 14.0e-6, 1.0))
 TREE = Protocol(1.25e-6, 8.5e-6, 0.92 * 120 / 128)
-"""NCCL takes a tree to have 0.92 of a ring's bandwidth (src/graph/tuning.cc); only all-reduces have one."""
+"""NCCL assumes 0.92 of a ring's bandwidth for a tree (src/graph/tuning.cc); only all-reduces have one."""
 
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """Speed of collectives on links inside a node: t = start + t at full rate / share."""
+    """Constants of collectives inside a node: t = start_seconds + t at full rate / share."""
 
     start_seconds: float
     share: float
@@ -51,14 +51,15 @@ class LinkFigures:
 
 @cache
 def link_figures(name: str) -> LinkFigures:
-    """The figures of a GPU's links inside a node, or of its relative's."""
+    """Return the figures of a GPU's links inside a node, or those of the GPU it borrows from (`relative`)."""
     return LinkFigures(**gpu_products()["links"][relative(name)])
 
 
 def collective_efficiency(system: System, time: CollectiveTime) -> float:
-    """The share of the links' full rate that a collective reaches, from 0 to 1: t at full rate over t with its start.
+    """Return the fraction of the links' full rate that a collective reaches, from 0 to 1.
 
-    TPUs: `TPU_LINK_SHARE`, their start being the hops of `time` itself.
+    GPUs: the time at full rate over the achieved time, start-up included. TPUs: `TPU_LINK_SHARE`; `time` has their
+    start-up as hop latency.
     """
     ideal = time.bandwidth_seconds
     if not ideal or system.chip.kind == "cpu":
@@ -72,10 +73,10 @@ def collective_efficiency(system: System, time: CollectiveTime) -> float:
 
 
 def _ways(time: CollectiveTime) -> Iterator[tuple[float, float]]:
-    """Return NCCL's algorithms across nodes: the seconds of sequential steps and the fraction of full rate of each.
+    """Yield NCCL's algorithms across nodes: the seconds of sequential steps and the fraction of full rate of each.
 
-    A ring takes n - 1 steps, of which one for each node but one crosses nodes; an all-reduce twice as many. A tree goes
-    up and down its levels. Steps inside a node are part of the measured start.
+    A ring of n devices in m nodes takes n - 1 steps, m - 1 of them between nodes; an all-reduce takes twice that. A
+    tree goes up and down its levels. Steps inside a node are part of the measured start.
     """
     members, nodes = time.spread
     if nodes == 1 or time.kind in ("all-to-all", "collective-permute"):

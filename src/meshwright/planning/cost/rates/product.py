@@ -23,7 +23,7 @@ from meshwright.record import Bound, Collective
 
 @dataclass(frozen=True)
 class Intensity:
-    """Flops per byte, of memory or of one collective, beside the hardware's.
+    """Flops per byte, of memory traffic or of one collective, and the flops per byte of the hardware.
 
     dims: the value as an expression of dims; empty if the flops are of several matmuls. hardware: peak flops over
     memory bandwidth, or over that of the links, used both ways as in large rings. here: the same with the collective's
@@ -41,8 +41,9 @@ class PricedImplementation:
     """An implementation and its times on one device at full rate, which are lower bounds.
 
     collectives: each with its seconds. communication_seconds: the sum of these. network: intensity of the longest
-    collective, None without one. memory: intensity of memory, None without matmul. threshold: the condition for compute
-    bound, against memory if that bounds or nothing is communicated, else against the collectives; None without matmul.
+    collective; None if there is none. memory: intensity of memory traffic; None without a matmul. threshold: the
+    condition under which it is compute bound, against memory if memory takes longest or there are no collectives, else
+    against the collectives; None without a matmul.
     """
 
     implementation: Implementation
@@ -56,17 +57,17 @@ class PricedImplementation:
 
     @property
     def seconds(self) -> float:
-        """The time when collectives hide behind the products: the longest of the three."""
+        """The time if collectives hide behind matmuls: the longest of the three."""
         return max(self.flops_seconds, self.memory_seconds, self.communication_seconds)
 
     @property
     def serial_seconds(self) -> float:
-        """The time when nothing hides: the products, then the collectives."""
+        """The time if nothing is hidden: the matmuls, then the collectives."""
         return max(self.flops_seconds, self.memory_seconds) + self.communication_seconds
 
     @property
     def bound(self) -> Bound | None:
-        """What takes longest; None if nothing takes time."""
+        """The resource that takes longest; None if nothing takes time."""
         times: dict[Bound, float] = {
             "compute": self.flops_seconds,
             "memory": self.memory_seconds,
@@ -77,7 +78,10 @@ class PricedImplementation:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedProduct:
-    """A product or resharding priced: implementations cheapest first, `chosen` the written one or else the cheapest."""
+    """A matmul or resharding with its priced implementations.
+
+    implementations: cheapest first. chosen: the implementation that was written, or else the cheapest.
+    """
 
     inference: Inference
     layout: MeshPlacement
@@ -90,7 +94,7 @@ class PricedProduct:
         return tuple(way for way in self.implementations if way is not self.chosen)
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data, in the schema of `meshwright matmul --json`."""
+        """Return the prices as plain data, in the schema of `meshwright matmul --json`."""
         inference, chosen = self.inference, self.chosen
         return {
             "case": inference.case,
@@ -138,7 +142,7 @@ def price(inference: Inference, system: System, *, dtype: str = "bf16") -> Price
 
 @dataclass(frozen=True)
 class _Load:
-    """A collective, its time, and the flops the chip does in the time of one of its bytes (`Intensity`)."""
+    """A collective, its time, and the flops that the chip does in the time of one of its bytes (`Intensity`)."""
 
     step: Communicate
     time: CollectiveTime
@@ -147,7 +151,7 @@ class _Load:
 
 
 def _load(step: Communicate, layout: MeshPlacement, peak: float) -> _Load:
-    """The load that a collective is on the links that its axes run over."""
+    """Return the load of a collective on the links that its axes run over."""
     placement = layout.placement(step.axes)
     time = collective_seconds(step.kind, step.bytes, placement)
     closed = replace(placement, rings=tuple(replace(ring, is_wrapped=True) for ring in placement.rings))
@@ -156,7 +160,7 @@ def _load(step: Communicate, layout: MeshPlacement, peak: float) -> _Load:
 
 
 def _priced(way: Implementation, sizes: Sizes, layout: MeshPlacement, dtype: str) -> PricedImplementation:
-    """An implementation with its times."""
+    """Return an implementation with its times."""
     system = layout.system
     loads = [_load(step, layout, system.peak(dtype)) for step in way.communications]
     touched = [array for product in way.products for array in (*product.operands, product.result)]
@@ -185,7 +189,7 @@ def _priced(way: Implementation, sizes: Sizes, layout: MeshPlacement, dtype: str
 
 
 def _network(way: Implementation, loads: list[_Load], sizes: Sizes) -> Intensity:
-    """The intensity against the collective that takes longest."""
+    """Return the intensity relative to the collective that takes longest."""
     longest = max(loads, key=lambda load: load.time.seconds)
     dims = str(flops_per_byte(way.products[0], longest.step.counted, sizes)) if len(way.products) == 1 else ""
     return Intensity(intensity(way.flops, longest.step.bytes), dims, longest.hardware, longest.here)
@@ -199,7 +203,10 @@ def _threshold(
     *,
     is_memory: bool,
 ) -> Threshold | None:
-    """When an implementation is compute bound; is_memory: whether memory takes longest, else its collectives."""
+    """Return the condition under which an implementation is compute bound; None without a matmul.
+
+    is_memory: whether memory takes longest and is the other side of the condition; else its collectives are.
+    """
     if not way.products:
         return None
     if is_memory or not loads:
@@ -212,7 +219,7 @@ def _threshold(
 
 
 def _collectives_json(priced: PricedImplementation) -> list[dict[str, Any]]:
-    """The collectives of an implementation as plain data."""
+    """Return the collectives of an implementation as plain data."""
     return [
         {"kind": c.kind, "axes": list(c.axes), "array": c.array, "bytes": c.bytes, "seconds": c.seconds}
         for c in priced.collectives
@@ -220,5 +227,5 @@ def _collectives_json(priced: PricedImplementation) -> list[dict[str, Any]]:
 
 
 def _intensity_json(found: Intensity | None) -> dict[str, Any] | None:
-    """An intensity as plain data."""
+    """Return an intensity as plain data."""
     return asdict(found) if found else None

@@ -1,12 +1,13 @@
-"""Exposed time of ring attention: the sends of each turn beside the attention computed meanwhile.
+"""Exposed time of ring attention: the sends of each ring step overlap with the attention of that step.
 
-As `execution/runtime/attention/ring.py` implements it: P turns forward and P backward. Keys and values are sent on when
-they arrive, beside the attention of that turn, in all turns but the last. In backward, the gradients of the first two
-turns are not sent, and those of others follow the keys one turn later. The last send, which returns a device's own
-gradients, runs beside the matmuls of the queries' gradient.
+They are as `execution/runtime/attention/ring.py` implements them: P ring steps forward and P backward. Keys and values
+are sent on when they arrive, during the attention of that step, in all steps but the last. In backward, the gradients
+of the first two steps are not sent, and those of others follow the keys one step later. The last send, which returns a
+device's own gradients, overlaps with the matmuls of the queries' gradient.
 
-The TPU compiler schedules it so (libtpu 0.0.42.1, default effort): for two layers of 32 heads on an embed of 1024, with
-S = 32K over sp=8 of v5e:2x4, only the last send is exposed, 0.28 ms of 27.5 ms of sends; 0.82 ms are planned.
+The TPU compiler schedules the sends so (libtpu 0.0.42.1, default effort): for two layers of 32 heads on an embed of
+1024, with S = 32K over sp=8 of v5e:2x4, only the last send is exposed, 0.28 ms of 27.5 ms of sends; the plan has 0.82
+ms.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from meshwright.record import Collective, Phase
 
 @dataclass(frozen=True)
 class RingWork:
-    """Work of one layer on one microbatch while arrays go round a ring of `degree` devices.
+    """Compute of one layer on one microbatch while arrays are sent round a ring of `degree` devices.
 
-    turn: seconds of attention in a turn; in zigzag order all are equal. after: seconds of the queries' gradient.
+    turn: seconds of attention in a ring step, equal for all steps in zigzag order. after: seconds of the matmuls of the
+    queries' gradient.
     """
 
     degree: int
@@ -35,7 +37,7 @@ class RingWork:
     def exposed_share(self, phase: Phase, keys: float, gradients: float) -> float:
         """Return the exposed fraction of a phase's sends.
 
-        keys, gradients: seconds to send those of one turn; 0 if none are sent.
+        keys, gradients: seconds to send them in one ring step; 0 if none are sent.
         """
         sends, work = self.degree - 1, getattr(self.turn, phase)
         alone = sends if phase != "backward" else min(2, sends)
@@ -47,7 +49,7 @@ class RingWork:
 
 
 def is_round_ring(move: Collective) -> bool:
-    """Whether a collective sends keys, values or their gradients round a ring."""
+    """Whether a collective sends keys, values or their gradients round the ring of sp."""
     return move.kind == "collective-permute" and move.axes == ("sp",)
 
 
