@@ -45,6 +45,21 @@ class Lowering:
     reduce_axes: tuple[str, ...] = ()  # Axes of the all-reduce in it.
     promoted_from: str = ""  # 16-bit dtype of data that XLA:CPU sends as float32, or ''.
 
+    def __str__(self) -> str:
+        """Return how a compiler lowered a collective, as a phrase."""
+        scattered, reduced = " x ".join(self.scatter_axes), " x ".join(self.reduce_axes)
+        form = {
+            None: "",
+            LoweredAs.SLICED_ALL_REDUCE: "all-reduce + slice",
+            LoweredAs.PARTLY_SLICED_ALL_REDUCE: (
+                f"reduce-scatter over {scattered} and all-reduce over {reduced}, done as one and sliced"
+            ),
+            LoweredAs.PADDED_ALL_REDUCE: "as all-reduce of shards in zeros",
+            LoweredAs.UNREADABLE_SLICE: "sliced afterwards by offsets that the text leaves out",
+        }[self.form]
+        promoted = f"promoted from {self.promoted_from} by the CPU compiler" if self.promoted_from else ""
+        return "; ".join(filter(None, (form, promoted)))
+
     def to_json(self) -> dict[str, Any]:
         """Return this lowering as plain data, without empty fields."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items() if value}
@@ -70,6 +85,11 @@ class Collective:
     source: str = ""
     note: str = ""
     lowerings: tuple[Lowering, ...] = ()  # The distinct ways in which the compiler lowered it differently.
+
+    @property
+    def remarks(self) -> str:
+        """How the collective was lowered, then its note; '' if there is nothing to remark."""
+        return "; ".join(filter(None, (*map(str, self.lowerings), self.note)))
 
     def to_json(self) -> dict[str, Any]:
         """Return this collective as plain data, without empty texts and lowerings."""

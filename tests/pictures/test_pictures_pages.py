@@ -41,8 +41,6 @@ FINDING = GatheredTwice(
     iterations=1,
     bytes=2_000_000,
     cost_seconds=0.25,
-    evidence="w <is> f32[8,4] is gathered 2 times",
-    fix="gather it once",
     source="a.py:3",
 )
 FETCHES = ("src", "href", "xlink:href", "action", "data", "poster", "srcset")

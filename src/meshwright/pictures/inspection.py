@@ -65,7 +65,6 @@ def _headline(found: Inspection) -> str:
 def _collective_table(found: Inspection) -> Any:
     """Return the table of collectives, largest first; equal ones from one line of code are added up."""
     from meshwright.pictures.rows import alike, file_name
-    from meshwright.pictures.words import collective_note
 
     is_timed = any(move.seconds is not None for move in found.collectives)
     has_schedule = found.schedule is not None
@@ -77,7 +76,7 @@ def _collective_table(found: Inspection) -> Any:
         seconds = [show_seconds(move.seconds) if move.seconds is not None else "–"] if is_timed else []
         seconds += [show_seconds(move.exposed_seconds or 0.0)] if has_schedule else []
         counts = [show_bytes(move.bytes), str(move.count), *seconds]
-        place = file_name(move.source) + (f" [{note}]" if (note := collective_note(move)) else "")
+        place = file_name(move.source) + (f" [{note}]" if (note := move.remarks) else "")
         rows.append([move.kind, "*".join(move.axes) or "?", move.phase, *counts, place])
     if len(moves) > _MOST_ROWS:
         rest = moves[_MOST_ROWS:]

@@ -14,7 +14,6 @@ from meshwright.pictures.colours import WRONG, named
 from meshwright.pictures.document import WIDTH, Section, drawing, html_table, legend
 from meshwright.pictures.rows import alike, buffer_rows, file_name
 from meshwright.pictures.scene import Box, Label, Line, Scene
-from meshwright.pictures.words import collective_note
 from meshwright.proof.simulate.buffers import Buffer
 from meshwright.proof.simulate.events import Event
 from meshwright.proof.simulate.schedule import Schedule
@@ -83,7 +82,7 @@ def collectives_section(record: Record) -> Section:
 def _row(move: Collective) -> tuple[str, ...]:
     """Return a collective as a row of the table."""
     times = ["–" if seconds is None else show_seconds(seconds) for seconds in (move.seconds, move.exposed_seconds)]
-    said = "; ".join(filter(None, (file_name(move.source), collective_note(move))))
+    said = "; ".join(filter(None, (file_name(move.source), move.remarks)))
     return (
         move.kind,
         "*".join(move.axes),

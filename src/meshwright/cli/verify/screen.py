@@ -39,7 +39,7 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
     records = {"predicted": found.plan.predicted.to_json(), "compiled": found.compiled.to_json()}
     if measured:
         records["measured"] = measured.to_json()
-    from meshwright.pictures.words import reason
+    from meshwright.pictures.comparison import reason
 
     rows = [row.to_json() | {"reason": reason(row)} for row in found.rows]
     differences = [data for row, data in zip(found.rows, rows, strict=True) if not row.is_equal]
@@ -48,7 +48,7 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
 
 def print_verification(found: Verification | ServingVerification, title: str) -> None:
     """Print the table of a verification, and another of the quantities that a run measured."""
-    from meshwright.pictures.words import row_tables
+    from meshwright.pictures.comparison import row_tables
 
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"

@@ -1,12 +1,14 @@
-"""Causes of differences between a plan and its compiled program, as data. Sentences are in `pictures.words`."""
+"""Causes of differences between a plan and its compiled program: their figures, and the phrase that each prints."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from meshwright.record import Lowering
+from meshwright.units import show_bytes, show_seconds
 
 
 class Difference(StrEnum):
@@ -84,6 +86,42 @@ UNNAMED = frozenset({Difference.NOT_PLANNED, Difference.MISSING, Difference.UNEX
 """Differences that no rule explains."""
 
 
+_PHRASES: Mapping[Difference, str] = {
+    Difference.NOT_PLANNED: "not planned",
+    Difference.MISSING: "the compiled program has none",
+    Difference.UNEXPLAINED: "otherwise than planned",
+    Difference.ANOTHER_PROGRAM: "another program than planned",
+    Difference.DROPLESS_PADDING: "padded for any routing, as experts without a capacity need; planned as in balance",
+    Difference.UNTAKEN_BRANCHES: "counted in every tick, as in the text: in a branch that few ticks take",
+    Difference.OPAQUE_KERNELS: "attention is in kernels that do not state their flops",
+    Difference.KERNEL_ESTIMATES: "attention kernels state half of the scores, and two products more backward",
+    Difference.SUMMED_ONCE: "the last norm's gradient is summed once, not for each microbatch",
+    Difference.EXPERT_BUFFERS: "whole tokens in buffers for any routing; planned in parts, as in balance",
+    Difference.INT8_SCALES: "scales beside int8; what is no product of a layer stays in the dtype of products",
+    Difference.READ_THEN_MULTIPLIED: "as most are read first, and products begin after that",
+    Difference.GATHERED_PAGES: "as pages are gathered first, and scores are ops of their own",
+    Difference.PADDED_ROWS: "products of one row run as 8 rows, the others zeros",
+    Difference.SINGLE_ROWS: "products of one row or column are done element by element, without flops of their own",
+    Difference.MASKED_SCORES: "scores of later keys are made too, and left out; planned without them",
+    Difference.SLICED_FURTHER: "a reduce-scatter and a slice after it, done as an all-reduce",
+    Difference.OTHER_PHASE: "in another phase: all phases together are as planned",
+    Difference.PADDED_SHARDS: "in shards padded to the compiler's tiles, which collective-permutes put in place",
+    Difference.PADDED_SHARDS_PERMUTED: "puts the padded shards of the reduce-scatter in place",
+    Difference.WITHIN_AND_BETWEEN_SLICES: (
+        "sums over axes inside slices and between them, one after the other: over each axis as planned"
+    ),
+    Difference.REGISTER_ROWS: "a few numbers, in whole rows of the compiler's registers",
+    Difference.RING_REMAINDER: "the rest in steps beside the products that use it, as collective-permutes",
+    Difference.COMBINED_SUMS: "sums over several axes done together: over each axis all are as planned",
+    Difference.COMBINED_SUMS_ACROSS_PHASES: (
+        "sums over several axes, or of several phases, done together: over each axis all are as planned"
+    ),
+    Difference.PADDED_ARGUMENTS: "small arrays are padded",
+    Difference.ESTIMATED: "an estimate",
+    Difference.DUE_TO_TEMPORARIES: "by its temporaries",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cause:
     """Why a quantity differs, with the figures that this kind of difference has."""
@@ -96,6 +134,23 @@ class Cause:
     seconds: float | None = None
     count: int | None = None
     num_bytes: int | None = None
+
+    def __str__(self) -> str:
+        """Return why a figure differs, as a phrase."""
+        if self.difference == Difference.RING_STEPS:
+            return f"steps of the {' and '.join(self.collectives)}, beside the products that use it"
+        if self.difference == Difference.JOINED_AXES:
+            return f"planned over {' and '.join('*'.join(axes) for axes in self.axes)} in turn"
+        if self.difference == Difference.READ_AHEAD:
+            return f"{show_bytes(self.num_bytes or 0)} of weights read ahead into fast memory"
+        if self.seconds is not None:
+            amount = f"{'+' if self.seconds > 0 else '-'}{show_seconds(abs(self.seconds))}"
+            if self.count:
+                return f"{self.count:,} ops, most of at least {show_seconds(self.seconds / self.count)}: {amount}"
+            return f"{' '.join(filter(None, (self.term, amount, _PHRASES.get(self.difference))))}"
+        if self.lowering is not None:
+            return str(self.lowering)
+        return _PHRASES[self.difference]
 
     def to_json(self) -> dict[str, Any]:
         """This cause as plain data, without empty fields."""

@@ -1,0 +1,48 @@
+"""The rows of a comparison as text: predicted, compiled and measured, their differences, and why they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from meshwright.proof.verification.comparison import Row
+from meshwright.units import show_bytes, show_flops, show_percent, show_rate, show_seconds
+
+
+def reason(row: Row) -> str:
+    """Return why the figures of a row differ, and how the compiler lowered the quantity."""
+    return "; ".join(dict.fromkeys(filter(None, (*map(str, row.causes), row.note))))
+
+
+def row_tables(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[list[str]], list[bool]]]:
+    """Return the rows as tables; rows with a measurement are a table of their own, since most rows have none.
+
+    For each table: column names, rows as text, and which rows differ.
+    """
+    ran = [row for row in rows if row.measured is not None]
+    for part in filter(None, ([row for row in rows if row.measured is None], ran)):
+        columns = ["", "predicted", "compiled", "difference", *(["measured", "difference"] if part is ran else []), ""]
+        cells = [row_cells(row, with_measured=part is ran) for row in part]
+        yield columns, cells, [not row.is_equal for row in part]
+
+
+def row_cells(row: Row, *, with_measured: bool) -> list[str]:
+    """Return a row as text: quantity, predicted, compiled, difference, (measured, difference,) reason."""
+    amounts = [_shown(row.predicted, row), _shown(row.compiled, row)]
+    cells = [row.quantity, *amounts, _difference(row.compiled, row, row.relative)]
+    if with_measured:
+        cells += [_shown(row.measured, row), _difference(row.measured, row, row.measured_relative)]
+    return [*cells, reason(row)]
+
+
+def _shown(amount: float | None, row: Row) -> str:
+    if amount is None:
+        return "–"
+    if row.unit == "tok/s":
+        return show_rate(amount, row.unit)
+    return {"B": show_bytes, "flop": show_flops, "s": show_seconds, "share": show_percent}[row.unit](amount)
+
+
+def _difference(amount: float | None, row: Row, relative: float | None) -> str:
+    if row.predicted == amount:
+        return "0"
+    return "–" if relative is None else f"{relative:+.1%}"
