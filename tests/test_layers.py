@@ -18,7 +18,6 @@ ROOT = Path(meshwright.__file__).parent
 # From the ground up: modules of the top level, wings, and the packages of a wing, each before what may import it.
 FLOORS = (
     "errors",
-    "extras",
     "units",
     "support",
     "mesh",

@@ -19,10 +19,10 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.words.read import canonical, read_words, without_options
 from meshwright.description.hardware.system import System, make_system
 from meshwright.errors import MeshwrightError
-from meshwright.extras import require_extra
 from meshwright.options.declare import option, positional
 from meshwright.options.values import read_system
 from meshwright.planning.library import plan_to_run
+from meshwright.support.extras import require_extra
 
 EXAMPLES = (
     "meshwright launch -n 4 -- train tiny --on cpu:8 --batch 16 --seq-len 128 -o runs/four",

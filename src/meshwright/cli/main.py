@@ -177,7 +177,7 @@ def _main(words: list[str]) -> int:
             module = command_module(name)
         return _run(module, name, rest)
     except ModuleNotFoundError as error:
-        from meshwright.extras import missing_extra
+        from meshwright.support.extras import missing_extra
 
         raise missing_extra(name, error) or error from None
     finally:
@@ -207,7 +207,7 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
         return 0
     read, typed = read_words(words, args, kinds=kinds, hints=hints)
     if name in EXTRAS:
-        from meshwright.extras import require_extra
+        from meshwright.support.extras import require_extra
 
         require_extra(name, *EXTRAS[name])
     if "on" in typed:

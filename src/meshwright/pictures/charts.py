@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.errors import MeshwrightError
-from meshwright.extras import require_extra
 from meshwright.pictures.colours import INK, RULE, WRONG, named
 from meshwright.record import Record, wire_bytes
+from meshwright.support.extras import require_extra
 from meshwright.support.files import check_output, write_file
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
 

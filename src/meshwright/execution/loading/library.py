@@ -35,9 +35,9 @@ from meshwright.execution.training.run_directory.run import RunConfig, holds_run
 from meshwright.execution.weights.directory import Tensor, tensor_dtype
 from meshwright.execution.weights.load import load_weights, read_tensors
 from meshwright.execution.weights.peft import read_adapter, saved_tensors
-from meshwright.extras import require_extra
 from meshwright.mesh import MeshShape
 from meshwright.options.values import read_mesh, read_system
+from meshwright.support.extras import require_extra
 from meshwright.support.field_types import not_a_choice
 
 

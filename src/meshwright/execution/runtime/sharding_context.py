@@ -71,18 +71,18 @@ class ShardingContext:
         return _transposed_in(self.gradient_dtype, gather, dtype or stored.dtype)(stored)
 
     def _gather(self, stored: Array, *, names: tuple[str, ...], along: str) -> Array:
-        return self._summed(self.shard(stored, *names, along=along), *(IN_USE.get(n, n) for n in names), along=along)
+        return self._resharded(self.shard(stored, *names, along=along), *(IN_USE.get(n, n) for n in names), along=along)
 
     def shard(self, stored: Array, *names: str, along: str = "sequence") -> Array:
         """Return a parameter as it is stored; its gradient stays unreduced over the axes that replicate a shard."""
-        return self._summed(stored, *names, along=along)
+        return self._resharded(stored, *names, along=along)
 
     @property
     def gathered(self) -> ShardingContext:
         """The same context without the axes that only store parameters; it gives the specs of gathered weights."""
         return replace(self, rules={**self.rules, **dict.fromkeys(IN_USE, ())})
 
-    def _summed(self, x: Array, *names: str, along: str) -> Array:
+    def _resharded(self, x: Array, *names: str, along: str) -> Array:
         """Reshard `x` to `names`, typed so that its gradient is summed over the token axes that do not shard it."""
         tokens = (*self.rules["batch"], *self.rules[along])
         dims = spec(names, mesh=self.mesh, rules=self.rules)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from meshwright import extras
 from meshwright.cli.main import COMMANDS, EXTRAS
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.step.workload import Workload
@@ -21,8 +20,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.training.run_directory.run import RunConfig
 from meshwright.execution.training.update.optimizer import Optimizer
 from meshwright.mesh import MeshShape
+from meshwright.support import extras
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PARTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 TRAIN = ["tiny", "--on", "cpu:8", "--batch", "16", "--seq-len", "64", "--mesh", "fsdp=2,tp=4"]
