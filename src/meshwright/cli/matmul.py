@@ -213,7 +213,7 @@ class _Run:
 
 
 def _small(priced: PricedProduct) -> Inference:
-    """Return the cheapest implementation alone, in float32, with dims cut to about `LARGEST` that still divide."""
+    """Return the cheapest implementation alone, in float32, with dims of about `LARGEST` that its mesh axes still divide."""
     inference, way = priced.inference, priced.chosen.implementation
     arrays = [*inference.operands, *(step.result for step in way.steps)]
     dims = {}

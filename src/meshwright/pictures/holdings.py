@@ -110,9 +110,10 @@ class Holdings:
 
 
 def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
-    """Return what each device holds of an array in the notation; devices are numbered along the last mesh axis first.
+    """Return which part of an array, written as `A[I_X, J]`, each device holds.
 
-    Raises an error if the sharding is not legal, or the mesh is too large to draw.
+    Devices are numbered with the last mesh axis fastest. Raises an error if the sharding is not legal, or the mesh is too
+    large to draw.
     """
     check(array, sizes)
     num_devices = math.prod(sizes.degrees.values())

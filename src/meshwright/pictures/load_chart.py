@@ -30,12 +30,12 @@ class LoadPoint(NamedTuple):
 def write_load_chart(
     points: Sequence[LoadPoint], predicted: Sequence[tuple[float, float]], path: Path, *, title: str
 ) -> None:
-    """Write time to the first token and time a token over output tokens a second; the file's suffix sets the format.
+    """Draw time to the first token and time per output token against output tokens per second, into a file.
 
     Args:
         points: the measured loads.
-        predicted: a plan's frontier, as pairs of step seconds and tokens a second. Empty without a plan.
-        path: the chart's file.
+        predicted: a plan's frontier, as pairs of step seconds and tokens per second. Empty without a plan.
+        path: the chart's file; its suffix sets the format.
         title: the chart's title.
     """
     check_chart_file(path)

@@ -48,7 +48,7 @@ class Ring:
 
     @property
     def sent(self) -> int:
-        """The numbers that each device sends in all hops."""
+        """The number of array elements that each device sends, over all hops."""
         return sum(frame.sent for frame in self.frames)
 
 

@@ -106,7 +106,10 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """Return a note that every stage runs the dense layers before the MoE layers, if stages cannot share them."""
+    """Return a note that every pipeline stage computes all dense layers that come before the MoE layers.
+
+    Empty if the stages divide the sequences of these layers among themselves.
+    """
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
     ours = workload.batch // (mesh.degree(RULES["batch"]) * strategy.num_microbatches)
@@ -193,7 +196,10 @@ def _exposed(
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives with their runs in bubble ticks, whose waiting time is already part of the bubble."""
+    """Yield the collectives with their executions in a pipeline's bubble ticks included in bytes, count and seconds.
+
+    The exposed seconds stay those of useful ticks: waiting in a bubble tick already counts as bubble.
+    """
     for worked, move in zip(exposed, in_ticks, strict=True):
         yield replace(move, seconds=planned_seconds(move, layout), exposed_seconds=worked.exposed_seconds)
 

@@ -56,9 +56,9 @@ class TextNames(NamedTuple):
 
 
 def text_names(names: Iterable[str]) -> TextNames:
-    """Return the tensor names of the text part alone, without those of the image parts.
+    """Return the tensor names of a checkpoint's text model, without its prefix, and the other parts that are left out.
 
-    Names stay unchanged unless one begins with `language_model.` or `model.language_model.`.
+    If no name begins with `language_model.` or `model.language_model.`, all names are returned unchanged.
     """
     names = list(names)
     if not any(map(_TEXT.match, names)):

@@ -151,10 +151,10 @@ def describe(
 
 
 def _maker_in_loop(module: Module, instruction: Instruction) -> Instruction:
-    """Return the instruction in a loop body that computes a forward loop's result, if only the loop has a name.
+    """Return the instruction inside a loop that computes what an instruction takes from it, if that is named.
 
-    The loop of 1F1B is forward and also runs backward: a gradient completed in its last iteration is named after the
-    loop.
+    The loop of 1F1B is labelled forward but also computes gradients. Without this a gradient finished in its last
+    iteration, which carries only the loop's name, would count as forward. Any other instruction is returned as it is.
     """
     if phase_of(instruction.op_name) != "forward" or _components(instruction.op_name)[-1] != "while":
         return instruction

@@ -85,7 +85,10 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
 
 
 def model_step(serving: Serving, batch: int) -> Step:
-    """Return the step of `batch` sequences on one device, each token with its own experts and heads: the ideal work."""
+    """Return the step of `batch` sequences on one device without any overhead: the least work that the model needs.
+
+    Nothing is padded or computed twice, and each token passes only through the experts that it is routed to.
+    """
     found, length = program(serving.model), serving.step_length
     sizes: dict[str, float] = {"B": batch, "S": length, "keys": keys_of_query(serving)}
     if dispatch := _dispatch(found):

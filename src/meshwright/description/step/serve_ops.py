@@ -299,9 +299,10 @@ class _BlockWalk:
             yield from self._move("heads and sums", (whole, output), (scalars, parts))
 
     def _shared(self, array: Array) -> Array:
-        """Return queries, keys, values or heads summed over fsdp, or scattered (prefill, or a cache split by batch).
+        """Return the partial sums of queries, keys, values or heads, summed over fsdp.
 
-        Prefill scatters a prompt's tokens, a cache split by batch its sequences.
+        They are all-reduced, or reduce-scattered: in prefill by a prompt's tokens, and by sequences where the cache is split
+        by batch.
         """
         if self.is_prefill or self.split == "batch":
             return _split(array, 1 if self.is_prefill else 0, self.fsdp)

@@ -54,7 +54,10 @@ def plan_shardings(plan: Plan, tree: Any, axes: Axes | None, mesh: Mesh | None) 
 
 
 def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[PartitionSpec]:
-    """Return the specs of a declared model's parameters, whose layers may be in order or in the slots of a pipeline."""
+    """Return the PartitionSpecs of the parameters of a model that meshwright knows (a `ModelConfig`).
+
+    Layers may be stacked in the model's order, or in that of pipeline stages.
+    """
     model, context = plan.workload.model, ShardingContext(plan.mesh, rules_of(plan.strategy))
     declared = dict(leaves(parameters(model)))
     staged = dict(leaves(staged_parameters(model, stages=plan.mesh.pp, virtual_stages=plan.strategy.virtual_stages)))

@@ -70,9 +70,10 @@ def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSe
 
 @cache
 def clock_hertz(system: System) -> float:
-    """Return the clock of a TPU's estimated cycles: peak flops over flops per cycle (benchmarks/tpu_products.py).
+    """Return the clock that turns the TPU compiler's estimated cycles into seconds.
 
-    A chip for which no matmuls were compiled takes v5p's flops per cycle, so that it reaches v5p's share of the peak.
+    It is peak flops/s divided by the flops per cycle of compiled matmuls (benchmarks/tpu_products.py). A chip for which
+    none were compiled gets v5p's flops per cycle, so that its matmuls reach the same fraction of the peak as v5p's.
     """
     chips = tpu_products()["chips"]
     return system.peak("bf16") / chips.get(system.chip.name, chips["v5p"])["flops_per_cycle"]

@@ -58,14 +58,14 @@ class Matcher:
         return self._of.is_stopped() and not self._of.is_error()
 
     def mask(self, out: NDArray[np.uint32], *, stops: bool = True) -> bool:
-        """Write the mask of allowed next tokens. Returns False if there is none, so the text ends.
+        """Write the mask of allowed next tokens. Returns False, with nothing written, if the text is complete.
 
         Args:
             out: words [ceil(vocab / 32)] over the model's vocabulary: bit i of word w is token 32 w + i.
             stops: whether stop tokens are allowed once the text matches.
 
         Raises:
-            MeshwrightError: the grammar is too complex at this text, or no token continues it.
+            MeshwrightError: the grammar is too complex at this text, or the text is incomplete and no token continues it.
         """
         words = out[: self._num_words]
         self._of.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)

@@ -303,7 +303,7 @@ class Scheduler:
         self._copies = [*copies, *self._copies]
 
     def _restart_at_switch(self, sequence: TokenSequence) -> bool:
-        """Whether a sequence is at the length where LongRoPE's frequencies change; if so, it is computed again."""
+        """Restart a sequence that has reached the length where LongRoPE's frequencies change. Return whether it has."""
         switch = self.layout.switch
         if switch is None or sequence.computed < switch or sequence.prefill_length > switch:
             return False

@@ -38,12 +38,12 @@ class Intensity:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedImplementation:
-    """An implementation and its times on one device at full rate, which are lower bounds.
+    """An implementation of a matmul and its times on one device at full rate, which are lower bounds.
 
     collectives: each with its seconds. communication_seconds: the sum of these. network: intensity of the longest
     collective; None if there is none. memory: intensity of memory traffic; None without a matmul. threshold: the
-    condition under which it is compute bound, against memory if memory takes longest or there are no collectives, else
-    against the collectives; None without a matmul.
+    condition under which compute takes longer than its strongest rival: memory, if memory takes longer than the
+    collectives or there are none, else the collectives. None without a matmul.
     """
 
     implementation: Implementation
