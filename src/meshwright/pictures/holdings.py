@@ -112,8 +112,8 @@ class Holdings:
 def holdings_of(array: ShardedArray, sizes: Sizes) -> Holdings:
     """Return which part of an array, written as `A[I_X, J]`, each device holds.
 
-    Devices are numbered with the last mesh axis fastest. Raises an error if the sharding is not legal, or the mesh is too
-    large to draw.
+    Devices are numbered with the last mesh axis fastest. Raises an error if the sharding is not legal, or the mesh is
+    too large to draw.
     """
     check(array, sizes)
     num_devices = math.prod(sizes.degrees.values())

@@ -301,8 +301,8 @@ class _BlockWalk:
     def _shared(self, array: Array) -> Array:
         """Return the partial sums of queries, keys, values or heads, summed over fsdp.
 
-        They are all-reduced, or reduce-scattered: in prefill by a prompt's tokens, and by sequences where the cache is split
-        by batch.
+        They are all-reduced, or reduce-scattered: in prefill by a prompt's tokens, and by sequences where the cache is
+        split by batch.
         """
         if self.is_prefill or self.split == "batch":
             return _split(array, 1 if self.is_prefill else 0, self.fsdp)

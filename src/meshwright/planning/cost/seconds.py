@@ -328,8 +328,8 @@ class OpTimer:
     ) -> float:
         """Return the seconds of rounding a matmul's operands to 8 bits.
 
-        In backward, the casts for both gradient matmuls are charged to the input gradient. In fp8 each operand is read for
-        its maximum, read again and written narrow (torchao, float8 training).
+        In backward, the casts for both gradient matmuls are charged to the input gradient. In fp8 each operand is read
+        for its maximum, read again and written narrow (torchao, float8 training).
         """
         if dtype == "fp8":
             cast = 5 * (rows * (inner + 2 * columns) + 2 * weights)

@@ -65,7 +65,8 @@ class Matcher:
             stops: whether stop tokens are allowed once the text matches.
 
         Raises:
-            MeshwrightError: the grammar is too complex at this text, or the text is incomplete and no token continues it.
+            MeshwrightError: the grammar is too complex at this text, or the text is incomplete and no token can
+                continue it.
         """
         words = out[: self._num_words]
         self._of.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)

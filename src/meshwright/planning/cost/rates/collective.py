@@ -106,10 +106,10 @@ def gather_bytes_per_second(placement: Placement) -> float:
 def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
     """Return the time of an all-gather or reduce-scatter on a torus (scaling book, sharding, case 2 and pop quiz 2).
 
-    V is the bytes of the whole array, W the bandwidth of an axis in both directions. One ring of n devices passes shards
-    both ways, in floor(n/2) hops of 2 V / n: V / W. On axes without wraparound (lines) the corner device has the fewest
-    links and determines the time: V (n - 1) / n over one link of each line and two of each ring. Several rings take the
-    book's V / (W n_axes).
+    V is the bytes of the whole array, W the bandwidth of an axis in both directions. One ring of n devices passes
+    shards both ways, in floor(n/2) hops of 2 V / n: V / W. On axes without wraparound (lines) the corner device has the
+    fewest links and determines the time: V (n - 1) / n over one link of each line and two of each ring. Several rings
+    take the book's V / (W n_axes).
     """
     rings, text = placement.rings, "ICI " + ", ".join(map(str, placement.rings))
     rate = sum(_links(ring) * ring.link_bytes_per_second for ring in rings)
