@@ -1,5 +1,12 @@
 # Two commands do everything: `make demo` and `make test`. Each makes .venv from the lock when it is needed.
-PYTHON ?= python3.11
+
+# The newest Python that runs and can make a venv; another with PYTHON=... A name on the path says neither: that of pyenv
+# ends with an error where its version is not chosen, and Debian has the module in a package of its own. The lock has what
+# each Python gets: JAX 0.10.2 for 3.11, JAX 0.12.0.1 for later ones.
+ifeq ($(origin PYTHON), undefined)
+PYTHON := $(shell for python in python3.13 python3.12 python3.11; do \
+	$$python -c 'import ensurepip' >/dev/null 2>&1 && echo $$python && break; done)
+endif
 BIN := .venv/bin
 
 .PHONY: demo test matrix kit quick lint format hooks lock docs references exports clean
@@ -34,13 +41,15 @@ format: .venv/installed
 hooks: .venv/installed
 	$(BIN)/pre-commit install
 
-# Needs uv (pip install uv); the lock itself installs with pip alone. cuDNN is there to compile for GPUs, which takes its
+# Needs uv (pip install uv); the lock itself installs with pip alone, on every Python from 3.11 on (--universal: a line
+# for each, with the condition that it is for). cuDNN is there to compile for GPUs, which takes its
 # own library only; the packages that it runs with, half a gigabyte, stay out.
 lock:
-	uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q \
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header -q \
 		--no-emit-package nvidia-cublas --no-emit-package nvidia-cuda-nvrtc requirements.in -o requirements.lock
 
 .venv/installed: requirements.lock pyproject.toml
+	$(if $(PYTHON),,$(error no Python 3.11, 3.12 or 3.13 runs here; install one, or name it: make PYTHON=/path/to/python))
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import inspect_programs
 import jax
@@ -9,6 +10,7 @@ import pytest
 from jax.sharding import AxisType
 
 from meshwright.cli.main import main
+from meshwright.description.hlo.text import hlo_text
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import parse_axes
 
@@ -22,10 +24,10 @@ def cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def dump(tmp_path):
-    """A file of the HLO text of `whole`."""
+    """A file of the HLO text of `whole`, with the shardings of its arguments."""
     mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
     file = tmp_path / "dump.txt"
-    file.write_text(inspect_programs.whole(mesh).compile().as_text())
+    file.write_text(hlo_text(inspect_programs.whole(mesh).compile()))
     return file
 
 
@@ -93,8 +95,25 @@ def test_a_dump_is_read_as_it_is_or_packed(dump, packed, capsys):
         dump = file
     assert main(["inspect", str(dump), *MESH]) == 0
     shown = capsys.readouterr().out
-    assert "repeated work" in shown
+    assert "finding 1  repeated work" in shown
     assert "memory" not in shown
+
+
+def test_a_text_that_says_no_shardings_gets_them_from_the_dump_beside_it(dump, capsys):
+    """Of what XLA dumps the optimized module has none from jaxlib 0.12 on, the one before optimization has."""
+    text = re.sub(r", sharding=\{[^}]*\}+", "", dump.read_text())
+    assert "sharding=" not in text
+    file = dump.with_name("module_0000.jit_forward.cpu_after_optimizations.txt")
+    file.write_text(text)
+    assert main(["inspect", str(file), *MESH]) == 0
+    alone = capsys.readouterr().out
+    assert "no finding" in alone
+    assert "note: the text does not say how the arguments are sharded" in alone
+    dump.rename(dump.with_name("module_0000.jit_forward.before_optimizations.txt"))
+    assert main(["inspect", str(file), *MESH]) == 0
+    beside = capsys.readouterr().out
+    assert "finding 1  repeated work" in beside
+    assert "note: the text" not in beside
 
 
 def test_a_dump_for_some_hardware_has_times(dump, capsys):

@@ -11,6 +11,7 @@ from meshwright.cli.collective import KINDS
 from meshwright.cli.main import main
 from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import parse_system
+from meshwright.description.hlo import versions
 from meshwright.description.notation.parser import parse_numbers
 from meshwright.planning.cost.formulas import collective_formula
 from meshwright.planning.cost.rates.collective import collective_seconds
@@ -64,6 +65,14 @@ def test_an_all_reduce_that_is_then_sliced_is_read_as_it_is_written(capsys):
     for mode in found["modes"].values():
         assert mode["is_as_inferred"]
         assert [move["kind"] for move in mode["compiled"]] == ["all-reduce"]
+
+
+def test_with_a_jax_that_no_test_has_seen_it_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(versions, "version", lambda package: "0.13.0")
+    assert matmul("A[I, J_X] @ B[J_X, K] -> C[I, K]", "X=4", "I=16,J=16,K=16", "v5e:4x4") == 0
+    assert "not tested" not in capsys.readouterr().out  # nothing is compiled
+    assert matmul("A[I, J_X] @ B[J_X, K] -> C[I, K]", "X=4", "I=16,J=16,K=16", "v5e:4x4", "--run") == 0
+    assert capsys.readouterr().out.count("note: meshwright is not tested with JAX 0.13.0") == 1
 
 
 def test_a_line_for_each_mode_has_inferred_beside_compiled(capsys):

@@ -13,8 +13,9 @@ KIT = Path(__file__).parent / "kit.json.gz"
 
 def write(path: Path, records: Any) -> None:
     """Write records with sorted keys and no time stamp."""
-    text = json.dumps(records, sort_keys=True, indent=0)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    packed = gzip.compress(json.dumps(records, sort_keys=True, indent=0).encode(), mtime=0)
+    # Byte 9 is the system that packed it: 3 (Unix) by Python 3.11, 255 (unknown) by 3.13.
+    path.write_bytes(packed[:9] + b"\x03" + packed[10:])
 
 
 def read(path: Path) -> Any:

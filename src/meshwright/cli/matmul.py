@@ -213,7 +213,7 @@ class _Run:
 
 
 def _small(priced: PricedProduct) -> Inference:
-    """Return the cheapest implementation alone, in float32, with dims of about `LARGEST` that its mesh axes still divide."""
+    """Return the cheapest implementation in float32, with dims of about `LARGEST` that its mesh axes still divide."""
     inference, way = priced.inference, priced.chosen.implementation
     arrays = [*inference.operands, *(step.result for step in way.steps)]
     dims = {}
@@ -241,6 +241,8 @@ def _execute(inference: Inference) -> _Run:
 
 def _print_run(executed: _Run) -> None:
     """Print for each mode and collective: the largest error, and the inferred and compiled collectives side by side."""
+    from meshwright.description.hlo.versions import untested_notes
+
     sizes = executed.inference.sizes
     dims = ",".join(f"{dim}={size}" for dim, size in sizes.dims.items())
     count = sizes.degree(sizes.degrees)
@@ -249,6 +251,8 @@ def _print_run(executed: _Run) -> None:
     print()
     rows = [row for mode, check in executed.checks.items() for row in _run_rows(mode, check)]
     show(console(), table(("mode", "error", "inferred", "compiled", ""), rows, left=(0, 2, 3, 4), folds=-1))
+    for note in untested_notes():
+        print(folded(f"note: {note}"))
 
 
 def _run_rows(mode: str, check: ProductCheck) -> Iterator[tuple[str, ...]]:

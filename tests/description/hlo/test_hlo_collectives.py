@@ -484,3 +484,34 @@ def test_arrays_summed_at_once_under_the_op_name_of_one_are_in_the_phases_that_m
         )
     )
     assert [(c.phase, c.source) for c in traffic.collectives] == [("update", "(update/sin)"), ("backward", "(mlp/neg)")]
+
+
+PROMOTED = """\
+HloModule m, num_partitions=2
+
+%add_promoted (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: bf16[8], y: f32[]) -> (bf16[8], f32[]) {
+  %x = bf16[8] parameter(0)
+  %y = f32[] parameter(1)
+  %wide = f32[8] convert(%x)
+  %all = (f32[8], f32[]) all-reduce(%wide, %y), channel_id=1, replica_groups={{0,1}}, to_apply=%add_promoted
+  %first = f32[8] get-tuple-element(%all), index=0
+  %second = f32[] get-tuple-element(%all), index=1
+  %narrow = bf16[8] convert(%first)
+  ROOT %out = (bf16[8], f32[]) tuple(%narrow, %second)
+}
+"""
+
+
+def test_float32_that_is_combined_with_promoted_data_is_float32():
+    """Both have the reduction of the first, `..._promoted` (jaxlib 0.12.0.1)."""
+    found = read_collectives(parse_hlo(PROMOTED), {"x": 2}).collectives
+    assert [(one.array, [how.promoted_from for how in one.lowerings]) for one in found] == [
+        ("f32[8]", ["bf16"]),
+        ("f32[]", []),
+    ]

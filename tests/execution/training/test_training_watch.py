@@ -10,9 +10,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from meshwright.description.families.registry import PRESETS
+from meshwright.description.hlo import versions
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.execution.training.library import train
+from meshwright.execution.training.loop import run_steps
 from meshwright.execution.training.run_directory.run import RunConfig, read_metrics
 from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.update.optimizer import Optimizer
@@ -185,3 +187,10 @@ def test_what_was_measured_after_a_row_joins_it(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 7, "eval_loss": 2.0}\n')
     with pytest.raises(MeshwrightError, match=r"line 1: this is no line of metrics"):
         read_metrics(tmp_path)
+
+
+def test_a_run_with_a_jax_that_no_test_has_seen_says_so_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions, "version", lambda package: "0.13.0")
+    notes: list[str] = []
+    run_steps(replace(CONFIG, steps=2), tmp_path / "run", on_note=notes.append)
+    assert sum("not tested with JAX 0.13.0" in note for note in notes) == 1

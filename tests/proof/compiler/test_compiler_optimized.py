@@ -64,3 +64,48 @@ def test_what_the_partitioner_left_says_what_a_gather_is_for():
     )
     assert gather_of(parse_hlo(program.hlo))[1] == "backward"
     assert gather_of(read_optimized(program)) == (f"{GATHERED}/reshard", "recompute")
+
+
+APART = """\
+HloModule m, num_partitions=2
+
+ENTRY %main (w: f32[4,8], v: f32[4,8]) -> (f32[8,8], f32[8,8]) {{
+  %w = f32[4,8] parameter(0)
+  %v = f32[4,8] parameter(1)
+  %gather.1 = f32[8,8] all-gather(%w), channel_id=3, replica_groups=[1,2]<=[2], dimensions={{0}}, use_global_device_ids=true, frontend_attributes={{is_spmd_generated="true"}}, metadata={{op_name="{named}"}}
+  %gather.2 = f32[8,8] all-gather(%v), channel_id=4, replica_groups={{{{0,1}}}}, dimensions={{0}}, use_global_device_ids=true, frontend_attributes={{is_spmd_generated="true"}}, metadata={{op_name="{named}"}}
+  %neg.1 = f32[8,8] negate(%gather.1), metadata={{op_name="{first}"}}
+  %neg.2 = f32[8,8] negate(%gather.2), metadata={{op_name="{second}"}}
+  ROOT %out = (f32[8,8], f32[8,8]) tuple(%neg.1, %neg.2)
+}}
+"""  # noqa: E501
+COMBINED = """\
+HloModule m, num_partitions=2
+
+ENTRY %main (w: f32[4,8], v: f32[4,8]) -> (f32[8,8], f32[8,8]) {{
+  %w = f32[4,8] parameter(0)
+  %v = f32[4,8] parameter(1)
+  %gather = ((f32[4,8], f32[4,8]), (f32[8,8], f32[8,8])) all-gather-start(%w, %v), channel_id=3, replica_groups={{{{0,1}}}}, dimensions={{0}}, use_global_device_ids=true, frontend_attributes={{is_spmd_generated="true"}}, metadata={{op_name="{named}"}}
+  ROOT %done = (f32[8,8], f32[8,8]) all-gather-done(%gather)
+}}
+"""  # noqa: E501
+
+
+def test_each_gather_of_a_combined_one_is_for_what_used_it():
+    """The combined one has the channel and the name of the first, which is that of a call (jaxlib 0.12.0.1)."""
+    names = {"named": f"{BACKWARD}/remat2", "first": f"{BACKWARD}/checkpoint/mlp/neg", "second": f"{GATHERED}/neg"}
+    program = CompiledProgram(
+        hlo=COMBINED.format(**names),
+        memory_bytes={},
+        messages="",
+        compile_seconds=0.0,
+        compiler="",
+        mesh_method=MeshMethod.MAKE_MESH,
+        partitioned=APART.format(**names),
+    )
+    module = read_optimized(program)
+    found = describe(module, module.computations["main"].instructions["gather"], number=2, moves=True)
+    assert [(one.op_name, one.phase) for one in found] == [
+        (names["first"], "backward"),
+        (names["second"], "recompute"),
+    ]

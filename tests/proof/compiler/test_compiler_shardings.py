@@ -1,5 +1,7 @@
 """Where values were asked to lie and where the partitioner laid them, and what it warned of."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -202,6 +204,21 @@ def test_a_value_that_is_made_whole_to_be_split_anew_is_named(monkeypatch, tmp_p
     assert found.source.rpartition("/")[2].startswith("test_compiler_shardings.py:")
     assert str(found.before) == "P(None, 'fsdp', 'dp')"
     assert str(found.after) == "P(None, None, ('dp', 'fsdp', 'tp'))"
+
+
+def test_a_value_of_a_partitioning_that_was_only_estimated_is_not_named():
+    """XLA warns while it estimates ways to partition a scatter, of which it takes another (jaxlib 0.12.0.1)."""
+    warning = (
+        "[SPMD] Involuntary full rematerialization. The compiler cannot go from sharding {devices=[2,4]<=[8]} to"
+        " {devices=[4,2]<=[8]} efficiently for HLO operation %NAME = f32[4,8]{1,0} parameter(2)"
+    )
+    program = CompiledProgram(
+        hlo="", memory_bytes={}, messages=warning, compile_seconds=0.0, compiler="", mesh_method=MeshMethod.OWN
+    )
+    (found,) = read_full_rematerializations(replace(program, messages=warning.replace("NAME", "x.2")), XY)
+    assert found.op == "x.2"
+    estimated = replace(program, messages=warning.replace("NAME", "fake_parameter.2"))
+    assert read_full_rematerializations(estimated, XY) == ()
 
 
 def test_a_program_for_one_device_was_not_partitioned(monkeypatch, tmp_path):

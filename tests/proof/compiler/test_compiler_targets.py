@@ -46,7 +46,7 @@ def test_a_compilers_environment_does_not_depend_on_the_one_it_is_asked_from():
 
 def test_only_the_tpu_compiler_has_a_fast_effort():
     cpu, tpu, gpu = (parse_system(text) for text in ("cpu:8", "v5e:4x4", "h100:8"))
-    assert compiler_options(tpu, "fast") == {"exec_time_optimization_effort": -1.0}
+    assert compiler_options(tpu, "fast") == {"optimization_level": 9}
     assert compiler_options(tpu, "default") == compiler_options(gpu, "fast") == {}
     assert compiler_options(cpu, "fast") == compiler_options(cpu, "default")
 

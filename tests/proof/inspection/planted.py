@@ -269,11 +269,11 @@ def put_on_a_device(mesh: Any, *, inside: bool) -> Program:
     return forward, (array(mesh, (64, 64), "dp"),)
 
 
-def transformed(mesh: Any, *, by_partitioner: bool) -> Program:
-    """A Fourier transform of lines that dp shares out: left to the partitioner, which gathers them, or in shard_map."""
+def transformed(mesh: Any, *, by_partitioner: bool, axis: int = 1) -> Program:
+    """A Fourier transform of an array whose first dim dp splits: left to the partitioner, or in shard_map."""
 
     def forward(x: Any) -> Any:
-        return jnp.fft.fft(x, axis=1).real
+        return jnp.fft.fft(x, axis=axis).real
 
     mapped = jax.shard_map(forward, mesh=mesh, in_specs=P("dp"), out_specs=P("dp"))
     return forward if by_partitioner else mapped, (array(mesh, (64, 64), "dp"),)

@@ -6,6 +6,7 @@ import jax
 import planted
 import pytest
 from jax.sharding import AxisType
+from jax_versions import SPLITS_FOURIER_TRANSFORMS
 
 import meshwright
 
@@ -21,6 +22,9 @@ class Pair(NamedTuple):
 
 
 DP_TP, FSDP, PP, CUBE = {"dp": 2, "tp": 4}, {"fsdp": 8}, {"pp": 2, "dp": 4}, {"dp": 2, "fsdp": 2, "tp": 2}
+
+# Along the dim that dp splits, where the partitioner gathers the lines of no other dim.
+LEFT_TO_THE_PARTITIONER = {"by_partitioner": True, "axis": 0 if SPLITS_FOURIER_TRANSFORMS else 1}
 
 PAIRS = [
     Pair("repeated work", planted.transformer, DP_TP, {"applied": False}, {"applied": True}),
@@ -43,7 +47,7 @@ PAIRS = [
     Pair("replicated batch", planted.optimizer_step, FSDP, {"batch": False}, {}),
     Pair("not donated", planted.optimizer_step, FSDP, {"donated": False}, {}),
     Pair("constraint without effect", planted.put_on_a_device, {"dp": 8}, {"inside": True}, {"inside": False}),
-    Pair("unplanned collective", planted.transformed, {"dp": 8}, {"by_partitioner": True}, {"by_partitioner": False}),
+    Pair("unplanned collective", planted.transformed, {"dp": 8}, LEFT_TO_THE_PARTITIONER, {"by_partitioner": False}),
     Pair("unplanned collective", planted.accumulated, {"dp": 8}, {"on_split_dim": True}, {"on_split_dim": False}),
     Pair("uneven stages", planted.stages, PP, {"layers": (1, 7)}, {"layers": (4, 4)}),
 ]  # fmt: skip
@@ -75,3 +79,8 @@ def test_a_planted_mistake_is_found_with_its_evidence_its_cost_and_a_fix(pair):
 @pytest.mark.parametrize("pair", PAIRS, ids=NAMES)
 def test_its_clean_twin_has_no_finding(pair):
     assert inspection(pair, pair.clean).findings == ()
+
+
+def test_a_fourier_transform_of_whole_lines_is_a_mistake_where_the_partitioner_gathers_them():
+    pair = PAIRS[NAMES.index("transformed")]
+    assert bool(inspection(pair, {"by_partitioner": True, "axis": 1}).findings) is not SPLITS_FOURIER_TRANSFORMS

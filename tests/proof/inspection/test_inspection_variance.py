@@ -8,6 +8,7 @@ from jax import P
 from jax.sharding import AxisType
 
 from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.text import hlo_text
 from meshwright.proof.inspection.variance import Variance
 
 MESH = {"a": 2, "b": 2, "c": 2}
@@ -56,7 +57,7 @@ def test_a_value_differs_along_the_axes_along_which_devices_hold_other_numbers(b
     held = np.asarray(run(x)).reshape(2, 2, 2, -1)
     really = "".join(axis for number, axis in enumerate(MESH) if (held != np.take(held, [0], axis=number)).any())
     assert really == axes, "the table is wrong"
-    module = parse_hlo(run.lower(x).compile().as_text())
+    module = parse_hlo(hlo_text(run.lower(x).compile()))
     assert "".join(sorted(Variance(module, MESH).axes(module.root(module.entry)))) == axes
 
 

@@ -26,14 +26,15 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
 
     Return whether the compiled step fits.
     """
+    from meshwright.description.hlo.versions import untested_notes
     from meshwright.proof.verification.plans import verify_plan
 
     as_json = args.run.json
     check_all_read(args, "beside --dry-run")
     plan = config.plan
     with waiting(f"compiling {config.workload.model.name} on {config.mesh} for {config.hardware}"):
-        compiled = verify_plan(plan).compiled
-    memory, usable = compiled.memory_bytes["peak"], config.system.usable_bytes
+        verification = verify_plan(plan)
+    memory, usable = verification.compiled.memory_bytes["peak"], config.system.usable_bytes
     seconds, tokens = planned.step_seconds or 0.0, config.workload.tokens
     fits = memory <= usable
     found = {
@@ -56,7 +57,7 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
         )
         print(f"a step: {show_seconds(seconds)}, {tokens:,} tokens, {show_rate(tokens / seconds, 'tok/s')} (plan)")
         print(f"to the end: {config.steps:,} steps, {tokens * config.steps:,} tokens, {_long(seconds * config.steps)}")
-        for note in _notes(plan, memory, args.model):
+        for note in (*_notes(plan, memory, args.model), *untested_notes(verification.program.compiler)):
             print(folded(f"note: {note}"))
         print("nothing was written; without --dry-run the run begins")
     return fits

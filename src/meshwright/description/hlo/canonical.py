@@ -105,19 +105,26 @@ def is_padded_gather(module: Module, operand: Instruction, axes: Axes, mesh: Map
     return tiles is not None and _tiled_axes(tiles, math.prod(counts), axes, mesh) == axes
 
 
-def promoted_from(module: Module, operand: Instruction, result: Instruction, reducer: str) -> str:
+def promoted_from(
+    module: Module, operand: Instruction, result: Instruction, reducer: str, *, is_combined: bool = False
+) -> str:
     """Return the 16-bit dtype that a collective's f32 data has before and after it; '' if the program itself uses f32.
 
     Either XLA named the reduction `..._promoted`; or the operand is converted from that dtype, and every use of the
-    result starts by converting back. If the conversion was fused away, it is the program's only 16-bit dtype.
+    result starts by converting back. If the conversion was fused away, it is the program's only 16-bit dtype. One of
+    several arrays that were combined must be converted before or after: XLA combines promoted data with float32 data
+    and gives both the reduction of the first (jaxlib 0.12.0.1).
     """
     if operand.shape.dtype != "f32":
         return ""
     made = origin(module, operand)
     narrow = module.operand(made).shape.dtype if made.opcode == "convert" else ""
     if reducer.endswith("_promoted"):
+        if narrow in _HALVES:
+            return narrow
         halves = {instruction.shape.dtype for instruction in module.instructions()}.intersection(_HALVES)
-        return narrow if narrow in _HALVES else halves.pop() if len(halves) == 1 else ""
+        after = (user.opcode == "convert" and user.shape.dtype in halves for user, _ in uses(module, result))
+        return halves.pop() if len(halves) == 1 and (not is_combined or any(after)) else ""
     if narrow not in _HALVES:
         return ""
     through = VIEWS | {"slice", "dynamic-slice"}

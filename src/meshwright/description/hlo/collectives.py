@@ -202,7 +202,7 @@ def _lowering(
         sums = module.root(reducer).opcode in ("add", "or")
         padded = sums and is_padded_gather(module, operand, axes, mesh)
         found = Lowering(form=LoweredAs.PADDED_ALL_REDUCE) if padded else slice_lowering(module, result, axes, mesh)
-    if dtype := promoted_from(module, operand, result, reducer):
+    if dtype := promoted_from(module, operand, result, reducer, is_combined=of > 1):
         found = replace(found or Lowering(), promoted_from=dtype)
     return found
 

@@ -1,10 +1,17 @@
-"""A compiled program as HLO text."""
+"""A compiled program as HLO text.
+
+JAX has no public name for some of what this needs. These are the internals, all reached from the object that the public
+`Compiled.runtime_executable()` returns, and checked with jaxlib 0.10.2 and 0.12.0.1: `hlo_modules()` and
+`get_parameter_shardings()` of that object, and in the extension module of what they return `HloPrintOptions` and
+`HloSharding.from_proto`. Where one is missing, the text stays as `Compiled.as_text()` prints it.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright.description.hlo.shapes import dtype_bits
@@ -15,19 +22,62 @@ if TYPE_CHECKING:
 _ELIDED = re.compile(r" = (\w+)\[([\d,]*)\]\S* constant\(\{\.\.\.\}\)")
 _MOST_CONSTANT_BYTES = 1 << 20
 
+_PARTITIONED = re.compile(r"\s*HloModule [^\n]* num_partitions=")
+_ENTRY = re.compile(r"^ENTRY ", re.MULTILINE)
+_PARAMETER = re.compile(r"^ *(?:ROOT )?%?[^\s=]+ = [^\n]*? parameter\((\d+)\)", re.MULTILINE)
+_SHARDED = ", sharding="
+
 
 def hlo_text(compiled: jax.stages.Compiled) -> str:
-    """Return the program as HLO text, with small constants printed in full.
+    """Return the program as HLO text, with small constants printed in full and the shardings of its arguments.
 
     `as_text` elides every constant of more than ten elements, and the tables that map devices to shards are such
-    constants. JAX has no public name for the printer's options (0.10.2).
+    constants. From jaxlib 0.12 (checked with 0.12.0.1) it leaves out the arguments' shardings too.
     """
-    text = compiled.as_text() or ""
+    executable: Any = compiled.runtime_executable()
+    return with_argument_shardings(
+        _with_constants(compiled.as_text() or "", executable), _argument_shardings(executable)
+    )
+
+
+def with_argument_shardings(text: str, shardings: Sequence[str]) -> str:
+    """An HLO text with a `sharding` attribute at each parameter of its entry that has none.
+
+    Args:
+      text: one module. That of a single device stays as it is: nothing is sharded.
+      shardings: of each argument in HLO's notation, '' where it is not known; the text stays as it is unless there is
+        one for each parameter.
+    """
+    entry = _ENTRY.search(text) if _PARTITIONED.match(text) else None
+    if entry is None:
+        return text
+    head, rest = text[: entry.start()], text[entry.start() :]
+    body, brace, tail = rest.partition("\n}")
+    numbers = sorted(int(found[1]) for found in _PARAMETER.finditer(body))
+    if numbers != list(range(len(shardings))):
+        return text
+
+    def attributed(parameter: re.Match[str]) -> str:
+        sharding = shardings[int(parameter[1])]
+        is_known = bool(sharding) and not body.startswith(_SHARDED, parameter.end())
+        return f"{parameter[0]}{_SHARDED}{sharding}" if is_known else parameter[0]
+
+    return head + _PARAMETER.sub(attributed, body) + brace + tail
+
+
+def _argument_shardings(executable: Any) -> tuple[str, ...]:
+    """The shardings of a program's arguments in HLO's notation; empty where JAX does not tell them."""
+    protos = getattr(executable, "get_parameter_shardings", tuple)() or ()
+    readers = [getattr(sys.modules[type(proto).__module__], "HloSharding", None) for proto in protos]
+    return tuple(str(reader.from_proto(proto)) for reader, proto in zip(readers, protos, strict=True) if reader)
+
+
+def _with_constants(text: str, executable: Any) -> str:
+    """The text, printed anew with every constant in full where some are elided and all are small."""
     elided_bytes = sum(
         dtype_bits(dtype) // 8 * math.prod(int(dim or 1) for dim in dims.split(","))
         for dtype, dims in _ELIDED.findall(text)
     )
-    executable: Any = compiled.runtime_executable()
     if not elided_bytes or elided_bytes > _MOST_CONSTANT_BYTES or not hasattr(executable, "hlo_modules"):
         return text
     printed = []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 
+from meshwright.description.hlo.versions import untested_notes
 from meshwright.execution.training.inputs import StepInputs
 from meshwright.execution.training.interrupt import Interruption
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note
@@ -67,6 +68,8 @@ class StepHooks:
         row |= self.inputs.counts
         self.inputs.keep()
         self.interruption.has_begun = True
+        for note in untested_notes():
+            self.on_note(note)
         if self.log is not None:
             self.log.begin(self.start, compiled_record(self.config, compiled))
 

@@ -83,7 +83,7 @@ class Place:
             yield numbers, self.name(*numbers)
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
-        """View a checkpoint's tensor of shape `tensor_shape` as the parameter [*experts, *inputs, *outputs], without a copy."""
+        """View a checkpoint's tensor (`tensor_shape`) as the parameter [*experts, *inputs, *outputs], not copied."""
         outputs_last = np.swapaxes(tensor, -1, -2) if self.published.is_transposed and self.inputs else tensor
         columns = math.prod(self.outputs)
         if self.published.by_head:

@@ -17,6 +17,12 @@ _WARNING = re.compile(
     r" to (?:sharding )?(\{.*?\}) (?:efficiently |without doing a full rematerialization of the tensor )?"
     r"for HLO operation:? %?([\w.\-]+) = (\w+)\[([\d,]*)\]"
 )
+
+# The partitioner tries ways to partition a gather or a scatter on a copy of the op, to estimate what they cost
+# (`EvaluatePartitionCost`, xla/service/spmd/spmd_partitioner_util.h). It warns about these copies too, whose operands
+# have this name, and then may choose another way (jaxlib 0.11.2 and 0.12.0.1).
+_ONLY_ESTIMATED = "fake_parameter."
+
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]++|\\.)*+)"')
 
 
@@ -53,6 +59,8 @@ def read_full_rematerializations(
         if found is None:
             continue
         before, after, name, dtype, dims = found.groups()
+        if name.startswith(_ONLY_ESTIMATED):
+            continue
         path = _OP_NAME.search(line)
         op_name = path[1] if path else ""
         array = Shape(dtype, tuple(int(dim) for dim in dims.split(",") if dim))

@@ -24,14 +24,14 @@ LOAD_MODULE = "meshwright.proof.compiler.module:load_module"
 def pack_module(program: LoweredProgram) -> dict[str, Any]:
     """Return a lowered program as plain data, for `load_module`.
 
-    No public attribute of JAX 0.10 and 0.11 has the shardings of its arguments.
+    No public attribute of JAX has the shardings of its arguments (0.10.2, 0.11.2 and 0.12.0.1).
     """
     lowering = getattr(program.lowered, "_lowering", None)
     known = getattr(lowering, "compile_args", {})
     if missing := [name for name in ("ordered_effects", "in_shardings", "out_shardings") if name not in known]:
         raise MeshwrightError(
             f"JAX {jax.__version__} keeps no {missing[0]} with a lowered program, which another process needs to"
-            f" compile it; inspect it without on=, or take JAX 0.10 or 0.11"
+            f" compile it; inspect it without on=, or take JAX 0.10 to 0.12"
         )
     assert lowering is not None
     tokens = [False] * len(known["ordered_effects"])

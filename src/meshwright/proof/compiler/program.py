@@ -95,7 +95,8 @@ class CompiledProgram:
     hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias`
     (shared by outputs and arguments), `code`, and `peak` = arguments + outputs - alias + temporaries. On TPUs
     temporaries are the compiler's peak less the other terms. messages: warnings on the compiler's stderr.
-    unused_constraints, notes: found when the program was traced. mesh_method: how the mesh was arranged on the devices.
+    unused_constraints: found when the program was traced. notes: from tracing, and on versions that no test has seen.
+    mesh_method: how the mesh was arranged on the devices.
     cached: read from disk; compile_seconds is then that of the original compilation.
 
     annotated, propagated, partitioned: the module around the partitioner's passes, '' where nothing was partitioned.

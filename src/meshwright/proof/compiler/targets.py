@@ -18,6 +18,12 @@ Effort = Literal["fast", "default"]
 _OUR_OWN = ("JAX_", "XLA_", "TPU_", "LIBTPU_", "ALLOW_MULTIPLE_LIBTPU_LOAD")
 _PACKAGES = {"tpu": ("libtpu", "libtpu"), "gpu": ("jax_cuda13_plugin", "jax-cuda13-plugin")}
 
+_FAST = 9
+"""O0 of XLA's optimization levels (openxla.org/xla/effort_levels), as a number, which JAX 0.10.2 and 0.12.0.1 take.
+
+JAX 0.12 has no option `exec_time_optimization_effort` any more. With 0.10.2 and -1.0 it gives the same programs.
+"""
+
 _MOST_SIMULATED = 4096
 """The most CPU devices that one process simulates; creating more takes minutes."""
 
@@ -111,7 +117,7 @@ def compiler_options(system: System, effort: Effort) -> dict[str, Any]:
     """
     if system.chip.kind == "cpu":
         return {"xla_backend_optimization_level": 0}
-    return {"exec_time_optimization_effort": -1.0} if system.chip.kind == "tpu" and effort == "fast" else {}
+    return {"optimization_level": _FAST} if system.chip.kind == "tpu" and effort == "fast" else {}
 
 
 def topology(system: System) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import jax
 import meshwright
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.hlo.text import hlo_text
+from meshwright.description.hlo.versions import untested_notes
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.program_memory import program_memory
 from meshwright.proof.compiler.devices import make_device_mesh
@@ -132,7 +133,7 @@ def compile_lowered(
         compile_seconds=seconds,
         output_names=output_names(program),
         unused_constraints=program.unused_constraints,
-        notes=program.notes,
+        notes=(*program.notes, *found.notes),
     )
 
 
@@ -160,6 +161,7 @@ def read_compiled(compiled: jax.stages.Compiled, *, compiler: str, mesh_method: 
         compile_seconds=0.0,
         compiler=compiler,
         mesh_method=mesh_method,
+        notes=untested_notes(compiler),
     )
 
 

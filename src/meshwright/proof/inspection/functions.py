@@ -22,6 +22,8 @@ from jax.stages import Compiled, Lowered, Traced
 
 from meshwright.description.hardware.load import chip_names
 from meshwright.description.hardware.system import System, parse_system
+from meshwright.description.hlo.parser import parse_hlo
+from meshwright.description.hlo.text import with_argument_shardings
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.mesh import MeshShape, parse_axes
 from meshwright.options.values import read_system
@@ -56,6 +58,7 @@ from meshwright.support.field_types import not_a_choice
 
 _SDY_MESH = re.compile(r"sdy\.mesh @\S+ = <\[([^\]]+)\]>")
 _SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')
+_OPTIMIZED = re.compile(r"(.*)\.(?:\w+_)?after_optimizations\.txt")
 _PARTITIONS = re.compile(r"\A[^\n]* num_partitions=(\d+)")
 
 AxisKind = Literal["explicit", "auto"]
@@ -146,7 +149,7 @@ def _inspect_by_name(
     if file.is_file():
         if types is not None or effort != "default":
             raise MeshwrightError(f"{name} is compiled already; types (--axes) and effort would change nothing")
-        return inspect_text(read_dump(file), mesh=degrees, on=on, name=file.name, **given)
+        return inspect_text(_dump_with_shardings(file), mesh=degrees, on=on, name=file.name, **given)
     if ":" not in name:
         raise MeshwrightError(f"{name!r} is neither a file nor module:function")
     # Imported here too, so that what it imports is known, and a mistake in its name is told at once.
@@ -169,6 +172,21 @@ def read_dump(file: Path) -> str:
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise MeshwrightError(f"cannot read {file} as HLO text: {error}") from None
+
+
+def _dump_with_shardings(file: Path) -> str:
+    """The HLO text of a file, with the arguments' shardings that XLA dumped beside it.
+
+    Of the modules that XLA dumps the optimized one has none from jaxlib 0.12 on (checked with 0.12.0.1); the one before
+    optimization has, in a file whose name differs in its end.
+    """
+    text, found = read_dump(file), _OPTIMIZED.fullmatch(file.name)
+    before = file.with_name(f"{found[1]}.before_optimizations.txt") if found else None
+    if before is None or not before.is_file():
+        return text
+    module = parse_hlo(read_dump(before))
+    parameters = sorted(module.computations[module.entry].parameters.items())
+    return with_argument_shardings(text, [one.attributes.get("sharding", "") for _, one in parameters])
 
 
 def inspect_text(

@@ -151,7 +151,7 @@ class _NoClient:
 
 @contextmanager
 def _lowering_for(platform: str | None) -> Iterator[None]:
-    """Lower for a platform that need not be present, also in cases that JAX 0.10 and 0.11 have no argument for.
+    """Lower for a platform that need not be present, also in cases that JAX 0.10 to 0.12 have no argument for.
 
     Two methods of JAX are replaced meanwhile, since there is no public way. Objects with `.lower` and no `.trace` call
     `Traced.lower` themselves without `lowering_platforms` (Equinox). `jax.debug.print` and other callbacks ask for the
@@ -168,7 +168,7 @@ def _lowering_for(platform: str | None) -> Iterator[None]:
         if parameter not in inspect.signature(getattr(owner, name, lambda: None)).parameters:
             raise MeshwrightError(
                 f"JAX {jax.__version__} has no {owner.__name__}.{name}({parameter}=…), by which a function is lowered"
-                f" for {platform} without one; inspect it without on=, or take JAX 0.10 or 0.11"
+                f" for {platform} without one; inspect it without on=, or take JAX 0.10 to 0.12"
             )
     lower, get_backend = Traced.lower, mlir.ModuleContext.get_backend
 

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import CodeType
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -148,7 +149,14 @@ class _Pickler(cloudpickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Copy what JAX 0.10.2 copies wrongly: jitted functions lose two attributes, custom derivatives fail."""
+        """Copy what JAX or cloudpickle copies wrongly.
+
+        JAX (0.10.2): jitted functions lose two attributes, custom derivatives fail. cloudpickle (3.1.3): code loses its
+        file, so that findings would be in `<dynamic-code>`.
+        """
+        if isinstance(obj, CodeType):
+            make, arguments, *_ = self.dispatch_table[CodeType](obj)
+            return _recode, (make, arguments, obj.co_filename)
         if isinstance(obj, (jax.custom_vjp, jax.custom_jvp)):
             return object.__new__, (type(obj),), dict(vars(obj)), None, None, _fill
         if hasattr(obj, "_jit_info"):
@@ -182,6 +190,11 @@ def _like(target: AbstractMesh, names: Sequence[str], types: Sequence[AxisType])
     # Axes that are not on the old mesh have no type there; they are not named either.
     kinds = tuple(by_name.get(name, types[0] if types else AxisType.Auto) for name in target.axis_names)
     return AbstractMesh(target.axis_sizes, target.axis_names, axis_types=kinds, abstract_device=target.abstract_device)
+
+
+def _recode(make: Any, arguments: Any, file: str) -> CodeType:
+    """Code as cloudpickle makes it, with its file."""
+    return make(*arguments).replace(co_filename=file)
 
 
 def _rejit(make: Any, arguments: Any, state: Any, function: Any, info: Any) -> Any:

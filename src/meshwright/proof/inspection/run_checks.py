@@ -75,7 +75,18 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
         for found in told
         if 0 < (found.cost_seconds or 0.0) < least and not (found.is_wrong or found.is_share_of_work)
     ]
-    return tuple(found for found in told if found not in small), tuple(_notes(small, least))
+    return tuple(found for found in told if found not in small), (*_unknown(context), *_notes(small, least))
+
+
+def _unknown(context: ProgramContext) -> Iterator[str]:
+    """A note where a program does not say how its arguments are sharded, so that most checks cannot find anything."""
+    told = any("sharding" in argument.instruction.attributes for argument in context.arguments)
+    if context.arguments and context.module.num_devices > 1 and not told:
+        yield (
+            "the text does not say how the arguments are sharded, which JAX prints no more from 0.12 on: most mistakes"
+            " cannot be found in it; inspect the function, what .compile() returns, or a file of XLA's dump with the"
+            " others beside it (XLA_FLAGS=--xla_dump_to=DIRECTORY)"
+        )
 
 
 def _notes(small: list[Finding], least: float) -> Iterator[str]:

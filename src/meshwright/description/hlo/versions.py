@@ -1,0 +1,36 @@
+"""The versions of JAX and of its compilers whose programs the tests have read.
+
+What a compiled program prints is no interface: a new version may leave out what checks read, or name it differently.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+TESTED = (
+    {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1", "jax-cuda13-plugin": "0.10.2"},
+    {"jax": "0.11.2", "jaxlib": "0.11.2"},
+    {"jax": "0.12.0.1", "jaxlib": "0.12.0.1", "libtpu": "0.0.50.1", "jax-cuda13-plugin": "0.12.0.1"},
+)
+"""Each JAX with the compilers that it was tested with, oldest first."""
+
+
+def untested_notes(compiler: str | None = None) -> tuple[str, ...]:
+    """Return one note if no test has read programs that the installed JAX makes with a compiler, else none.
+
+    compiler: its package and version, as `libtpu 0.0.42.1`; by default the installed jaxlib.
+    """
+    package, _, number = (compiler or f"jaxlib {version('jaxlib')}").partition(" ")
+    jax = version("jax")
+    if any((one["jax"], one.get(package)) == (jax, number) for one in TESTED):
+        return ()
+    tested = ", ".join(_pair(one["jax"], package, one[package]) for one in TESTED if package in one)
+    return (
+        f"meshwright is not tested with {_pair(jax, package, number)}, but with {tested}: what it reads from compiled"
+        " programs may be incomplete, and a mistake may go unnoticed",
+    )
+
+
+def _pair(jax: str, package: str, number: str) -> str:
+    """The versions of JAX and of a compiler; of JAX alone where jaxlib has the same."""
+    return f"JAX {jax}" if (package, number) == ("jaxlib", jax) else f"JAX {jax} with {package} {number}"
