@@ -9,24 +9,24 @@ PYTHON := $(shell for python in python3.13 python3.12 python3.11; do \
 endif
 BIN := .venv/bin
 
-.PHONY: demo test matrix kit quick lint format hooks lock docs references exports clean
+.PHONY: demo test matrix exhaustive quick lint format hooks lock docs references exports clean
 
 demo: .venv/installed
 	$(BIN)/meshwright demo
 
 test: lint
-	$(BIN)/pytest -n 2 --dist worksteal -m "not matrix and not every_row"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not matrix and not exhaustive"
 
 # The combinations that `make test` leaves out; CI runs both.
 matrix: .venv/installed
-	$(BIN)/pytest -n 2 --dist worksteal -m matrix
+	$(BIN)/pytest -n 2 --dist worksteal -m "matrix and not exhaustive"
 
-# Ways to train whose mechanisms, two by two, others that `make test` and `make matrix` train have together too.
-kit: .venv/installed
-	$(BIN)/pytest -n 2 --dist worksteal -m every_row
+# More cases of what `make matrix` runs: other families, meshes and inputs, and every two mechanisms of training together.
+exhaustive: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m exhaustive
 
 quick: lint
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not matrix and not every_row"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not matrix and not exhaustive"
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

@@ -54,20 +54,22 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
-MATRIX = {
-    f"tests/{line}"
-    for line in (Path(__file__).parent / "matrix.txt").read_text().splitlines()
-    if not line.startswith("#")
-}
-"""The tests, and the cases of tests, that are too slow for `make test`."""
+def listed(name: str) -> frozenset[str]:
+    """The tests, and the cases of tests, that a list names."""
+    lines = (Path(__file__).parent / name).read_text().splitlines()
+    return frozenset(f"tests/{line}" for line in lines if not line.startswith("#"))
+
+
+LISTS = {"matrix": listed("matrix.txt"), "exhaustive": listed("exhaustive.txt")}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark them before `-m` chooses."""
+    """Mark what is too slow for `make test`, or for `make matrix` too, before `-m` chooses."""
     for item in items:
-        if item.nodeid in MATRIX or item.nodeid.split("[")[0] in MATRIX:
-            item.add_marker(pytest.mark.matrix)
+        for mark, names in LISTS.items():
+            if item.nodeid in names or item.nodeid.split("[")[0] in names:
+                item.add_marker(mark)
 
 
 FOREIGN = ("hlo", "inspection")

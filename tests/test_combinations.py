@@ -1,13 +1,16 @@
-"""What `tests/matrix.txt` names is there."""
+"""What `tests/matrix.txt` and `tests/exhaustive.txt` name is there."""
 
 import ast
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 
 
-def test_every_line_names_a_test():
-    lines = [line for line in (TESTS / "matrix.txt").read_text().splitlines() if not line.startswith("#")]
+@pytest.mark.parametrize("name", ["matrix.txt", "exhaustive.txt"])
+def test_every_line_names_a_test(name):
+    lines = [line for line in (TESTS / name).read_text().splitlines() if not line.startswith("#")]
     assert lines == sorted(set(lines))
     names = {line.split("[")[0] for line in lines}
     there = {

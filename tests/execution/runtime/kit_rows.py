@@ -2,8 +2,8 @@
 
 To add a model or a way to train, add a row to `ROWS`: at most 8 devices, a batch of 16 sequences of 32 tokens. `make
 test` trains the core rows, the cheapest that have every mesh axis, every remat policy and the fields of a strategy, on
-1, 2, 4 and 8 devices; `make matrix` trains as many others as cover every two mechanisms that some row combines
-(`covering`), and `make kit` the rest. For every row `test_stored_programs.py`, in `make test`, compares the
+1, 2, 4 and 8 devices; `make matrix` trains as many others as cover every mechanism that some row has
+(`covering`), and `make exhaustive` the rest. For every row `test_stored_programs.py`, in `make test`, compares the
 plan with the stored record of its compiled program.
 `test_runtime_kit.py` says what a row is checked against on simulated devices,
 `benchmarks/strategy_matrix.py` on real ones.
@@ -11,7 +11,6 @@ plan with the stored record of its compiled program.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 from meshwright.description.families.adapters import ALL_LINEAR, with_adapters
 from meshwright.description.families.registry import PRESETS
@@ -433,11 +432,10 @@ FINE_TUNING = [
 
 
 def covering(rows: Iterable[Row]) -> Sequence[Row]:
-    """The core rows, and of the others as many as it takes for every two mechanisms that some row has together."""
-    seen, found = set[frozenset[object]](), list[Row]()
+    """The core rows, and of the others as many as it takes for every mechanism that some row has."""
+    seen, found = set[object](), list[Row]()
     for row in sorted(rows, key=lambda row: (not row.core, -len(row.mechanisms))):
-        pairs = {frozenset(pair) for pair in combinations(row.mechanisms, 2)}
-        if row.core or not pairs <= seen:
+        if row.core or not row.mechanisms <= seen:
             found.append(row)
-            seen |= pairs
+            seen |= row.mechanisms
     return found

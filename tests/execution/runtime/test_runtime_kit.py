@@ -214,8 +214,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 EVERY = (*ROWS, *WITHOUT_DROPOUT, *REPEATED, *FAMILIES, *FINE_TUNING)
 COVERING = {id(row) for row in covering(EVERY)}
 MARKS = {True: [], False: [pytest.mark.matrix]}
-PARAMS = [pytest.param(row, marks=MARKS[row.core] if id(row) in COVERING else [pytest.mark.every_row]) for row in EVERY]
-"""`make kit` trains those whose mechanisms other rows have together too, two by two."""
+PARAMS = [
+    pytest.param(row, marks=MARKS[row.core] if id(row) in COVERING else [pytest.mark.exhaustive]) for row in EVERY
+]
+"""`make exhaustive` trains those whose mechanisms other rows have too."""
 
 
 SLOW = {("dropout", 0.2), ("optimizer", "adafactor"), ("virtual_stages", 2)}
@@ -223,7 +225,7 @@ SLOW = {("dropout", 0.2), ("optimizer", "adafactor"), ("virtual_stages", 2)}
 
 
 def test_the_core_rows_have_everything_that_any_row_has():
-    """Numbers of devices, mesh axes, policies, and fields of strategies; pairs of them are for `make matrix`."""
+    """Numbers of devices, mesh axes, policies, and fields of strategies; pairs of them are for `make exhaustive`."""
 
     def parts(rows: list[Row]) -> set[Any]:
         found: set[Any] = set()

@@ -35,9 +35,10 @@ from meshwright.execution.training.run_directory.run import (
     repair_lines,
 )
 from meshwright.execution.training.run_directory.saving import Saving
-from meshwright.execution.training.settings import SETTINGS, TrainOptions, get_setting, with_settings
+from meshwright.execution.training.settings import get_setting, with_settings
 from meshwright.execution.training.update.optimizer import Optimizer
-from meshwright.options.keywords import PlanOptions
+from meshwright.options.keywords import PlanOptions, TrainOptions
+from meshwright.options.training import SETTINGS
 
 CONFIG = replace(tiny_run.CONFIG, saving=Saving(every=2))
 
