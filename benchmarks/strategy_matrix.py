@@ -28,7 +28,6 @@ from meshwright.errors import MeshwrightError
 from meshwright.planning.plan import Plan, make_plan
 from meshwright.proof.inspection.finding import Finding
 from meshwright.proof.inspection.inspection import read_inspection
-from meshwright.proof.inspection.words import evidence
 from meshwright.proof.verification.plans import Verification, verify_all
 
 HARDWARE = {
@@ -95,7 +94,7 @@ def main() -> int:
             continue
         unnamed += show(outcome)
         for finding in findings(outcome):
-            print(f"  found {finding.kind}: {evidence(finding)}  {finding.source}")
+            print(f"  found {finding.kind}: {finding.evidence}  {finding.source}")
             wrong += 1
     print(f"\n{len(todo)} rows: {unnamed} differences without a name, {wrong} findings")
     return int(unnamed + wrong > 0)

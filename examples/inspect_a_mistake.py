@@ -12,7 +12,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshwright
-from meshwright.proof.inspection.words import evidence, fix
 
 
 def program() -> tuple:
@@ -41,7 +40,7 @@ def main() -> None:
             f"{collective.kind} over {'*'.join(collective.axes)}: {collective.bytes:,} bytes, from {collective.source}"
         )
     for finding in report.findings:
-        print(f"\n{finding.kind}: {evidence(finding)}\n  from {finding.source}\n  fix: {fix(finding)}")
+        print(f"\n{finding.kind}: {finding.evidence}\n  from {finding.source}\n  fix: {finding.fix}")
 
 
 if __name__ == "__main__":

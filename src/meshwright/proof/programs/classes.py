@@ -100,7 +100,8 @@ def _names(members: list[tuple[str, str]], vectors: set[str], *, of_data: bool) 
     # Matrices say more than vectors, and parameters have shorter paths than their moments.
     path, place = min(members, key=lambda member: (member[0] in vectors, len(member[0]), member))
     parts = path.split(".")
-    start = next((place for place in range(len(parts) - 1, 0, -1) if parts[place] not in GENERIC), 0)
+    named = (place for place in range(len(parts) - 1, 0, -1) if not (parts[place] in GENERIC or parts[place].isdigit()))
+    start = next(named, 0)
     yield from (".".join(parts[first:]) + place for first in range(start, -1, -1))
     yield from (path + place for path, place in members)
 
