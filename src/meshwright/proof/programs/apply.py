@@ -1,8 +1,8 @@
-"""`meshwright.apply`: the same function with its arrays laid out by a table from classes of dims to mesh axes.
+"""`meshwright.apply`: the same function, with its arrays laid out by a table from classes of dims to mesh axes.
 
-Shardings of arguments alone are not enough: the compiler then often splits activations as it finds the weights split,
-and gathers them again. Every matmul and convolution of the function, in loops and under `jax.checkpoint` too, gets the
-constraint that the table gives its result.
+Shardings of arguments alone are not enough: the compiler often splits activations like the weights that they meet,
+and gathers them again. Here the result of every matmul and convolution gets a constraint by the table, in loops and
+under `jax.checkpoint` too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def apply(
 
 
 def _axes(given: str | Sequence[str], mesh: Mesh, what: str) -> tuple[str, ...]:
-    """Return the mesh axes of a text with commas, or of a sequence."""
+    """Return mesh axes, given as a text with commas or as a sequence."""
     axes = tuple(axis.strip() for axis in given.split(",") if axis.strip()) if isinstance(given, str) else tuple(given)
     for axis in axes:
         if axis not in mesh.shape:
@@ -85,7 +85,7 @@ def _axes(given: str | Sequence[str], mesh: Mesh, what: str) -> tuple[str, ...]:
 
 @dataclass
 class Applied:
-    """A function whose arrays are laid out by a table; called like the function itself."""
+    """A function whose arrays are laid out by a table. It is called like the function itself."""
 
     program: Program
     classes: tuple[DimClass, ...]
@@ -99,7 +99,7 @@ class Applied:
         return "\n".join(lines)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function; arguments that lie otherwise are moved first."""
+        """Run the function; arguments with other shardings are moved first."""
         leaves = jax.tree.leaves((args, kwargs))
         if [jnp.shape(leaf) for leaf in leaves] != [var.aval.shape for var in self._jaxpr.invars]:
             raise MeshwrightError(
@@ -114,10 +114,15 @@ class Applied:
 
     @cached_property
     def jitted(self) -> Any:
-        """The jitted function of the leaves of all arguments, positional ones first."""
+        """The jitted function of the leaves of all arguments, positional arguments first."""
         donated = [one.donated for one in jax.tree.leaves(self.program.traced.args_info)]
+
+        def flat(*leaves: Any) -> list[Any]:
+            return self._evaluate(self.program.body, self.program.traced.jaxpr.consts, leaves)
+
+        flat.__name__ = self.program.traced.fun_name
         return jax.jit(
-            self._flat,
+            flat,
             in_shardings=self._inputs,
             out_shardings=self._outputs,
             donate_argnums=tuple(number for number, is_donated in enumerate(donated) if is_donated),
@@ -153,12 +158,12 @@ class Applied:
         return found
 
     def _spec(self, shape: Any, *, rest: Any = None) -> PartitionSpec:
-        """Return the spec that the table gives some dims; `rest` for dims that it does not split."""
+        """Return the spec of some dims by the table; `rest` is the entry of dims that the table does not split."""
         splits = splits_of(self.program, shape, self.table)
         return PartitionSpec(*(PartitionSpec.UNCONSTRAINED if axes is None else axes or rest for axes in splits))
 
     def _stored(self, shape: Any) -> PartitionSpec:
-        """Return the spec of state at rest: the table's, its largest free dim split over `store` too."""
+        """Return the spec of a leaf of the state between steps: the table's, and `store` on its largest free dim."""
         spec = list(self._spec(shape))
         spec = [None if one is PartitionSpec.UNCONSTRAINED else one for one in spec]
         used = {axis for axes in spec if axes for axis in axes}
@@ -177,11 +182,8 @@ class Applied:
                 spec[max(free, key=lambda place: (self.program.dims.size(shape[place]), -place))] = axes
         return PartitionSpec(*spec)
 
-    def _flat(self, *leaves: Any) -> list[Any]:
-        return self._evaluate(self.program.body, self.program.traced.jaxpr.consts, leaves)
-
     def _evaluate(self, body: Body, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-        """Run a program's equations, with a constraint on each matmul's result."""
+        """Evaluate a program, with a constraint on the result of each matmul and convolution."""
         values: dict[Any, Any] = dict(zip(body.jaxpr.constvars, consts, strict=True))
         values.update(zip(body.jaxpr.invars, operands, strict=True))
         for number, equation in enumerate(body.jaxpr.eqns):
@@ -193,7 +195,7 @@ class Applied:
         return [var.val if isinstance(var, Literal) else values[var] for var in body.jaxpr.outvars]
 
     def _run(self, equation: Any, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
-        """Run one equation; the programs that it calls get their constraints."""
+        """Evaluate one equation; programs that it calls are rewritten with constraints first."""
         name, parameters = equation.primitive.name, dict(equation.params)
         if name in ("jit", "pjit", "closed_call", "core_call"):
             inner = parameters[CALLS[name]]
@@ -223,7 +225,7 @@ class Applied:
         return jaxpr_as_fun(ClosedJaxpr(single, ()))(*(value for _, value in values))
 
     def _rewritten(self, body: Body, program: ClosedJaxpr) -> ClosedJaxpr:
-        """Return a called program with its constraints."""
+        """Return a called program with the constraints of its matmuls."""
         avals = [
             jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype, weak_type=var.aval.weak_type)
             for var in program.jaxpr.invars
@@ -231,10 +233,11 @@ class Applied:
         return jax.make_jaxpr(lambda *given: self._evaluate(body, program.consts, given))(*avals)
 
     def _constrained(self, equation: Any, body: Body, value: Any) -> Any:
-        """Constrain the result of a matmul as the table says.
+        """Constrain the result of a matmul or convolution by the table.
 
-        Where an axis splits what is summed, the result is a partial sum. Dims that the table leaves whole stay open
-        then, so that the compiler may scatter the sum, as into gradients of a state that is stored split.
+        If a mesh axis splits a contracted dim, the result is a partial sum. Then dims that the table does not split are
+        left open, so that the compiler may reduce-scatter the sum, such as a gradient of a parameter that is stored
+        split.
         """
         summed = self._is_partial(equation, body)
         shape = body.shapes[equation.outvars[0]]
@@ -242,7 +245,7 @@ class Applied:
         return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, spec))
 
     def _is_partial(self, equation: Any, body: Body) -> bool:
-        """Whether a mesh axis splits a dim that an equation sums over."""
+        """Whether a mesh axis splits a dim that the equation sums over."""
         kept = {atom for dim in body.shapes[equation.outvars[0]] for atom in self.program.dims.atoms(dim)}
         operands = {atom for var in equation.invars for dim in body.shape(var) for atom in self.program.dims.atoms(dim)}
         return any(self.table.get(atom) for atom in operands - kept)

@@ -1,4 +1,4 @@
-"""Classes of dims by name: what a table maps to mesh axes."""
+"""Classes of equal dims, with names: the keys of the table that `apply` takes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.proof.programs.rules import Shape
-from meshwright.proof.programs.trace import Program
+from meshwright.proof.programs.rules import Shape, flops
+from meshwright.proof.programs.trace import Body, Program
 
 GENERIC = {"kernel", "weight", "value", "w", "b", "bias", "scale", "raw_value"}
 """Names of arrays that say nothing without the name of their module."""
@@ -19,10 +19,10 @@ GENERIC = {"kernel", "weight", "value", "w", "b", "bias", "scale", "raw_value"}
 
 @dataclass(frozen=True)
 class DimClass:
-    """Dims of a program that are the same, so that one mesh axis splits all of them or none.
+    """Dims of a program that are equal, so that a mesh axis splits all of them or none.
 
-    atom: its number in the program's `Dims`. members: dims of arguments, as `params.kernel:1`; of a dim that is only
-    partly of this class with the place of the part, as `params.qkv:1.2`. barred: why no axis may split it, or ''.
+    atom: the number of the class's atom in `Dims`. members: dims of arguments, as `params.kernel:1`; where only a part
+    of a dim is in the class, with the number of the part, as `params.qkv:1.2`. barred: why no axis may split it, or ''.
     """
 
     name: str
@@ -33,14 +33,15 @@ class DimClass:
 
     def __str__(self) -> str:
         shown = ", ".join(self.members[:3]) + (f" and {len(self.members) - 3} more" if len(self.members) > 3 else "")
-        return f"{self.name} ({self.size}): {shown}" + (f"; not split: {self.barred}" if self.barred else "")
+        why = f"; not split: {self.barred}" if self.barred else ""
+        return f"{self.name} ({self.size}): {shown or 'values only'}{why}"
 
 
 def state_of(program: Program) -> dict[int, int]:
-    """Return the arguments that a function returns changed, by number, with the number of the result.
+    """Return the arguments that a function returns updated: the number of the result by that of the argument.
 
-    A result is the new value of an argument if shape and dtype are equal and their paths end alike, so that a step
-    `(state, batch) -> (state, loss)` has the leaves of `state`.
+    A result is the new value of an argument if their shapes and dtypes are equal and their paths end alike. For a step
+    `(state, batch) -> (state, loss)` these are the leaves of `state`.
     """
     before: list[Any] = [var.aval for var in program.body.jaxpr.invars]
     after: list[Any] = [var.aval for var in program.body.jaxpr.outvars]
@@ -59,13 +60,13 @@ def state_of(program: Program) -> dict[int, int]:
 
 
 def _ends(path: str) -> list[str]:
-    """Return the ends of a path, longest first, without its first part: arguments and results are numbered apart."""
+    """Return a path without its first part, then without the first two, and so on: longest first."""
     parts = path.split(".")
     return [".".join(parts[start:]) for start in range(min(1, len(parts) - 1), len(parts))]
 
 
 def tie_layers(program: Program) -> None:
-    """Unite classes whose arguments differ in nothing but numbers, as those of layers that are written one by one."""
+    """Unite classes whose arguments' paths differ only in numbers, such as those of layers written one by one."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for atom, members in _members(program).items():
         shown = frozenset(re.sub(r"\d+", "#", path) + place for path, place in members)
@@ -75,7 +76,11 @@ def tie_layers(program: Program) -> None:
 
 
 def classes_of(program: Program) -> tuple[DimClass, ...]:
-    """Return the classes of a program's arguments, data first; layers that are alike are united."""
+    """Return the classes of a program's dims: of data first, then of state, then of values that no argument has.
+
+    Classes of repeated layers are united. Of values, only classes in results of matmuls and convolutions are returned,
+    such as the sequence of a step that cuts its last token off.
+    """
     tie_layers(program)
     state, barred = state_of(program), program.dims.why_barred()
     trained = {program.arguments[number][0] for number in state}
@@ -90,11 +95,27 @@ def classes_of(program: Program) -> tuple[DimClass, ...]:
         name = next(one for one in _names(members, vectors, of_data=of_data) if one not in taken)
         taken.add(name)
         found.append(DimClass(name, size, atom, tuple(path + place for path, place in members), barred.get(atom, "")))
+    known = {one.atom for one in found}
+    for atom in dict.fromkeys(_of_matmuls(program, program.body)):
+        if atom not in known:
+            name = f"dim of {(size := program.dims.size((atom,)))}"
+            count = sum(one.name.startswith(name) for one in found)
+            found.append(DimClass(f"{name} ({count + 1})" if count else name, size, atom, (), barred.get(atom, "")))
     return tuple(found)
 
 
+def _of_matmuls(program: Program, body: Body) -> Iterator[int]:
+    """Yield the atoms of the results of all matmuls and convolutions, those of called programs included."""
+    for number, equation in enumerate(body.jaxpr.eqns):
+        for called in body.called[number]:
+            yield from _of_matmuls(program, called)
+        if flops(equation):
+            for dim in body.shapes[equation.outvars[0]]:
+                yield from program.dims.atoms(dim)
+
+
 def _names(members: list[tuple[str, str]], vectors: set[str], *, of_data: bool) -> Iterator[str]:
-    """Yield names for a class, best first: `batch` for the first dim of data, else a member by its last parts."""
+    """Yield names for a class, best first: `batch` for the first dim of data, then the end of a member's path."""
     if of_data and any(place == ":0" for _, place in members):
         yield "batch"
     # Matrices say more than vectors, and parameters have shorter paths than their moments.
@@ -107,7 +128,7 @@ def _names(members: list[tuple[str, str]], vectors: set[str], *, of_data: bool) 
 
 
 def _members(program: Program) -> dict[int, list[tuple[str, str]]]:
-    """Return the dims of arguments of each class: the path of an argument, and the place of the dim in it."""
+    """Return the dims of arguments in each class, as the argument's path and the place of the dim in it (`:1`)."""
     found: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for path, shape in program.arguments:
         for place, dim in enumerate(shape):
@@ -118,10 +139,10 @@ def _members(program: Program) -> dict[int, list[tuple[str, str]]]:
 
 
 def find_classes(classes: tuple[DimClass, ...], table: Mapping[str, object]) -> dict[str, DimClass]:
-    """Return the class that each key of a table names: a class's name, or a member, also with `*`.
+    """Return the class that each key of a table names: by its name, or by one of its members, also with `*`.
 
     Raises:
-        MeshwrightError: a key that names no class, several classes, or one that no axis may split.
+        MeshwrightError: a key names no class, several classes, or one that no axis may split.
     """
     found: dict[str, DimClass] = {}
     for key in table:
@@ -138,9 +159,9 @@ def find_classes(classes: tuple[DimClass, ...], table: Mapping[str, object]) -> 
 
 
 def splits_of(program: Program, shape: Shape, table: Mapping[int, tuple[str, ...]]) -> list[tuple[str, ...] | None]:
-    """Return the mesh axes of each dim of a value by a table over atoms; None where a dim cannot follow the table.
+    """Return the mesh axes of each dim of a value, by a table over atoms; None for a dim that cannot follow the table.
 
-    Of a dim of several atoms only the first can be split. An axis splits one dim of a value, the first that wants it.
+    Only the first atom of a dim can be split. A mesh axis splits at most one dim of a value, the first in its table.
     """
     used: set[str] = set()
     found: list[tuple[str, ...] | None] = []

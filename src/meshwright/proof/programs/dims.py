@@ -1,7 +1,8 @@
-"""Dims of a program's arrays, and which of them are the same: a union of atoms that are split where dims are reshaped.
+"""Dims of a program's arrays, and which of them are the same.
 
-A dim is a tuple of atoms, major to minor. One atom is enough until a reshape or a product meets only a part of it: when
-[3072] meets [16, 3, 64], the atom of 3072 becomes three.
+A dim is a tuple of atoms, major to minor. It begins with one atom, which is split when only a part of it meets
+another dim: when a reshape takes [3072] to [16, 3, 64], the atom of size 3072 becomes three. A union-find structure
+holds which atoms are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Dim = tuple[int, ...]
 
 
 class Dims:
-    """All atoms of a program, which are united as the program shows them to be the same."""
+    """All atoms of a program. Methods unite them as the program shows that they are equal."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
@@ -24,7 +25,7 @@ class Dims:
         """For some atoms, the reason why no mesh axis may split them; of united atoms any may have it."""
 
     def new(self, size: int) -> Dim:
-        """Return a new dim of some size, of one atom."""
+        """Return a new dim with one atom, or without atoms if its size is 1."""
         if size == 1:
             return ()
         self._sizes.append(size)
@@ -45,7 +46,10 @@ class Dims:
         return tuple(found)
 
     def unite(self, first: Dim, second: Dim) -> bool:
-        """Record that two dims are the same; False, with what can be united done, where their sizes do not fit."""
+        """Record that two dims are equal, atom by atom from the major end.
+
+        Returns False if their sizes do not divide each other; atoms before that point are united all the same.
+        """
         one, other = list(self.atoms(first)), list(self.atoms(second))
         while one and other:
             a, b = one[0], other[0]
@@ -62,18 +66,18 @@ class Dims:
         return not one and not other
 
     def unite_all(self, dims: Iterable[Dim]) -> None:
-        """Record that some dims of one size are all the same."""
+        """Record that all of these dims are equal."""
         first, *others = dims
         for other in others:
             self.unite(first, other)
 
     def bar(self, dim: Dim, reason: str) -> None:
-        """Record why no mesh axis may split a dim."""
+        """Record why no mesh axis may split the atoms of a dim."""
         for atom in self.atoms(dim):
             self.barred.setdefault(atom, reason)
 
     def why_barred(self) -> dict[int, str]:
-        """Return the reasons by the atoms that stand for all that were united with a barred one."""
+        """Return the reasons of `barred` by the atoms that now represent them, after unions and splits."""
         return {atom: reason for one, reason in self.barred.items() for atom in self.atoms((one,))}
 
     def _root(self, atom: int) -> int:

@@ -1,8 +1,8 @@
-"""What JAX's primitives say of dims: which of an equation's operands and results are the same.
+"""For each JAX primitive, which dims of an equation's operands and results are equal.
 
-A rule gets the equation, the dims of its operands and a `Dims` to unite them in, and returns the dims of its results.
-Primitives that call other programs (`scan`, `jit`, …) are in `trace`. A primitive without a rule has results of new
-dims: nothing is known of them, so that no table splits them.
+A rule takes the equation, the dims of its operands and a `Dims` to unite them in, and returns the dims of its
+results. Primitives that call other programs (`scan`, `jit`, …) are handled in `trace`. For a primitive without a rule,
+all dims of the results are new: nothing is known about them, so no table splits them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def new_results(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Sh
 
 
 def _elementwise(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    """Operands of the result's shape have its dims; scalars beside them have none."""
+    """Give the result the dims of the operands that have its shape; scalars have none."""
     found = []
     for out in equation.outvars:
         shape = out.aval.shape
@@ -85,7 +85,7 @@ def _matmul(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]
 
 
 def _ragged_matmul(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    """Rows of the first operand are sorted by group, and multiplied by their group's matrix: [M, K] · [G, K, N]."""
+    """Handle [M, K] · [G, K, N] -> [M, N], where the rows M are sorted by group G; any other form has new dims."""
     rows, weights = operands[0], operands[1]
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (left_sum, right_sum), (left_batch, _) = numbers.dot_dimension_numbers
@@ -104,7 +104,7 @@ def _reduce(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]
 
 
 def _along_one(parameter: str) -> Rule:
-    """Return the rule of primitives whose results depend on whole lines along a dim, where they have a new one."""
+    """Return the rule of a primitive that mixes whole lines along one dim, which is a new dim in its results."""
 
     def rule(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
         found = _elementwise(equation, operands, dims)
@@ -137,7 +137,7 @@ def _split(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
 
 
 def _of_equal_size(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    """Return the operand's dims where the result has the same size, and new ones where a part is cut or padded."""
+    """Keep dims whose size is unchanged; a dim that is cut or padded is new."""
     before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     pairs = zip(operands[0], before, after, strict=True)
     return [tuple(dim if old == new else dims.new(new) for dim, old, new in pairs)]
@@ -195,8 +195,6 @@ def _convolution(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[S
     if groups[1] == 1:
         found[numbers.out_spec[0]] = images[batch]
     found[numbers.out_spec[1]] = kernel[outputs]
-    for place in numbers.rhs_spec[2:]:
-        dims.bar(kernel[place], "it is the window of a convolution")
     return [tuple(found)]
 
 
@@ -334,7 +332,7 @@ RULES: dict[str, Rule] = {
 
 
 def flops(equation: Any) -> int:
-    """Return the multiplications and additions of a matmul or convolution on whole arrays; 0 of anything else."""
+    """Return the flops of a matmul or convolution on whole arrays; 0 for any other equation."""
     name, out = equation.primitive.name, equation.outvars[0].aval
     if name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]

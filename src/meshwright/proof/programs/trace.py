@@ -1,6 +1,6 @@
-"""The dims of every value of a traced function, in the programs that it calls too.
+"""Trace a function, and unify the dims of all its values, also in the programs that it calls.
 
-A called program is looked at once for each call, so that two calls of one function do not tie the dims of strangers.
+A called program is walked once for each call, so that two calls of one function do not tie unrelated dims.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CALLS = {
 
 @dataclass
 class Body:
-    """A program in a traced function: its equations, the dims of its values, and the programs that it calls."""
+    """One program (jaxpr) of a traced function: the dims of its values, and the programs that its equations call."""
 
     jaxpr: Jaxpr
     shapes: dict[Var, Shape] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Body:
     """By the number of the equation that calls them."""
 
     def shape(self, value: Any) -> Shape:
-        """Return the dims of a value; a constant in the text of the program has none."""
+        """Return the dims of a value; a literal has none."""
         return () if isinstance(value, Literal) else self.shapes[value]
 
 
@@ -52,8 +52,8 @@ class Body:
 class Program:
     """A traced function with the dims of all its values.
 
-    arguments, results: the path of each leaf, as `params.kernel`, with its dims. trips: how often each body runs in a
-    call of the function.
+    arguments, results: the path of each leaf, as `params.kernel`, and its dims. flops: of matmuls and convolutions in
+    one call, loops included; the trips of a `while` loop are unknown and count once.
     """
 
     traced: Traced
@@ -63,16 +63,16 @@ class Program:
     results: tuple[tuple[str, Shape], ...]
     flops: int
     unknown: Mapping[str, int]
-    """Flops of matmuls below primitives whose programs are not looked into, by the primitive's name."""
+    """Flops inside primitives whose programs are not walked, such as `shard_map`, by the primitive's name."""
 
 
 def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
-    """Trace a function on arrays or abstract values, and unite the dims of its values.
+    """Trace a function on arrays or abstract values, and unify the dims of its values.
 
     Args:
         function: any function that JAX traces, jitted or not.
-        args: its arguments; of arrays only shapes and dtypes are read.
-        kwargs: its arguments by name.
+        args: its positional arguments; only shapes and dtypes of arrays are used.
+        kwargs: its keyword arguments.
     """
     traced = function.trace(*args, **kwargs) if hasattr(function, "trace") else jax.jit(function).trace(*args, **kwargs)
     closed, dims = traced.jaxpr, Dims()
@@ -107,7 +107,7 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def _path(path: Sequence[Any], positional: list[str]) -> str:
-    """Return the path of a leaf in `(args, kwargs)`, which begins with the name of the parameter: `state.params.w`."""
+    """Return the path of a leaf of `(args, kwargs)`, which begins with its parameter's name: `state.params.w`."""
     kind, first, *rest = path
     if kind.idx == 0 and first.idx < len(positional):
         return ".".join([positional[first.idx], *(jax.tree_util.keystr((key,), simple=True) for key in rest)])
@@ -115,7 +115,7 @@ def _path(path: Sequence[Any], positional: list[str]) -> str:
 
 
 class _Walk:
-    """Goes through equations, program in program."""
+    """Walks the equations of a program and of the programs that it calls."""
 
     def __init__(self, dims: Dims) -> None:
         self.dims = dims
@@ -124,7 +124,7 @@ class _Walk:
         self._trips = 1
 
     def body(self, program: ClosedJaxpr | Jaxpr, inputs: Sequence[Shape]) -> Body:
-        """Return a program with the dims of its values, from those of its arguments."""
+        """Return a program with the dims of its values, given those of its arguments."""
         jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
         body = Body(jaxpr)
         for var in jaxpr.constvars:
@@ -174,7 +174,7 @@ class _Walk:
         return (body,), [*operands[consts : consts + carried], *((count, *one) for one in results[carried:])]
 
     def _while(self, parameters: Mapping[str, Any], operands: list[Shape]) -> tuple[tuple[Body, ...], list[Shape]]:
-        """A loop whose trips only the data knows: its flops are counted once."""
+        """Handle a `while` loop. Its number of trips depends on data, so its flops count once."""
         first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
         carried = operands[first + second :]
         cond = self.body(parameters["cond_jaxpr"], [*operands[:first], *carried])
@@ -183,7 +183,7 @@ class _Walk:
         return (cond, body), carried
 
     def _tie(self, ones: Sequence[Shape], others: Sequence[Shape]) -> None:
-        """Record that some values have the same dims as others."""
+        """Record that each value of one list has the same dims as its counterpart in the other."""
         for one, other in zip(ones, others, strict=True):
             for first, second in zip(one, other, strict=False):
                 self.dims.unite(first, second)
