@@ -1,22 +1,37 @@
 """A tiny transformer of somebody else in plain JAX, whose layers are scanned or written one by one."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
 
-BATCH, LENGTH, VOCAB, EMBED, HEADS, HEAD_DIM, MLP, LAYERS = 16, 24, 96, 32, 4, 8, 64, 2
+
+class Sizes(NamedTuple):
+    """Of a model and its batch."""
+
+    batch: int = 16
+    length: int = 24
+    vocab: int = 96
+    embed: int = 32
+    heads: int = 4
+    head_dim: int = 8
+    mlp: int = 64
+    layers: int = 2
+
+
+TINY = Sizes()
 OPTIMIZER = optax.adam(1e-3)
 
 
-def weights(key, count=()):
+def weights(key, sizes=TINY, count=()):
     """The parameters of one layer, or of `count` stacked ones."""
+    heads = (sizes.heads, sizes.head_dim)
     shapes = {
-        "q": (EMBED, HEADS, HEAD_DIM),
-        "k": (EMBED, HEADS, HEAD_DIM),
-        "v": (EMBED, HEADS, HEAD_DIM),
-        "o": (HEADS, HEAD_DIM, EMBED),
-        "up": (EMBED, MLP),
-        "down": (MLP, EMBED),
+        **dict.fromkeys("qkv", (sizes.embed, *heads)),
+        "o": (*heads, sizes.embed),
+        "up": (sizes.embed, sizes.mlp),
+        "down": (sizes.mlp, sizes.embed),
     }
     keys = dict(zip(shapes, jax.random.split(key, len(shapes)), strict=True))
     return {name: 0.1 * jax.random.normal(keys[name], (*count, *shape)) for name, shape in shapes.items()}
@@ -26,7 +41,7 @@ def layer(stream, layer_weights):
     """Causal attention and an MLP on the residual stream."""
     normed = stream * jax.lax.rsqrt((stream**2).mean(-1, keepdims=True) + 1e-6)
     query, key, value = (jnp.einsum("btd,dhk->bthk", normed, layer_weights[name]) for name in "qkv")
-    scores = jnp.einsum("bqhk,bshk->bhqs", query, key) / HEAD_DIM**0.5
+    scores = jnp.einsum("bqhk,bshk->bhqs", query, key) / query.shape[-1] ** 0.5
     mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     chances = jax.nn.softmax(jnp.where(mask, scores, -1e9))
     attended = jnp.einsum("bhqs,bshk->bqhk", chances, value)
@@ -34,13 +49,14 @@ def layer(stream, layer_weights):
     return stream + jax.nn.gelu(stream @ layer_weights["up"]) @ layer_weights["down"]
 
 
-def make_state(key, *, scanned=True):
+def make_state(key, sizes=TINY, *, scanned=True):
     """The parameters and moments of a transformer."""
     first, second, third = jax.random.split(key, 3)
-    stacked = weights(third, (LAYERS,)) if scanned else [weights(one) for one in jax.random.split(third, LAYERS)]
+    keys = jax.random.split(third, sizes.layers)
+    stacked = weights(third, sizes, (sizes.layers,)) if scanned else [weights(one, sizes) for one in keys]
     params = {
-        "embed": 0.1 * jax.random.normal(first, (VOCAB, EMBED)),
-        "out": 0.1 * jax.random.normal(second, (EMBED, VOCAB)),
+        "embed": 0.1 * jax.random.normal(first, (sizes.vocab, sizes.embed)),
+        "out": 0.1 * jax.random.normal(second, (sizes.embed, sizes.vocab)),
         "layers": stacked,
     }
     return params, OPTIMIZER.init(params)
@@ -68,4 +84,4 @@ def train_step(state, tokens):
 
 
 def tokens(key=1):
-    return jax.random.randint(jax.random.key(key), (BATCH, LENGTH + 1), 0, VOCAB)
+    return jax.random.randint(jax.random.key(key), (TINY.batch, TINY.length + 1), 0, TINY.vocab)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from foreign import BATCH, EMBED, HEAD_DIM, HEADS, LENGTH, MLP, VOCAB, make_state, tokens, train_step
+from foreign import TINY, make_state, tokens, train_step
 
 from meshwright.proof.programs.classes import classes_of, state_of
 from meshwright.proof.programs.trace import trace
@@ -24,6 +24,7 @@ def table(function, *args):
     return sorted((one.size, one.name) for one in classes_of(trace(function, *args)) if not one.barred)
 
 
+BATCH, LENGTH, VOCAB, EMBED, HEADS, HEAD_DIM, MLP, _ = TINY
 TRANSFORMER = [
     (HEADS, "q:2"), (HEAD_DIM, "q:3"), (HEAD_DIM, "v:3"), (BATCH, "batch"), (LENGTH + 1, "tokens:1"),
     (EMBED, "embed:1"), (MLP, "up:2"), (VOCAB, "embed:0"), (VOCAB, "out:1"), (LENGTH, "dim of 24"),
