@@ -89,32 +89,30 @@ UNNAMED = frozenset({Difference.NOT_PLANNED, Difference.MISSING, Difference.UNEX
 _PHRASES: Mapping[Difference, str] = {
     Difference.NOT_PLANNED: "not planned",
     Difference.MISSING: "the compiled program has none",
-    Difference.UNEXPLAINED: "otherwise than planned",
-    Difference.ANOTHER_PROGRAM: "another program than planned",
-    Difference.DROPLESS_PADDING: "padded for any routing, as experts without a capacity need; planned as in balance",
-    Difference.UNTAKEN_BRANCHES: "counted in every tick, as in the text: in a branch that few ticks take",
+    Difference.UNEXPLAINED: "differs from the plan",
+    Difference.ANOTHER_PROGRAM: "not the program that was planned",
+    Difference.DROPLESS_PADDING: "padded for any routing (experts without a capacity); planned for balanced routing",
+    Difference.UNTAKEN_BRANCHES: "counted in every tick of the HLO text, though few ticks take the branch",
     Difference.OPAQUE_KERNELS: "attention is in kernels that do not state their flops",
-    Difference.KERNEL_ESTIMATES: "attention kernels state half of the scores, and two products more backward",
+    Difference.KERNEL_ESTIMATES: "attention kernels state the flops of half of the scores, and of two more matmuls backward",
     Difference.SUMMED_ONCE: "the last norm's gradient is summed once, not for each microbatch",
-    Difference.EXPERT_BUFFERS: "whole tokens in buffers for any routing; planned in parts, as in balance",
-    Difference.INT8_SCALES: "scales beside int8; what is no product of a layer stays in the dtype of products",
-    Difference.READ_THEN_MULTIPLIED: "as most are read first, and products begin after that",
-    Difference.GATHERED_PAGES: "as pages are gathered first, and scores are ops of their own",
-    Difference.PADDED_ROWS: "products of one row run as 8 rows, the others zeros",
-    Difference.SINGLE_ROWS: "products of one row or column are done element by element, without flops of their own",
-    Difference.MASKED_SCORES: "scores of later keys are made too, and left out; planned without them",
-    Difference.SLICED_FURTHER: "a reduce-scatter and a slice after it, done as an all-reduce",
-    Difference.OTHER_PHASE: "in another phase: all phases together are as planned",
+    Difference.EXPERT_BUFFERS: "buffers hold whole tokens for any routing; planned in parts for balanced routing",
+    Difference.INT8_SCALES: "scales are stored beside int8 weights; other weights stay in the compute dtype",
+    Difference.READ_THEN_MULTIPLIED: "as most weights are read before the matmuls begin",
+    Difference.GATHERED_PAGES: "as pages are gathered first, and scores are separate ops",
+    Difference.PADDED_ROWS: "matmuls of one row run as 8 rows, 7 of them zeros",
+    Difference.SINGLE_ROWS: "matmuls of one row or column run element by element, without flops of their own",
+    Difference.MASKED_SCORES: "masked scores are computed too; planned without them",
+    Difference.SLICED_FURTHER: "a reduce-scatter and a slice after it, compiled as an all-reduce",
+    Difference.OTHER_PHASE: "in another phase; all phases together are as planned",
     Difference.PADDED_SHARDS: "in shards padded to the compiler's tiles, which collective-permutes put in place",
     Difference.PADDED_SHARDS_PERMUTED: "puts the padded shards of the reduce-scatter in place",
-    Difference.WITHIN_AND_BETWEEN_SLICES: (
-        "sums over axes inside slices and between them, one after the other: over each axis as planned"
-    ),
+    Difference.WITHIN_AND_BETWEEN_SLICES: ("summed inside slices, then between them; over each axis as planned"),
     Difference.REGISTER_ROWS: "a few numbers, in whole rows of the compiler's registers",
-    Difference.RING_REMAINDER: "the rest in steps beside the products that use it, as collective-permutes",
-    Difference.COMBINED_SUMS: "sums over several axes done together: over each axis all are as planned",
+    Difference.RING_REMAINDER: "the rest is in collective-permutes beside the matmuls that use it",
+    Difference.COMBINED_SUMS: "sums over several axes are combined; over each axis the total is as planned",
     Difference.COMBINED_SUMS_ACROSS_PHASES: (
-        "sums over several axes, or of several phases, done together: over each axis all are as planned"
+        "sums over several axes or phases are combined; over each axis the total is as planned"
     ),
     Difference.PADDED_ARGUMENTS: "small arrays are padded",
     Difference.ESTIMATED: "an estimate",
@@ -138,7 +136,7 @@ class Cause:
     def __str__(self) -> str:
         """Return why a figure differs, as a phrase."""
         if self.difference == Difference.RING_STEPS:
-            return f"steps of the {' and '.join(self.collectives)}, beside the products that use it"
+            return f"steps of the {' and '.join(self.collectives)}, beside the matmuls that use it"
         if self.difference == Difference.JOINED_AXES:
             return f"planned over {' and '.join('*'.join(axes) for axes in self.axes)} in turn"
         if self.difference == Difference.READ_AHEAD:
