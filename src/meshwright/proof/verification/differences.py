@@ -94,7 +94,7 @@ _PHRASES: Mapping[Difference, str] = {
     Difference.DROPLESS_PADDING: "padded for any routing (experts without a capacity); planned for balanced routing",
     Difference.UNTAKEN_BRANCHES: "counted in every tick of the HLO text, though few ticks take the branch",
     Difference.OPAQUE_KERNELS: "attention is in kernels that do not state their flops",
-    Difference.KERNEL_ESTIMATES: "attention kernels state flops of half of the scores, and of two more matmuls backward",
+    Difference.KERNEL_ESTIMATES: "attention kernels state flops of half the scores, and of two more matmuls backward",
     Difference.SUMMED_ONCE: "the last norm's gradient is summed once, not for each microbatch",
     Difference.EXPERT_BUFFERS: "buffers hold whole tokens for any routing; planned in parts for balanced routing",
     Difference.INT8_SCALES: "scales are stored beside int8 weights; other weights stay in the compute dtype",
