@@ -14,6 +14,11 @@ MODULES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in SOURCE.rglob("*.py")
 }
+WINGS = ("description", "execution", "proof", "planning")
+# Names in prose begin with the package, without its wing.
+MODULES |= {
+    name.partition(".")[2]: path for name, path in MODULES.items() if name.split(".")[0] in WINGS and "." in name
+}
 TOPS = {name.split(".")[0] for name in MODULES}
 DOCUMENTS = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if path.name != "CHANGELOG.md"]
 """But for the one whose names were there once."""

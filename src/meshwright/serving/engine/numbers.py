@@ -1,4 +1,4 @@
-"""The input of a step as arrays of numbers for its program; see `programs.Columns`."""
+"""The input of a step as arrays of numbers for its program; see `serving.engine.programs.Columns`."""
 
 from __future__ import annotations
 
