@@ -70,6 +70,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, names in LISTS.items():
             if item.nodeid in names or item.nodeid.split("[")[0] in names:
                 item.add_marker(mark)
+    # Documents compile for minutes: first, so that at the end no worker waits for another.
+    items.sort(key=lambda item: "test_the_compiling_commands_of_a_document" not in item.name)
 
 
 FOREIGN = ("hlo", "inspection")
