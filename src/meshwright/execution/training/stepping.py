@@ -67,7 +67,7 @@ def take_steps(
             requested_at = time.perf_counter()
             batch = batches[step + 1]  # Read while the devices work.
             # Devices that are done by now had nothing to do for some of that time.
-            if all(value.is_ready() for value in metrics.values()):
+            if all(value.is_ready() for value in jax.tree.leaves(metrics)):
                 new.input_seconds = time.perf_counter() - requested_at
         if pending is not None:
             row, ready = _row(pending, ready)
