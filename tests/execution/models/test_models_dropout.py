@@ -55,13 +55,13 @@ def weights(layout):
 
 def columns_of_branch(layout, key=0):
     """Ones [B, S, D] as a branch reads the stream."""
-    return dropout_of_branch(layout.place(jnp.ones((B, S, D)), *STREAM), rng_of(layout, key=key), 0.3, "query", layout)
+    return dropout_of_branch(layout.place(jnp.ones((B, S, D)), *STREAM), rng_of(layout, key=key), 0.3, "query")
 
 
 def rows_of_branch(layout):
     """Ones [B, S, D] as a branch reads what tp splits."""
     x = layout.place(jnp.ones((B, S, D)), "batch", "sequence", "mlp")
-    return dropout_of_branch(x, rng_of(layout), 0.3, "down", layout)
+    return dropout_of_branch(x, rng_of(layout), 0.3, "down")
 
 
 SPLIT = [MeshShape(dp=2, fsdp=2, tp=2), MeshShape(dp=2, sp=2, tp=2), MeshShape(sp=4)]

@@ -139,7 +139,7 @@ def _next_line(file: IO[bytes], at: int, size: int) -> int:
 
 
 def _read_lines(part: Range) -> Iterator[Record | BadRecordError]:
-    with _open(part.path) as file:
+    with gzip.open(part.path) if part.path.endswith(".gz") else Path(part.path).open("rb") as file:
         is_compressed = isinstance(file, gzip.GzipFile)
         at = 0 if is_compressed else _next_line(file, part.start, part.stop)  # pyright: ignore[reportArgumentType]
         file.seek(at)
@@ -178,10 +178,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_unique_keys)
-
-
-def _open(path: str) -> IO[bytes] | gzip.GzipFile:
-    return gzip.open(path) if path.endswith(".gz") else Path(path).open("rb")
 
 
 def _lines_before(path: str, start: int) -> int:

@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +144,7 @@ def _make(
     if count > 1:
         made = run_units(left, what.encoder, what.rule, directory, processes=count)
     else:
-        made = _in_this_process(what, left, directory)
+        made = ((unit, make_shard(unit, what.encoder, what.rule, directory)) for unit in left)
     try:
         with closing(made):
             for unit, shard in made:
@@ -156,12 +156,6 @@ def _make(
             for path in (directory / UNFINISHED, *directory.glob("[0-9]*.*")):
                 path.unlink(missing_ok=True)
         raise
-
-
-def _in_this_process(what: Tokenizing, units: Sequence[Unit], directory: Path) -> Generator[tuple[Unit, Shard]]:
-    """Make the shards in this process; yield each unit with its shard."""
-    for unit in units:
-        yield unit, make_shard(unit, what.encoder, what.rule, directory)
 
 
 def _begin(directory: Path, signature: str) -> None:

@@ -127,7 +127,7 @@ class Found:
             dtype=self.dtype,
             stored_dtype=self.stored_dtype,
             tokenizer=tokenizer or byte_tokenizer_for(self.model.vocab),
-            source=_source(files) if files else {},
+            source={name: (files / name).read_bytes() for name in MODEL_FILES if files and (files / name).is_file()},
             seq_len=self.run.workload.seq_len if self.run else _most_positions(self.path),
             sp_method=self.run.strategy.sp_method if self.run else "gather",
         )
@@ -224,11 +224,6 @@ def _saved(adapter: Path, model: ModelConfig, tensors: Mapping[str, Tensor]) -> 
             why = "ties its embedding to its head" if model.tied_embeddings else f"has no {name}"
             raise MeshwrightError(f"{adapter} has {name} in modules_to_save, and {model.name} {why}; that is not read")
     return found
-
-
-def _source(directory: Path) -> dict[str, bytes]:
-    """Read the files of a Hugging Face directory that are copied with its weights."""
-    return {name: (directory / name).read_bytes() for name in MODEL_FILES if (directory / name).is_file()}
 
 
 def _most_positions(directory: Path) -> int | None:

@@ -78,7 +78,7 @@ def dropout_of_weights(weights: Array, rng: DropoutRng | None) -> Array:
     return _drop(weights, jax.vmap(of_row, (0, None))(rng.fold_in(WEIGHTS).keys, heads), rng.rate)
 
 
-def dropout_of_branch(x: Array, rng: DropoutRng | None, rate: float, name: str, layout: ShardingContext) -> Array:
+def dropout_of_branch(x: Array, rng: DropoutRng | None, rate: float, name: str) -> Array:
     """Apply dropout to the input x of the low-rank branch of the matmul `name`.
 
     x is [b, s, n], or [b, s, d] sharded like the residual stream. Columns may be split over devices, and each device

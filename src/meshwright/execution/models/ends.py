@@ -91,21 +91,18 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
     h = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
     h = gathered(h, layout, "vocab")
     if layout.cache_split is not None:
-        # Weights stay where they are stored; scores are partial sums over the axes that split the stream.
-        scores = layout.place(_stationary_scores(params, h, table, unembedding, layout), "batch", "sequence", "vocab")
+        # A server: weights stay where they are stored; scores are partial sums over the axes that split the stream.
+        stored = table if unembedding.is_tied else params[unembedding.name].astype(h.dtype).T
+        weight = jax.reshard(stored, layout.spec("vocab", "embed"))
+        sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
+        scores = multiply_stored("bsd,vd->bsv", h, weight, layout, dtype=jnp.float32, out=sums)
+        scores = layout.place(scores, "batch", "sequence", "vocab")
     elif unembedding.is_tied:
         scores = product("bsd,vd->bsv", h, table, dtype=jnp.float32)
     else:
         weight = layout.weight(params[unembedding.name], "embed", "vocab", dtype=h.dtype)
         scores = product("bsd,dv->bsv", h, weight, dtype=jnp.float32)
     return loss.softcap * jnp.tanh(scores / loss.softcap) if loss.softcap else scores
-
-
-def _stationary_scores(params: Weights, h: Array, table: Array, op: Linear, layout: ShardingContext) -> Array:
-    """Return a server's logits as partial sums over the axes that split the residual stream."""
-    sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
-    weight = jax.reshard(table if op.is_tied else params[op.name].astype(h.dtype).T, layout.spec("vocab", "embed"))
-    return multiply_stored("bsd,vd->bsv", h, weight, layout, dtype=jnp.float32, out=sums)
 
 
 class LossParts(NamedTuple):

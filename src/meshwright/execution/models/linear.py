@@ -102,7 +102,7 @@ def low_rank_columns(
     """
     assert op.low_rank
     splits = op.outputs[0][0]
-    h = dropout_of_branch(h, rng, op.low_rank.dropout, op.name, layout)
+    h = dropout_of_branch(h, rng, op.low_rank.dropout, op.name)
     into = layout.weight(a, *RANK_OF_STREAM, dtype=h.dtype, along="residual_sequence")
     low = checkpoint_name(product("bsd,dr->bsr", h, into), PRODUCT) * jnp.asarray(op.low_rank.scale, h.dtype)
     out = layout.weight(_matrix(b, 1), "rank", splits, dtype=h.dtype)
@@ -119,7 +119,7 @@ def low_rank_rows(x: Array, a: Array, b: Array, op: Linear, layout: ShardingCont
     splits = op.inputs[0][0]
     into = layout.weight(_matrix(a, len(op.inputs)), splits, "rank", dtype=x.dtype)
     partial = layout.spec(*GATHERED, unreduced=layout.axes(splits))
-    x = dropout_of_branch(x.reshape(*x.shape[:2], -1), rng, op.low_rank.dropout, op.name, layout)
+    x = dropout_of_branch(x.reshape(*x.shape[:2], -1), rng, op.low_rank.dropout, op.name)
     low = product("bsn,nr->bsr", x, into, out_sharding=partial)
     low = checkpoint_name(layout.place(low, *RESIDUAL), PRODUCT) * jnp.asarray(op.low_rank.scale, x.dtype)
     out = layout.weight(b, *reversed(RANK_OF_STREAM), dtype=x.dtype, along="residual_sequence")

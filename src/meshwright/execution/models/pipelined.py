@@ -119,11 +119,9 @@ def _pipeline(
             layer=number,
         )
         result = run_layer(stack, x, weights, context)
-        return (
-            LayerOutput(result.stream)
-            if result.load is None
-            else LayerOutput(result.stream, *_balance(result.load, model))
-        )
+        if result.load is None:
+            return LayerOutput(result.stream)
+        return LayerOutput(result.stream, *_balance(result.load, model))
 
     def last(ends: Weights, x: Array, part: Weights) -> Array:
         ends, x = whole(_without(ends, "dense_layers"), x)

@@ -79,7 +79,11 @@ def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -
     turned = wide[..., op.start : stop]
     if op.is_interleaved:
         turned = jnp.concatenate([turned[..., ::2], turned[..., 1::2]], axis=-1)
-    return jnp.concatenate([wide[..., : op.start], _rotated(turned, by), wide[..., stop:]], axis=-1).astype(x.dtype)
+    heads = range(2, x.ndim - 1)
+    cos, sin = jnp.expand_dims(by.cos, heads), jnp.expand_dims(by.sin, heads)
+    first, second = jnp.split(turned, 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return jnp.concatenate([wide[..., : op.start], turned, wide[..., stop:]], axis=-1).astype(x.dtype)
 
 
 def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) -> RotaryTables:
@@ -102,13 +106,6 @@ def is_of_kind(kind: Hashable, cycle: Sequence[Hashable], layer: Array | int | N
     here = jnp.int32(layer) % len(cycle)
     first, *others = (here == number for number, other in enumerate(cycle) if other == kind)
     return functools.reduce(jnp.logical_or, others, first)
-
-
-def _rotated(x: Array, by: RotaryTables) -> Array:
-    heads = range(2, x.ndim - 1)
-    cos, sin = jnp.expand_dims(by.cos, heads), jnp.expand_dims(by.sin, heads)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def _angles(frequencies: Frequencies, size: int, length: Array) -> Array:

@@ -205,7 +205,8 @@ class Host:
             self.on_met()
         elif now - self._opened > self.start_seconds:
             missing = [number for number in range(self.count) if number not in self._peers]
-            which = f"process{'es' if missing[1:] else ''} {_list(missing)} of {self.count}"
+            first = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if missing[10:] else "")
+            which = f"process{'es' if missing[1:] else ''} {first} of {self.count}"
             line = f"{which} did not come within {self.start_seconds:g} s; start all, with the same --coordinator"
             self._end(End(line, FAILED, "refused", tuple(missing)))  # Slurm and JobSet give up on 2.
         else:
@@ -320,8 +321,3 @@ def listen(host: str, port: int) -> socket.socket:
             found.close()
     assert found is not None
     return found
-
-
-def _list(numbers: list[int]) -> str:
-    """Format numbers, at most the first ten."""
-    return ", ".join(map(str, numbers[:10])) + (f" and {len(numbers) - 10} more" if numbers[10:] else "")

@@ -91,7 +91,7 @@ class Member:
         """
         time.sleep(SILENT_SECONDS + 5.0)
         traceback.print_exc()
-        self.fail(f"{traceback.format_exc().splitlines()[-1]}", FAILED)
+        self.fail(traceback.format_exc().splitlines()[-1], FAILED)
 
     def _received(self) -> list[dict[str, Any]]:
         """Return messages received within a second. Raises `TemporaryError` if the host is gone."""

@@ -77,12 +77,7 @@ def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]
     return specs
 
 
-def _matched(
-    plan: Plan,
-    paths: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
-    axes: Axes,
-) -> list[PartitionSpec]:
+def _matched(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]], axes: Axes) -> list[PartitionSpec]:
     """Return the spec of each leaf, by regular expressions over paths."""
     rules = {**logical_rules(plan.strategy), "": ()}
     specs, used = [], set()

@@ -137,7 +137,10 @@ def _run_step_on_shards(step: FusedStep, *shards: Array) -> Array:
     if isinstance(step, CollectiveMatmul):
         return _overlap(step, *shards)
     (shard,) = shards
-    return _slice(step, shard) if isinstance(step, Slice) else _communicate(step, shard)
+    if isinstance(step, Slice):
+        size = shard.shape[step.target] // lax.axis_size(step.axes)
+        return lax.dynamic_slice_in_dim(shard, lax.axis_index(step.axes) * size, size, step.target)
+    return _communicate(step, shard)
 
 
 def _overlap(step: CollectiveMatmul, left: Array, right: Array) -> Array:
@@ -160,8 +163,3 @@ def _communicate(step: Communicate, shard: Array) -> Array:
     if step.kind == "all-to-all" and source is not None and target is not None:
         return lax.all_to_all(shard, step.axes, split_axis=target, concat_axis=source, tiled=True)
     raise MeshwrightError(f"{step} is no step of a product")
-
-
-def _slice(step: Slice, shard: Array) -> Array:
-    size = shard.shape[step.target] // lax.axis_size(step.axes)
-    return lax.dynamic_slice_in_dim(shard, lax.axis_index(step.axes) * size, size, step.target)

@@ -89,9 +89,9 @@ def compile_product(
     return CompiledProduct(inference, mesh, mode, lowered.compile())
 
 
-def make_product_mesh(degrees: Mapping[str, int], devices: Sequence[Any] | None = None) -> Mesh:
-    """Build the mesh of named degrees, outermost first, over the first of `devices` (default: all devices)."""
-    found, wanted = jax.devices() if devices is None else list(devices), math.prod(degrees.values())
+def make_product_mesh(degrees: Mapping[str, int]) -> Mesh:
+    """Build the mesh of named degrees, outermost first, over the first devices."""
+    found, wanted = jax.devices(), math.prod(degrees.values())
     if len(found) < wanted:
         raise MeshwrightError(f"mesh {_named(degrees)} wants {wanted} devices; {len(found)} are there")
     return jax.make_mesh(tuple(degrees.values()), tuple(degrees), devices=found[:wanted])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -65,13 +64,14 @@ class ShardingContext:
         over replicas comes after that, when only a shard is left to sum. along: logical axis of the sequence dim in the
         activations that the parameter multiplies.
         """
-        gather = partial(self._gather, names=names, along=along)
+
+        def gather(x: Array) -> Array:
+            in_use = (IN_USE.get(name, name) for name in names)
+            return self._resharded(self.shard(x, *names, along=along), *in_use, along=along)
+
         if self.gradient_dtype is None:
             return gather(stored.astype(dtype or stored.dtype))
         return _transposed_in(self.gradient_dtype, gather, dtype or stored.dtype)(stored)
-
-    def _gather(self, stored: Array, *, names: tuple[str, ...], along: str) -> Array:
-        return self._resharded(self.shard(stored, *names, along=along), *(IN_USE.get(n, n) for n in names), along=along)
 
     def shard(self, stored: Array, *names: str, along: str = "sequence") -> Array:
         """Return a parameter as it is stored; its gradient stays unreduced over the axes that replicate a shard."""

@@ -32,7 +32,9 @@ def on_shards(
     @custom_vmap
     def mapped(*args: Any) -> Any:
         """Only evaluated for the result types of one stage; it never runs."""
-        mesh = _nameless(jax.sharding.get_abstract_mesh())
+        named = jax.sharding.get_abstract_mesh()
+        # Under `vmap` over the axis of stages JAX would drop it from a `shard_map`, so it has another name here.
+        mesh = named.update(axis_names=tuple("stages" if name == STAGES else name for name in named.axis_names))
         alike = jax.tree.map(lambda x: _typed(x, mesh), args)
         with jax.sharding.use_abstract_mesh(mesh):
             sharded = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
@@ -77,11 +79,6 @@ def _varying_over(value: Array, axes: set[str]) -> Array:
 
 def _of_stages(spec: P) -> P:
     return P(STAGES, *spec.partitions, unreduced=spec.unreduced, reduced=spec.reduced)
-
-
-def _nameless(mesh: AbstractMesh) -> AbstractMesh:
-    """Rename the stage axis of a mesh: under `vmap` over that axis JAX would drop it from a `shard_map`."""
-    return mesh.update(axis_names=tuple("stages" if name == STAGES else name for name in mesh.axis_names))
 
 
 def _typed(x: Array, mesh: AbstractMesh) -> jax.ShapeDtypeStruct:

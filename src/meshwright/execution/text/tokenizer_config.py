@@ -43,7 +43,9 @@ def apply_tokenizer_config(
         # The kind of a piece comes from the SentencePiece model.
         if not has_file and number < tokenizer.get_vocab_size():
             continue
-        _add(tokenizer, token)
+        # A token that exists already gets the flags of this one.
+        if repr(token) not in map(repr, tokenizer.get_added_tokens_decoder().values()):
+            tokenizer.add_tokens([token])
         if tokenizer.token_to_id(token.content) != number:
             raise MeshwrightError(
                 f"tokenizer_config.json gives {token.content!r} the token {number}; it is"
@@ -104,10 +106,3 @@ def _token(entry: Any) -> AddedToken:
     if isinstance(entry, Mapping) and isinstance(entry.get("content"), str):
         return AddedToken(entry["content"], **{flag: bool(entry[flag]) for flag in FLAGS if flag in entry})
     raise MeshwrightError(f"tokenizer_config.json has the token {entry!r}; it takes a text or an object with content")
-
-
-def _add(tokenizer: Tokenizer, token: AddedToken) -> None:
-    """Add a token; if it exists already, give it this token's flags."""
-    known = tokenizer.get_added_tokens_decoder().values()
-    if repr(token) not in map(repr, known):
-        tokenizer.add_tokens([token])

@@ -134,7 +134,7 @@ def _in_parts(
     sums = layout.gradient_dtype or dtype
     wide = widest(DTYPES[workload.param_dtype], sums)
     lent = shards = _shards(params, layout, workload, strategy)
-    scattered: Callable[[Any], tuple[Any]] = _unchanged
+    scattered: Callable[[Any], Any] | None = None
     if stage in (1, 2):
         lent = _gathered(shards, layout, workload, strategy, dtype)
         scattered = _scatter(drop_paths(shards, frozen), layout, workload, strategy, sums)
@@ -152,15 +152,15 @@ def _in_parts(
             return value / count, parts._replace(means=parts.means / count)
 
         value, gradients = jax.value_and_grad(share, has_aux=True)(drop_paths(ours, frozen))
-        return value, scattered(gradients)[0] if stage == 2 else gradients
+        return value, scattered(gradients) if scattered and stage == 2 else gradients
 
     _, summed = jax.vjp(lambda part: _shards(_in_dtype(part, workload, sums), layout, workload, strategy), trained)
     # Names the phase of the collectives that differentiation itself gives no name.
     with jax.named_scope("gradients"):
         together = 2 if workload.objective == "dpo" else 1
         value, gradients = _sum(part, batch, count, layout, wide, together=together)
-        if stage == 1:
-            gradients = scattered(gradients)[0]
+        if scattered and stage == 1:
+            gradients = scattered(gradients)
         return value, summed(_in_dtype(gradients, workload, sums))[0]
 
 
@@ -228,21 +228,16 @@ def _gathered(shards: Any, layout: ShardingContext, workload: Workload, strategy
 
 def _scatter(
     shards: Any, layout: ShardingContext, workload: Workload, strategy: Strategy, dtype: Any
-) -> Callable[[Any], tuple[Any]]:
+) -> Callable[[Any], Any]:
     """Return a function that scatters whole gradients to shards: the transpose of the weights' gather, in `dtype`."""
     alone = replace(layout, gradient_dtype=None)
     _, back = jax.vjp(lambda shards: _gathered(shards, alone, workload, strategy, dtype), shards)
-    return lambda gradients: back(_in_dtype(gradients, workload, dtype))
+    return lambda gradients: back(_in_dtype(gradients, workload, dtype))[0]
 
 
 def _in_dtype(arrays: Any, workload: Workload, dtype: Any) -> Any:
     """Cast gradients, except those of norm scales and biases, to the dtype in which they are summed."""
     return _map(lambda array, _: array.astype(dtype), arrays, workload)
-
-
-def _unchanged(gradients: Any) -> tuple[Any]:
-    """Return the gradients as they are, because they already have the stored sharding."""
-    return (gradients,)
 
 
 def _map(change: Callable[[Array, Parameter], Array], arrays: Any, workload: Workload) -> Any:

@@ -194,10 +194,11 @@ def _run(
         earlier_rows = [row for row in read_metrics(directory) if row["step"] < start]
         about = {"config": config.to_json(), "identity": identity}
         ordered = order_of_checkpoints(config, layout, mesh)
+        planned = config.plan.predicted.step_seconds or 0.0
         hooks = StepHooks(
             config=config, directory=directory, start=start, interruption=interruption, checkpoints=checkpoints,
             inputs=inputs, bad_steps=BadSteps(config.optimizer.spike_factor, earlier_rows),
-            shortfall=_shortfall(config),
+            shortfall=Shortfall(planned, is_simulated=config.system.chip.kind == "cpu"),
             saver=Saver(config, directory, checkpoints, ordered, about, log, on_note),
             evaluate=Evaluator(config, layout, inputs.held_out, tasks) if config.evaluating.every else None, log=log,
             profiler=exits.enter_context(Profiler(directory, config, program, start, on_note)),
@@ -258,12 +259,6 @@ def _stopped_run_errors(config: RunConfig, directory: Path, start: int, interrup
         if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
             raise
         raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
-
-
-def _shortfall(config: RunConfig) -> Shortfall:
-    """Return the monitor that compares step times with the plan."""
-    planned = config.plan.predicted.step_seconds
-    return Shortfall(planned or 0.0, is_simulated=config.system.chip.kind == "cpu")
 
 
 def _rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -86,10 +86,6 @@ def signature_changes(before: Mapping[str, str], after: Mapping[str, str]) -> li
     """Return the differences between two signatures, a line for each array."""
     return [
         f"{path} is {after.get(path, 'gone')}, and was {before.get(path, 'not there')}"
-        for path in _union(before, after)
+        for path in {**before, **after}
         if before.get(path) != after.get(path)
     ]
-
-
-def _union(*names: Iterable[str]) -> dict[str, None]:
-    return dict.fromkeys(name for each in names for name in each)

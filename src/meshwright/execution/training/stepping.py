@@ -67,7 +67,8 @@ def take_steps(
             requested_at = time.perf_counter()
             batch = batches[step + 1]  # Read while the devices work.
             # Devices that are done by now had nothing to do for some of that time.
-            new.input_seconds = time.perf_counter() - requested_at if _is_ready(metrics) else 0.0
+            if all(value.is_ready() for value in jax.tree.leaves(metrics)):
+                new.input_seconds = time.perf_counter() - requested_at
         if pending is not None:
             row, ready = _row(pending, ready)
             yield row, None
@@ -90,19 +91,7 @@ def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
     row["input_seconds"] = min(pending.input_seconds, row["step_seconds"])
     if pending.compile_seconds:
         row["compile_seconds"] = pending.compile_seconds
-    return row | _memory() | {"time": time.time()}, now
-
-
-def _is_ready(metrics: Mapping[str, Any]) -> bool:
-    """Whether the devices have finished computing all of some arrays."""
-    return all(value.is_ready() for value in metrics.values())
-
-
-def _memory() -> Row:
-    """Return peak bytes so far: of a device (None if its runtime does not count them), and of this process on the host.
-
-    The memory of simulated devices is the host's.
-    """
-    stats = jax.local_devices()[0].memory_stats() or {}
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB.
-    return {"memory_peak_bytes": stats.get("peak_bytes_in_use"), "host_peak_bytes": host}
+    # Peaks so far. A runtime may not count the memory of its devices; that of simulated devices is the host's.
+    row["memory_peak_bytes"] = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    row["host_peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB.
+    return row | {"time": time.time()}, now

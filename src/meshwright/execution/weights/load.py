@@ -71,7 +71,8 @@ def load_weights(
             indices = leaf.sharding.addressable_devices_indices_map(leaf.shape)
             holders: dict[Bounds, list[Any]] = {}
             for device, index in indices.items():
-                holders.setdefault(_bounds(index, leaf.shape), []).append(device)
+                bounds = tuple(part.indices(size)[:2] for part, size in zip(index, leaf.shape, strict=True))
+                holders.setdefault(bounds, []).append(device)
             arrays: list[Array] = []
             # One slice at a time: it is on its devices before the next but one is read.
             for bounds, devices in holders.items():
@@ -108,7 +109,3 @@ def check_tensors(tensors: Mapping[str, Tensor], where: dict[str, Place], model:
         raise MeshwrightError(
             f"{found.file} holds {found.name} {list(found.shape)}, which a model of its config.json does not have"
         )
-
-
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))

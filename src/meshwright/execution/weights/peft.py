@@ -65,9 +65,9 @@ def write_adapter(
     modules = _modules(model)
     tensors: dict[str, np.ndarray] = {}
     for module in modules:
-        stacks = {path: _stack(params, path) for path, _ in module.parts}
+        stacks = [(place, _stack(params, path)) for path, place in module.parts]
         for layer, name_a, name_b in module.names():
-            blocks = [(place, _factors(stacks[path], path, layer)) for path, place in module.parts]
+            blocks = [(place, (own[LORA_A][layer], own[LORA_B][layer]) if own else None) for place, own in stacks]
             tensors[name_a], tensors[name_b] = _joined(blocks, lora)
     entries = [(name, array.shape, dtype) for name, array in tensors.items()]
     write_file(directory / ADAPTER_WEIGHTS, entries, lambda name: tensors[name].astype(DTYPES[dtype]))
@@ -154,11 +154,6 @@ def _stack(params: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     stack, _, name = path.rpartition(".")
     own = params[stack]
     return {end: np.asarray(own[name + end], np.float32) for end in (LORA_A, LORA_B) if name + end in own}
-
-
-def _factors(own: Mapping[str, np.ndarray], path: str, layer: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return A and B of a matmul in one layer; None without adapters."""
-    return (own[LORA_A][layer], own[LORA_B][layer]) if own else None
 
 
 def _joined(

@@ -104,9 +104,13 @@ def places(model: ModelConfig) -> dict[str, Place]:
         MeshwrightError: if the tensor names of the model's family are not known.
     """
     names = published_family(model).names
-    num_inputs = _num_inputs(model)
+    ops = program(model)
+    every = (*ops.embedding, *(op for stack in ops.stacks for op in stack.ops), *ops.logits)
+    # The number of dims that a parameter's matmul sums over, by the parameter's name; vectors have none.
+    num_inputs = {op.name: len(op.inputs) for op in every if isinstance(op, Linear) and not op.is_tied}
+    num_inputs |= {op.name: 1 for op in every if isinstance(op, Lookup)}
     first_layer, start = {}, 0
-    for stack in program(model).stacks:
+    for stack in ops.stacks:
         first_layer[stack.name] = start
         start += stack.num_layers
     found: dict[str, Place] = {}
@@ -149,11 +153,3 @@ def published_family(model: ModelConfig) -> PublishedFamily:
         f"model {model.name} is of the family {model.family.name!r}, whose published names are not known;"
         f" those known are {', '.join(known.family.name for known in PUBLISHED)}"
     )
-
-
-def _num_inputs(model: ModelConfig) -> dict[str, int]:
-    """Return the number of dims that a parameter's matmul sums over, by the parameter's name; vectors have none."""
-    ops = program(model)
-    every = (*ops.embedding, *(op for stack in ops.stacks for op in stack.ops), *ops.logits)
-    found = {op.name: len(op.inputs) for op in every if isinstance(op, Linear) and not op.is_tied}
-    return found | {op.name: 1 for op in every if isinstance(op, Lookup)}

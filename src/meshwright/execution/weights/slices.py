@@ -7,7 +7,7 @@ while they are transposed, cast and checked for values that are not finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor, wait
 from typing import Any
 
@@ -55,7 +55,9 @@ def read_slice(
     for numbers in np.ndindex(*(stop - start for start, stop in bounds[:depth])):
         tensor = tensors[place.name(*(number + start for number, (start, _) in zip(numbers, bounds, strict=False)))]
         target = result[numbers]
-        tasks += [readers.submit(_copy, place, tensor, within, part, target) for part in _parts(target)]
+        rows = max(1, TASK_BYTES // max(1, target[:1].nbytes))
+        parts = (slice(start, start + rows) for start in range(0, len(target), rows))
+        tasks += [readers.submit(_copy, place, tensor, within, part, target) for part in parts]
     wait(tasks)
     for task in tasks:
         task.result()
@@ -67,13 +69,6 @@ def _aligned(shape: list[int], dtype: np.dtype[Any]) -> np.ndarray:
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + nbytes].view(dtype).reshape(shape)
-
-
-def _parts(target: np.ndarray) -> Iterator[slice]:
-    """Yield the parts of an array along its first dim, each copied by one thread."""
-    rows = max(1, TASK_BYTES // max(1, target[:1].nbytes))
-    for start in range(0, len(target), rows):
-        yield slice(start, start + rows)
 
 
 def _copy(place: Place, tensor: Tensor, within: tuple[slice, ...], part: slice, target: np.ndarray) -> None:

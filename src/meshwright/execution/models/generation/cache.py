@@ -38,17 +38,10 @@ Caches = tuple[Cache, ...]
 """The caches of a model, one for each window in the order of `layers_by_window`."""
 
 
-def abstract_caches(
-    model: ModelConfig, layout: ShardingContext, num_rows: int, length: int, dtype: Any, *, unit: int = 1
-) -> Caches:
-    """Return a model's caches for sequences of up to `length` tokens, as shapes and shardings.
-
-    unit: the number of slots on each device is a multiple of it.
-    """
+def abstract_caches(model: ModelConfig, layout: ShardingContext, num_rows: int, length: int, dtype: Any) -> Caches:
+    """Return a model's caches for sequences of up to `length` tokens, as shapes and shardings."""
     latent = model.latent
-    split = unit * (
-        layout.mesh.degree(split_axes(layout, latent is not None)) if layout.cache_split == "sequence" else 1
-    )
+    split = layout.mesh.degree(split_axes(layout, latent is not None)) if layout.cache_split == "sequence" else 1
     heads = 1 if latent else model.num_kv_heads
     sizes = (latent.kv_rank, latent.rope_head_dim) if latent else (model.head_dim, model.head_dim)
 

@@ -15,10 +15,9 @@ from meshwright.description.step.parameter_tree import parameters
 from meshwright.description.step.serving import CacheSplit, Serving, ServingLayout, check_serving
 from meshwright.description.step.workload import Dtype
 from meshwright.errors import MeshwrightError
-from meshwright.execution.models.generation.generate import decode_layout, programs, prompt_layout, prompt_parts
-from meshwright.execution.models.generation.sampling import Samplers, Written, likeliest_of
+from meshwright.execution.models.generation.generate import programs, prompt_layout, prompt_parts
+from meshwright.execution.models.generation.sampling import Written, likeliest_of
 from meshwright.execution.runtime.arrays import DTYPES, abstract
-from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape
 
 
@@ -45,7 +44,10 @@ def dtype_of(name: str, value: str) -> Dtype:
 
 def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
     """Lower the step that reads whole prompts of one length into a new cache and returns each likeliest next token."""
-    read, shape, rows, _ = _read(mesh, serving, cache)
+    read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
+    check_serving(read, ServingLayout(shape, cache))
+    check_served(read, shape)
+    assert read.batch is not None
     layout, dtype = prompt_layout(read.model, shape, cache), DTYPES[dtype_of("compute_dtype", read.compute_dtype)]
     parts = prompt_parts(layout)
     if read.prompt_len % parts:
@@ -53,28 +55,11 @@ def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit
             f"prompt_len is {read.prompt_len}, which mesh {shape} splits in {parts}; use a multiple of {parts}"
         )
     with jax.set_mesh(mesh):
-        sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))
-        tokens = jax.ShapeDtypeStruct((rows, read.prompt_len), jnp.int32, sharding=sharding)
-        program = programs(read.model, shape, cache, rows, read.context, dtype).prefill
-        params, lengths, number, samplers = _arguments(mesh, read, layout, rows)
-        return program.lower(params, tokens, lengths, samplers, Written(), number)
-
-
-def _read(mesh: Mesh, serving: dict[str, Any], cache: CacheSplit) -> tuple[Serving, MeshShape, int, ShardingContext]:
-    """Return the serving plan, its mesh and number of rows, and the sharding context of decoding."""
-    read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
-    check_serving(read, ServingLayout(shape, cache))
-    check_served(read, shape)
-    assert read.batch is not None
-    return read, shape, read.batch, decode_layout(read.model, shape, cache)
-
-
-def _arguments(
-    mesh: Mesh, read: Serving, layout: ShardingContext, rows: int
-) -> tuple[Any, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, Samplers]:
-    """Return abstract parameters, one number a row, a single number, and samplers that take the likeliest token."""
-    whole = NamedSharding(mesh, P())
-    row_numbers, number = (jax.ShapeDtypeStruct(size, jnp.int32, sharding=whole) for size in ((rows,), ()))
-    seeds: Any = jax.ShapeDtypeStruct((rows,), jnp.uint32, sharding=whole)
-    params = abstract(parameters(read.model), mesh, layout, dtype_of("weight_dtype", read.weight_dtype))
-    return params, row_numbers, number, likeliest_of(seeds)
+        sharding, whole = NamedSharding(mesh, layout.spec("batch", "sequence")), NamedSharding(mesh, P())
+        tokens = jax.ShapeDtypeStruct((read.batch, read.prompt_len), jnp.int32, sharding=sharding)
+        lengths = jax.ShapeDtypeStruct((read.batch,), jnp.int32, sharding=whole)
+        seeds: Any = jax.ShapeDtypeStruct((read.batch,), jnp.uint32, sharding=whole)
+        step = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+        params = abstract(parameters(read.model), mesh, layout, dtype_of("weight_dtype", read.weight_dtype))
+        program = programs(read.model, shape, cache, read.batch, read.context, dtype).prefill
+        return program.lower(params, tokens, lengths, likeliest_of(seeds), Written(), step)

@@ -145,7 +145,4 @@ class GrowingText:
 
 def _held_back(text: str, stop: Sequence[str]) -> int:
     """Return the number of characters at the end of a text that may begin a stop string."""
-    return max(
-        (length for end in stop for length in range(1, len(end)) if text.endswith(end[:length])),
-        default=0,
-    )
+    return max((length for end in stop for length in range(1, len(end)) if text.endswith(end[:length])), default=0)

@@ -67,10 +67,8 @@ def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair
         arrays = (jnp.where(is_row, array, 0) for array in arrays)
     left, right = (_rounded(array, dtype, rows.ndim - 2) for array, dtype in zip(arrays, formats, strict=True))
     product = grouped_matmul_transposed(left.qvalue, right.qvalue, sizes, _sum_dtype(left))
-    by_row, by_column = (
-        lax.broadcast_to_rank(jnp.swapaxes(left.scale, -1, -2), 3),
-        lax.broadcast_to_rank(right.scale, 3),
-    )
+    by_row = lax.broadcast_to_rank(jnp.swapaxes(left.scale, -1, -2), 3)
+    by_column = lax.broadcast_to_rank(right.scale, 3)
     return (product.astype(jnp.float32) * by_row * by_column).astype(dtype)
 
 

@@ -155,11 +155,7 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
         "ports": [{"containerPort": PORT}, {"containerPort": PORT + 1}],
         "resources": {"limits": {resource: machines.chips}},
     }
-    pod = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "containers": [container],
-    }
+    pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}
     metadata: dict[str, object] = {"name": name}
     if chip.kind == "tpu":
         # All machines of a slice are one node pool, which no other job of the set may share.

@@ -83,7 +83,7 @@ class Replica:
             self.url = None
             if self._is_stopping.is_set():
                 break
-            how = f"{Exit(self.number, code).how}"
+            how = Exit(self.number, code).how
             was_ready, wait = was_ready or is_ready, 1.0 if is_ready else wait
             if not was_ready:
                 self.error = self._last_line.removeprefix("error: ") or how

@@ -88,7 +88,9 @@ def update(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, ma
 
         return jax.lax.scan(column, state, blocks)[0]
 
-    return _state_from_blocks(jax.lax.map(row, _query_blocks(state, query, segments, rows)))
+    made = jax.lax.map(row, _query_blocks(state, query, segments, rows))
+    sums = (jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], -1) for x in made[1:])
+    return SoftmaxState(_from_blocks(made.numerator), *sums)
 
 
 def finalize(state: SoftmaxState, dtype: jnp.dtype) -> tuple[Array, Array]:
@@ -220,8 +222,3 @@ def _gradient_blocks(inputs: BackwardInputs, segments: Segments, size: int) -> t
         _sums_to_blocks(inputs.output_dot_gradient, size),
     )
     return cut, _tree_to_blocks(segments, size)
-
-
-def _state_from_blocks(blocks: SoftmaxState) -> SoftmaxState:
-    sums = (jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], -1) for x in blocks[1:])
-    return SoftmaxState(_from_blocks(blocks.numerator), *sums)

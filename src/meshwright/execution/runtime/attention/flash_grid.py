@@ -137,9 +137,8 @@ class Grid:
             step = self._fetched(*ids)
             if kind == "keys":
                 return step.row, step.kv_head, step.keys, 0
-            return (
-                (step.row, step.head, step.queries, 0) if kind == "queries" else (step.row, step.head, 0, step.queries)
-            )
+            at = (step.queries, 0) if kind == "queries" else (0, step.queries)
+            return step.row, step.head, *at
 
         if kind == "sums":
             return pl.BlockSpec((None, None, 1, self.rows), index)

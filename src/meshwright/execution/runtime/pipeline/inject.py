@@ -19,7 +19,7 @@ def inject_on_first_stage(x: Array, arriving: Array) -> Array:
     reduce-scatter.
     """
     spec = jax.typeof(arriving).sharding.spec
-    if not _is_split(x):
+    if STAGES not in _axes(jax.typeof(x).sharding.spec[0]):
         is_first = jnp.arange(arriving.shape[0], out_sharding=P(STAGES)) == 0
         return jnp.where(is_first.reshape(-1, *(1,) * x.ndim), x[None], arriving)
 
@@ -35,10 +35,6 @@ def zeros_on_stages(like: Any, stages: int) -> Array:
     split, *others = like.sharding.spec
     whole = tuple(axis for axis in _axes(split) if axis != STAGES)
     return jnp.zeros((stages, *like.shape), like.dtype, out_sharding=P(STAGES, whole or None, *others))
-
-
-def _is_split(x: Array) -> bool:
-    return STAGES in _axes(jax.typeof(x).sharding.spec[0])
 
 
 def _axes(dim: Any) -> tuple[str, ...]:

@@ -93,7 +93,9 @@ def _forward(
             state = _stage_backward(pipeline, data, state, read_slot(state.saved.slots, slots.due), loss_gradient, work)
         return state, None
 
-    state, ends_at = _start(pipeline, data), schedule.warm_up + schedule.ticks
+    stream = zero_stream(pipeline, data)
+    of_ends, of_layers = jax.tree.map(jnp.zeros_like, (data.ends, data.weights))
+    state = State(stream, stream, zero_saved(pipeline, stream), of_ends, of_layers, zero_sums(pipeline, data))
     for start, stop in ((0, schedule.warm_up), (schedule.warm_up, schedule.ticks)):
         step = partial(tick, is_forward=True, is_backward=start == schedule.warm_up)
         state, _ = lax.scan(step, state, jnp.arange(start, stop))
@@ -101,7 +103,7 @@ def _forward(
     state = state._replace(saved=store_in_flight(state.saved))
     with jax.named_scope("gradients"):
         step = partial(tick, is_forward=False, is_backward=True)
-        state, _ = lax.scan(step, state, jnp.arange(schedule.ticks, ends_at))
+        state, _ = lax.scan(step, state, jnp.arange(schedule.ticks, schedule.warm_up + schedule.ticks))
         of_layers = jax.tree.map(flatten_slots, state.of_layers)
     return mean_loss(pipeline, state.sums), (state.of_ends, of_layers)
 
@@ -117,13 +119,6 @@ def _backward(pipeline: Pipeline, gradients: tuple[Tree, Tree], scale: tuple[Arr
 
 
 pipelined_loss_1f1b.defvjp(_forward, _backward)
-
-
-def _start(pipeline: Pipeline, data: PipelineData) -> State:
-    stream = zero_stream(pipeline, data)
-    of_ends, of_layers = jax.tree.map(jnp.zeros_like, (data.ends, data.weights))
-    sums = zero_sums(pipeline, data)
-    return State(stream, stream, zero_saved(pipeline, stream), of_ends, of_layers, sums)
 
 
 def _last_stage_gradient(

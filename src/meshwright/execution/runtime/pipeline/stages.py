@@ -223,7 +223,9 @@ def last_stage_loss(pipeline: Pipeline, data: PipelineData, x: Array, tick: Arra
     unit = pipeline.schedule.forward(tick - pipeline.schedule.stages + 1)
 
     def loss() -> Array:
-        done = broadcast_from_stage(pipeline, x, pipeline.schedule.stages - 1)
+        # `jnp.sum` would communicate in float32; a sum with one term that is not zero needs no wider dtype.
+        is_last = broadcast_flags(pipeline.stages == pipeline.schedule.stages - 1, x)
+        done = lax.reduce_sum(jnp.where(is_last, x, 0), (0,))
         return pipeline.last(data.ends, done, select_microbatch(data.inputs, unit.microbatch))
 
     last = pipeline.schedule.virtual_stages - 1
@@ -236,12 +238,6 @@ def send_to_next(pipeline: Pipeline, x: Array) -> Array:
     pairs = [(stage, (stage + 1) % count) for stage in range(count - (pipeline.schedule.virtual_stages == 1))]
     spec = jax.typeof(x).sharding.spec
     return jax.shard_map(lambda x: lax.ppermute(x, STAGES, pairs), in_specs=spec, out_specs=spec)(x)
-
-
-def broadcast_from_stage(pipeline: Pipeline, x: Array, stage: int) -> Array:
-    """Broadcast one stage's part of x [p, ...] to all stages."""
-    # `jnp.sum` would communicate in float32; a sum with one term that is not zero needs no wider dtype.
-    return lax.reduce_sum(jnp.where(broadcast_flags(pipeline.stages == stage, x), x, 0), (0,))
 
 
 def zero_stream(pipeline: Pipeline, data: PipelineData) -> Array:

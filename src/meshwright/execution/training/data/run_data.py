@@ -82,7 +82,12 @@ def open_data(
             little data.
     """
     rows = default_rows(config)
-    sources = _open_sources(config, workload, tokenizer, on_note=on_note)
+    sources = [
+        _open_store(source, workload, tokenizer)
+        if isinstance(source, StoreSource)
+        else _open_files(source, config, workload, tokenizer, on_note=on_note)
+        for source in run_sources(config)
+    ]
     training: list[Rows] = []
     held_out: list[Rows] = []
     for source in sources:
@@ -140,18 +145,6 @@ def _without_fields(source: FileSource | StoreSource) -> str:
     if isinstance(source, StoreSource):
         return "is a store of tokens"
     return "is text" if source.kind == "text" else ""
-
-
-def _open_sources(
-    config: DataConfig, workload: Workload, tokenizer: Tokenizer | None, *, on_note: Note
-) -> list[_Opened]:
-    """Open all sources of a run."""
-    return [
-        _open_store(source, workload, tokenizer)
-        if isinstance(source, StoreSource)
-        else _open_files(source, config, workload, tokenizer, on_note=on_note)
-        for source in run_sources(config)
-    ]
 
 
 def _open_store(source: StoreSource, workload: Workload, tokenizer: Tokenizer | None) -> _Opened:

@@ -58,10 +58,8 @@ def pair_inputs(
         MeshwrightError: the stored reference is gone, damaged, or was computed for other pairs.
     """
     layout, seq_len = ShardingContext(config.mesh, rules_of(config.strategy)), config.workload.seq_len
-    policy, more = (
-        BatchPlacement.of(mesh, layout, seq_len, config.strategy),
-        {"seed": config.seed, "draws": config.draws},
-    )
+    policy = BatchPlacement.of(mesh, layout, seq_len, config.strategy)
+    more = {"seed": config.seed, "draws": config.draws}
     data = pairs.data
     epochs = config.steps * config.workload.batch / len(pairs.training)
     counts = {"pairs": len(pairs.training), "epochs": round(epochs, 6)} | data.counts
@@ -121,15 +119,13 @@ def _first(config: RunConfig, own: ReferencePass, mesh: Mesh, on_bytes: Callable
 
     They are first rounded to the policy's own dtype, so that both models start with the same numbers.
     """
-    weights, layout = (
-        Path(config.weights) if config.weights else None,
-        ShardingContext(own.mesh, rules_of(own.strategy)),
-    )
+    weights, layout = config.weights, ShardingContext(own.mesh, rules_of(own.strategy))
     wanted, dtype = abstract_reference(own, mesh), DTYPES[config.workload.param_dtype]
     with jax.set_mesh(mesh):
         drawn = first_parameters(
-            own.workload, layout, mesh, config.strategy, seed=config.seed, weights=weights, on_bytes=on_bytes
-        )
+            own.workload, layout, mesh, config.strategy,
+            seed=config.seed, weights=Path(weights) if weights else None, on_bytes=on_bytes,
+        )  # fmt: skip
         return jax.jit(lambda drawn: jax.tree.map(lambda a, to: a.astype(dtype).astype(to.dtype), drawn, wanted))(drawn)
 
 

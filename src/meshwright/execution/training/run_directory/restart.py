@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.sharding import Mesh
 
@@ -40,6 +39,7 @@ from meshwright.execution.training.run_directory.run import (
 from meshwright.execution.training.slots import in_order, to_order, to_stage_layout
 from meshwright.execution.training.step import State, abstract_state, initial_state
 from meshwright.execution.training.update.bad_steps import keep_bad_steps
+from meshwright.execution.training.update.skipping import is_schedule
 from meshwright.execution.training.update.transformation import transformation
 from meshwright.execution.training.watch.goodput import note_restart
 
@@ -213,16 +213,12 @@ def _restored(
             lambda array, to: jax.reshard(array.astype(to.dtype), to.sharding.spec), moments, wanted["optimizer"]
         )
         return jax.tree.map(
-            lambda node: node._replace(count=jnp.full_like(node.count, start)) if _is_schedule(node) else node,
+            lambda node: node._replace(count=jnp.full_like(node.count, start)) if is_schedule(node) else node,
             placed,
-            is_leaf=_is_schedule,
+            is_leaf=is_schedule,
         )
 
     return found | {"optimizer": jax.jit(begin)(found.get("master", found["params"]))}
-
-
-def _is_schedule(node: Any) -> bool:
-    return isinstance(node, optax.ScaleByScheduleState)
 
 
 def order_of_checkpoints(config: RunConfig, layout: ShardingContext, mesh: Mesh) -> Callable[[State], State]:

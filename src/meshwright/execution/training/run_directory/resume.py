@@ -103,10 +103,7 @@ def resumed_run(
     lines += [
         f"{name}={getattr(config.strategy, name)!r} is left out on {mesh}: {reason}" for name, reason in idle.items()
     ]
-    config = replace(
-        config,
-        strategy=replace(config.strategy, **{name: getattr(DEFAULT, name) for name in idle}),
-    )
+    config = replace(config, strategy=replace(config.strategy, **{name: getattr(DEFAULT, name) for name in idle}))
     config, more = _with_end(config, directory, None if steps is None else read_count("steps", steps))
     return config, lines + more
 

@@ -19,13 +19,14 @@ def is_bad(loss: Array, norm: Array, limit: Array) -> Array:
 
 def unless(bad: Array, before: Any, after: Any) -> Any:
     """Return the state after a step, or the state before it if the step is bad; the learning-rate count advances."""
-
-    def is_schedule(node: Any) -> bool:
-        return isinstance(node, optax.ScaleByScheduleState)
-
     return jax.tree.map(
         lambda old, new: new if is_schedule(new) else jax.lax.select(bad, old, new),
         before,
         after,
         is_leaf=is_schedule,
     )
+
+
+def is_schedule(node: Any) -> bool:
+    """Whether a part of an optimizer state is the count of steps that determines the learning rate."""
+    return isinstance(node, optax.ScaleByScheduleState)
