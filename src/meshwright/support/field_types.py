@@ -106,15 +106,10 @@ def _dataclass_of(options: tuple[Any, ...], data: Any) -> Any:
 
 def _wrong(name: str, value: object, hint: Any) -> str:
     """Return the message for a value that is not of a type."""
-    options = _options(hint)
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if choices := [choice for option in options for choice in _choices(option)]:
         return not_a_choice(name, value, [*choices, *([None] if type(None) in options else [])])
     return f"{name} is {value!r}; it is {' or '.join(map(_in_words, options))}"
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the one type."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _choices(option: Any) -> tuple[Any, ...]:

@@ -89,9 +89,9 @@ def _check_axis(name: str, axis: str) -> None:
         raise MeshwrightError(f"the rule for {name!r} names axis {axis!r}; the axes are {', '.join(AXES)}")
 
 
-def token_axes(rules: Rules = RULES) -> tuple[str, ...]:
+def token_axes() -> tuple[str, ...]:
     """Return the mesh axes that split tokens; every weight's gradient is summed over them."""
-    return (*rules["batch"], *rules["sequence"])
+    return (*RULES["batch"], *RULES["sequence"])
 
 
 def spec(axes: tuple[str, ...], *, mesh: MeshShape, rules: Rules = RULES, what: str = "an array") -> Spec:
