@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -111,6 +111,23 @@ def ring_shares(
         return NO_RING
     work = ring_work(workload, mesh, system, strategy)
     return {phase: work.exposed_share(phase, **each) for phase, each in sends.items()}
+
+
+def timed_collectives(
+    moves: Iterable[Collective],
+    layout: MeshPlacement,
+    shares: Mapping[str, float],
+    ring_shares: Mapping[Phase, float],
+    strategy: Strategy,
+) -> Iterator[Collective]:
+    """Yield collectives with their seconds and exposed seconds. shares: by pass, from `OverlapBudget.shares`."""
+    for move in moves:
+        seconds = planned_seconds(move, layout)
+        if is_round_ring(move):
+            share = ring_shares[move.phase]
+        else:
+            share = shares[WINDOWS[move.phase]] if can_hide(move, layout, strategy) else 1.0
+        yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
 
 
 def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
