@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean
 
 T = TypeVar("T")
 Check = Callable[[Any], bool]
@@ -37,8 +37,7 @@ def check_fields(thing: object) -> None:
 def not_a_choice(name: str, value: object, choices: Iterable[object]) -> str:
     """Return the message for a value that is not one of a field's choices, with the nearest choice."""
     words = [str(choice) for choice in choices]
-    near = difflib.get_close_matches(value, words, n=1) if isinstance(value, str) else []
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(difflib.get_close_matches(value, words, n=1) if isinstance(value, str) else ())
     return f"{name} is {value!r}; {hint}it is one of {', '.join(words)}"
 
 
