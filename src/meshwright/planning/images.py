@@ -74,7 +74,9 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
     last reduction. Reductions of batch-norm statistics are exposed. `breakdown_seconds` sums to the step.
     `tokens_per_second` is None, as a step has images.
     """
-    layout, passes = lay_mesh(system, mesh.layout), _passes(workload, mesh, system)
+    layout, passes = lay_mesh(system, mesh.layout), {"forward": 0.0, "backward": 0.0}
+    for op, seconds, _ in image_ops(workload, mesh, system):
+        passes[op.phase] += seconds
     priced = [replace(move, seconds=planned_seconds(move, layout)) for move in image_collectives(workload, mesh)]
     moves = tuple(_exposed(priced, passes))
     breakdown = passes | {"exposed communication": sum(move.exposed_seconds or 0.0 for move in moves)}
@@ -98,18 +100,6 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
         collectives=merge(moves),
         notes=(*layout.notes, *((SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)), PLANNED_ONLY),
     )
-
-
-STATES = ("parameters", "gradients", "optimizer")
-"""The memory terms that do not depend on the batch."""
-
-
-def _passes(workload: ImageWorkload, mesh: MeshShape, system: System) -> dict[str, float]:
-    """Return the compute seconds of one device per pass."""
-    passes = {"forward": 0.0, "backward": 0.0}
-    for op, seconds, _ in image_ops(workload, mesh, system):
-        passes[op.phase] += seconds
-    return passes
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:

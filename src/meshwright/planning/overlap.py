@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -113,6 +113,23 @@ def ring_shares(
     return {phase: work.exposed_share(phase, **each) for phase, each in sends.items()}
 
 
+def timed_collectives(
+    moves: Iterable[Collective],
+    layout: MeshPlacement,
+    shares: Mapping[str, float],
+    ring_shares: Mapping[Phase, float],
+    strategy: Strategy,
+) -> Iterator[Collective]:
+    """Yield collectives with their seconds and exposed seconds. shares: by pass, from `OverlapBudget.shares`."""
+    for move in moves:
+        seconds = planned_seconds(move, layout)
+        if is_round_ring(move):
+            share = ring_shares[move.phase]
+        else:
+            share = shares[WINDOWS[move.phase]] if can_hide(move, layout, strategy) else 1.0
+        yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
+
+
 def step_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
     """Return the overlap budget of all collectives of a step."""
     return weight_budget(workload, mesh, system, strategy) + activation_budget(workload, mesh, system, strategy)
@@ -137,7 +154,11 @@ def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, str
     if not stored or not strategy.overlaps_weights:
         return FREE_LINKS
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
-    once, each = _gathered_bytes(with_remat(workload, "none"), _ends_of(mesh), _without(strategy, _SHAPE))
+    # The gathered bytes depend only on the axes that split weights without gathering them: of fsdp, which gathers, the
+    # least degree above 1 stands for all.
+    split = {axis: mesh.degree(axis) for axis in (*WEIGHT_AXES, "pp")}
+    ends = MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], **split)
+    once, each = _gathered_bytes(with_remat(workload, "none"), ends, _without(strategy, _SHAPE))
     times = strategy.num_microbatches
     forward, backward = ((a + times * b) / rate for a, b in zip(once, each, strict=True))
     return OverlapBudget(forward=forward, backward=backward)
@@ -178,15 +199,6 @@ def _weight_budgets(
     )
     each = (two + one * -1) * (1 / group)
     return one + each * -group, each
-
-
-def _ends_of(mesh: MeshShape) -> MeshShape:
-    """Return the axes that split weights without gathering them, and the least degree of fsdp above 1, which gathers.
-
-    The gathered bytes depend on nothing else of a mesh.
-    """
-    split = {axis: mesh.degree(axis) for axis in (*WEIGHT_AXES, "pp")}
-    return MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], **split)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -232,13 +244,11 @@ def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> boo
         return False
     if move.kind in ("all-gather", "reduce-scatter") and not strategy.overlaps_weights:
         return False
-    return not is_critical(move) or (strategy.collective_matmul and _is_beside_products(move, strategy))
-
-
-def _is_beside_products(move: Collective, strategy: Strategy) -> bool:
-    """Whether a collective matmul overlaps this collective over tp: a permute, or any if the stream is whole."""
+    if not is_critical(move):
+        return True
+    # A collective matmul overlaps permutes over tp, or every collective over tp if the stream is whole.
     in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
-    return move.axes == ("tp",) and move.phase != "update" and in_steps
+    return strategy.collective_matmul and move.axes == ("tp",) and move.phase != "update" and in_steps
 
 
 def is_critical(move: Collective) -> bool:

@@ -22,19 +22,17 @@ from meshwright.planning.cost.rates.achieved import contention_seconds, straggli
 from meshwright.planning.cost.rates.borrowed import borrowed_notes
 from meshwright.planning.cost.rates.collective_time import planned_seconds
 from meshwright.planning.cost.rates.hbm import hbm_bytes
-from meshwright.planning.cost.rates.ring import is_round_ring
 from meshwright.planning.cost.seconds import PassSeconds, buffer_seconds, microbatch_seconds, update_seconds
 from meshwright.planning.overlap import (
     FREE_LINKS,
-    WINDOWS,
     OverlapBudget,
-    can_hide,
     overlap_budget,
     ring_shares,
     step_budget,
+    timed_collectives,
 )
 from meshwright.planning.reference import reference_seconds, timed_reference_collectives
-from meshwright.record import Bound, Collective, Phase, Record, merge
+from meshwright.record import Bound, Collective, Record, merge
 from meshwright.units import show_bytes
 
 _WORKED = replace(DEFAULT, spmd_pipeline=False)
@@ -56,7 +54,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     round_ring = ring_shares(moves, workload, mesh, system, strategy)
     budget = overlap_budget(moves, layout, strategy, round_ring)
     breakdown = step_breakdown(workload, mesh, system, strategy, budget)
-    exposed = _exposed(moves, layout, budget.shares(*windows(breakdown)), round_ring, strategy)
+    exposed = timed_collectives(moves, layout, budget.shares(*windows(breakdown)), round_ring, strategy)
     beside = timed_reference_collectives(workload, mesh, system, strategy)
     step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
     return Record(
@@ -174,23 +172,6 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
     (arXiv:2104.04473, section 2.2). waited_seconds: the seconds that all microbatches of a step wait for collectives.
     """
     return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
-
-
-def _exposed(
-    moves: tuple[Collective, ...],
-    layout: MeshPlacement,
-    shares: Mapping[str, float],
-    round_ring: Mapping[Phase, float],
-    strategy: Strategy,
-) -> Iterator[Collective]:
-    """Yield the collectives with their seconds and exposed seconds."""
-    for move in moves:
-        seconds = planned_seconds(move, layout)
-        if is_round_ring(move):
-            share = round_ring[move.phase]
-        else:
-            share = shares[WINDOWS[move.phase]] if can_hide(move, layout, strategy) else 1.0
-        yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
 
 
 def _in_every_tick(

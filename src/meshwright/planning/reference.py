@@ -13,10 +13,8 @@ from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
 from meshwright.planning.cost.comm_volume import reference_collectives
 from meshwright.planning.cost.rates.achieved import contention_seconds, straggling_seconds
-from meshwright.planning.cost.rates.collective_time import planned_seconds
-from meshwright.planning.cost.rates.ring import is_round_ring
 from meshwright.planning.cost.seconds import microbatch_seconds
-from meshwright.planning.overlap import can_hide, overlap_budget, ring_shares
+from meshwright.planning.overlap import overlap_budget, ring_shares, timed_collectives
 from meshwright.record import Collective
 
 
@@ -46,16 +44,9 @@ def _timed(
     ring = ring_shares(moves, own.workload, own.mesh, system, own.strategy)
     budget = overlap_budget(moves, layout, own.strategy, ring)
     shares = budget.shares(ops, 0.0)
-    timed: list[Collective] = []
-    for move in moves:
-        seconds = planned_seconds(move, layout)
-        if is_round_ring(move):
-            share = ring[move.phase]
-        else:
-            share = shares["forward"] if can_hide(move, layout, own.strategy) else 1.0
-        timed.append(replace(move, phase="reference", seconds=seconds, exposed_seconds=share * seconds))
+    timed = timed_collectives(moves, layout, shares, ring, own.strategy)
     total = ops + budget.exposed(shares)
     if system.chip.kind == "gpu":
         hidden = budget.hidden_by_attention + (1 - shares["forward"]) * budget.forward
         total += contention_seconds(hidden, system) + straggling_seconds(ops, own.mesh.num_devices, system)
-    return total, tuple(timed)
+    return total, tuple(replace(move, phase="reference") for move in timed)

@@ -180,24 +180,17 @@ def _space(
     bases = tuple(dict.fromkeys(bases))
     for base in bases:
         check_kernel(system, base)
+    # `offload` must be requested; for a fused kernel `attention` equals `none`, since it stores no scores to drop.
+    left_out = ("offload",) if bases[0].attention == "scores" else ("offload", "attention")
     return Space(
         workload=workload,
         system=system,
         axes=AXES,
-        remats=remats or _policies(bases[0]),
+        remats=remats or tuple(remat for remat in REMATS if remat not in left_out),
         bases=bases,
         is_runnable=is_runnable,
         **only,
     )
-
-
-def _policies(base: Strategy) -> tuple[Remat, ...]:
-    """Return the remat policies to choose from by default.
-
-    `offload` must be requested; for a fused kernel `attention` equals `none`, since it stores no scores to drop.
-    """
-    left_out = ("offload",) if base.attention == "scores" else ("offload", "attention")
-    return tuple(remat for remat in REMATS if remat not in left_out)
 
 
 def run_strategy(workload: Workload, mesh: MeshShape, system: System) -> Strategy:

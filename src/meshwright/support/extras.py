@@ -73,4 +73,4 @@ def _is_installed(package: str) -> bool:
     try:
         return find_spec(_module(package)) is not None
     except ModuleNotFoundError:  # The package that a submodule is in.
-        return False  # A submodule's parent package is missing.
+        return False

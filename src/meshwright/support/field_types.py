@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean
 
 T = TypeVar("T")
 Check = Callable[[Any], bool]
@@ -37,8 +37,7 @@ def check_fields(thing: object) -> None:
 def not_a_choice(name: str, value: object, choices: Iterable[object]) -> str:
     """Return the message for a value that is not one of a field's choices, with the nearest choice."""
     words = [str(choice) for choice in choices]
-    near = difflib.get_close_matches(value, words, n=1) if isinstance(value, str) else []
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(difflib.get_close_matches(value, words, n=1) if isinstance(value, str) else ())
     return f"{name} is {value!r}; {hint}it is one of {', '.join(words)}"
 
 
@@ -106,15 +105,10 @@ def _dataclass_of(options: tuple[Any, ...], data: Any) -> Any:
 
 def _wrong(name: str, value: object, hint: Any) -> str:
     """Return the message for a value that is not of a type."""
-    options = _options(hint)
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if choices := [choice for option in options for choice in _choices(option)]:
         return not_a_choice(name, value, [*choices, *([None] if type(None) in options else [])])
     return f"{name} is {value!r}; it is {' or '.join(map(_in_words, options))}"
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the one type."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _choices(option: Any) -> tuple[Any, ...]:

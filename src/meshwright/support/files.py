@@ -52,7 +52,10 @@ def write_error(path: str | Path, error: OSError | ValueError) -> MeshwrightErro
         reason = "no file can be made in {parent}"
     free = ""
     if error.errno == errno.ENOSPC and not Path(path).is_char_device():
-        free = f", {show_bytes(_free_bytes(Path(path)))} are free"
+        disk = Path(path)
+        while not disk.exists():
+            disk = disk.parent
+        free = f", {show_bytes(shutil.disk_usage(disk).free)} are free"
     return MeshwrightError(f"cannot write {path}: {reason.format(parent=Path(path).parent, free=free)}")
 
 
@@ -189,10 +192,3 @@ def _try_directory(directory: Path) -> None:
     """Raise OSError if no file can be created in a directory. The trial file has no name where the system allows it."""
     with tempfile.TemporaryFile(dir=directory):
         pass
-
-
-def _free_bytes(path: Path) -> int:
-    """Return the free bytes on the disk of a path or of its nearest existing parent."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free

@@ -16,7 +16,7 @@ from meshwright.description.families.registry import PUBLISHED
 from meshwright.description.step.blocks import program
 from meshwright.description.step.lora import LoRA, adaptable
 from meshwright.description.step.model import ModelConfig
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean
 
 ALL_LINEAR = "all-linear"
 """PEFT's name for every matmul that can have an adapter.
@@ -81,8 +81,7 @@ def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
         else:
             short = (path.rpartition(".")[2] for path, ops in modules.items() if set(ops) & set(known))
             choices = list(dict.fromkeys((ALL_LINEAR, *short, *known)))
-            near = difflib.get_close_matches(name, choices, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(map(repr, difflib.get_close_matches(name, choices, n=1)))
             raise MeshwrightError(
                 f"lora target {name!r} is no product of {model.name}; {hint}targets are {', '.join(choices)}"
             )

@@ -69,12 +69,8 @@ def write(model: ModelConfig) -> dict[str, Any]:
         return write_shared(model, "ministral3", "Ministral3ForCausalLM") | windows
     if model.sliding_window is not None:
         return write_shared(model, "mistral", "MistralForCausalLM") | windows
-    return write_shared(model, "llama", "LlamaForCausalLM") | write_biases(model)
-
-
-def write_biases(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of config.json that tell which matmuls have biases."""
-    return {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+    biases = {"attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+    return write_shared(model, "llama", "LlamaForCausalLM") | biases
 
 
 def write_shared(model: ModelConfig, kind: str, architecture: str) -> dict[str, Any]:

@@ -23,8 +23,15 @@ def assign(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[list[Part]
     """
     inner_first = degrees[::-1]
     whole = _whole_axes(sizes, inner_first)
-    parts = _split_axes(sizes, inner_first) if whole is None else whole
-    return parts[::-1], whole is None
+    if whole is not None:
+        return whole[::-1], False
+    # Degrees and axes have the same prime factors, so that any choice leaves parts for the other degrees.
+    left, parts = sizes, list[Part]()
+    for degree in inner_first:
+        best = max(_factors(left, degree), key=lambda part: _preference(part, sizes, left))
+        left = tuple(size // taken for size, taken in zip(left, best, strict=True))
+        parts.append(best)
+    return parts[::-1], True
 
 
 def _whole_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part] | None:
@@ -38,19 +45,6 @@ def _whole_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part] 
             return None
         free -= set(taken)
         parts.append(tuple(size if axis in taken else 1 for axis, size in enumerate(sizes)))
-    return parts
-
-
-def _split_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part]:
-    """Return parts of physical axes for each degree.
-
-    Degrees and axes have the same prime factors, so that any choice leaves parts for the other degrees.
-    """
-    left, parts = sizes, []
-    for degree in degrees:
-        best = max(_factors(left, degree), key=lambda part: _preference(part, sizes, left))
-        left = tuple(size // taken for size, taken in zip(left, best, strict=True))
-        parts.append(best)
     return parts
 
 

@@ -171,23 +171,19 @@ def _lay_mesh(system: System, items: tuple[tuple[str, int], ...]) -> MeshPlaceme
         pieces = tuple(_nested(list(all_degrees.items()), _DEVICE))
         return MeshPlacement(system, degrees, pieces, False, tuple(notes))
     pieces, is_split, order = _torus_pieces(system, all_degrees)
-    over_slices = [piece for piece in pieces if piece.dim == _SLICE and piece.axis != IDLE]
-    notes += [_slices_note(piece.axis, piece.size) for piece in over_slices]
+    for piece in pieces:
+        if piece.dim == _SLICE and (axis := piece.axis) != IDLE:
+            # Gradients (dp) and stages (pp) communicate least.
+            instead = f"; dp={piece.size} or pp={piece.size} would keep {axis} inside slices"
+            advice = "" if axis in ("dp", "pp") else instead
+            notes.append(f"{axis} runs over {piece.size} slices, on the data-centre network{advice}")
     if is_split:
-        notes.append(_split_note(system, torus, degrees))
+        advice = "" if torus.splits_axes else "; jax.make_mesh refuses it (mesh_utils has allow_split_physical_axes)"
+        mesh = show_degrees(degrees)
+        notes.append(
+            f"{mesh} does not take whole physical axes of {system}, so links are shared and some rings open{advice}"
+        )
     return MeshPlacement(system, degrees, pieces, is_split, tuple(notes), order)
-
-
-def _slices_note(axis: str, num_slices: int) -> str:
-    """Return the note on a mesh axis that crosses slices. Gradients (dp) and stages (pp) communicate least."""
-    advice = "" if axis in ("dp", "pp") else f"; dp={num_slices} or pp={num_slices} would keep {axis} inside slices"
-    return f"{axis} runs over {num_slices} slices, on the data-centre network{advice}"
-
-
-def _split_note(system: System, torus: Torus, degrees: Mapping[str, int]) -> str:
-    advice = "" if torus.splits_axes else "; jax.make_mesh refuses it (mesh_utils has allow_split_physical_axes)"
-    mesh = show_degrees(degrees)
-    return f"{mesh} does not take whole physical axes of {system}, so links are shared and some rings open{advice}"
 
 
 def _torus_pieces(system: System, degrees: Mapping[str, int]) -> tuple[tuple[Piece, ...], bool, tuple[int, ...] | None]:

@@ -35,7 +35,8 @@ def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
             f"{chip.name}:{text} has {math.prod(shape)} chips; the largest slice is {pod} = {most},"
             f" beyond it use several: 2*{chip.name}:{pod}"
         )
-    if sorted(shape) not in map(sorted, torus.slices) and not _is_cubes(torus, shape):
+    is_cubes = torus.cube is not None and all(size % torus.cube == 0 for size in shape)
+    if sorted(shape) not in map(sorted, torus.slices) and not is_cubes:
         raise MeshwrightError(f"{chip.name}:{text} is not a slice; slices are {_offered(torus)}, axes in any order")
 
 
@@ -46,7 +47,11 @@ def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
     """
     shape = _shape_of(torus, num_chips)
     if shape is None:
-        counts = [count for count in _counts(torus) if _shape_of(torus, count)]
+        counts = {math.prod(shape) for shape in torus.slices}
+        if torus.cube is not None:
+            step = torus.cube**torus.rank
+            counts.update(range(step, math.prod(torus.max_slice) + 1, step))
+        counts = sorted(count for count in counts if _shape_of(torus, count))
         near = [*[c for c in counts if c < num_chips][-1:], *[c for c in counts if c > num_chips][:1]]
         raise MeshwrightError(
             f"{chip.name}:{num_chips} is not a slice; the nearest have {' or '.join(map(str, near))} chips,"
@@ -92,20 +97,6 @@ def _squarest(product: int, rank: int) -> tuple[int, ...]:
         return (product,)
     splits = ((d, *_squarest(product // d, rank - 1)) for d in range(1, product + 1) if product % d == 0)
     return tuple(sorted(min(splits, key=sum)))
-
-
-def _counts(torus: Torus) -> list[int]:
-    """Return candidate numbers of chips of a slice, ascending."""
-    counts = {math.prod(shape) for shape in torus.slices}
-    if torus.cube is not None:
-        step = torus.cube**torus.rank
-        counts.update(range(step, math.prod(torus.max_slice) + 1, step))
-    return sorted(counts)
-
-
-def _is_cubes(torus: Torus, shape: tuple[int, ...]) -> bool:
-    """Whether a shape is made of whole cubes."""
-    return torus.cube is not None and all(size % torus.cube == 0 for size in shape)
 
 
 def _offered(torus: Torus) -> str:

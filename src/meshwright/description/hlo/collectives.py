@@ -176,16 +176,12 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
     if instruction.opcode.startswith("ragged-all-to-all"):
         # The input, the output (one of them is padded), then offsets and sizes.
         return [min(arrays[:2], key=lambda shape: shape.bytes)]
-    if _permutes_in_place(instruction):
-        return arrays[:1]  # then come its destination and offsets
+    if instruction.opcode.startswith("collective-permute"):
+        started = instruction.opcode == "collective-permute-start" and instruction.shape.elements
+        made = instruction.shape.elements[0] if started else instruction.shape
+        if made.dtype != "tuple":  # as of a combined permute
+            return arrays[:1]  # then come its destination and offsets
     return arrays
-
-
-def _permutes_in_place(instruction: Instruction) -> bool:
-    """Whether a permute moves one array, whatever its operands; a combined one moves a tuple."""
-    started = instruction.opcode == "collective-permute-start" and instruction.shape.elements
-    made = instruction.shape.elements[0] if started else instruction.shape
-    return instruction.opcode.startswith("collective-permute") and made.dtype != "tuple"
 
 
 def _lowering(

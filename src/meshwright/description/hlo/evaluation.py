@@ -74,7 +74,9 @@ def _value(module: Module, instruction: Instruction, n: int, memory: Memory, dep
     before = forwarded_from(module, instruction, VIEWS - {"transpose"} | {"convert"})
     if before is not None:
         value = _known(module, before, n, memory, depth)
-        return None if value is None else _reshaped(value, instruction, n)
+        if value is None or instruction.shape.dtype == "tuple":
+            return value
+        return value.reshape(n, *instruction.shape.dims) if value.size == n * instruction.shape.size else None
     if not any(opcode in table for table in _ARITHMETIC) and opcode not in ("compare", "broadcast", "dynamic-slice"):
         return None
     operands = [_known(module, operand, n, memory, depth) for operand in module.operands(instruction)]
@@ -122,9 +124,3 @@ def _constant(instruction: Instruction, n: int) -> np.ndarray | None:
     return np.broadcast_to(
         np.array([int(v) for v in values]).reshape(instruction.shape.dims), (n, *instruction.shape.dims)
     )
-
-
-def _reshaped(value: np.ndarray, instruction: Instruction, n: int) -> np.ndarray | None:
-    if instruction.shape.dtype == "tuple":
-        return value
-    return value.reshape(n, *instruction.shape.dims) if value.size == n * instruction.shape.size else None

@@ -103,7 +103,11 @@ def _convolution(module: Module, instruction: Instruction) -> int:
     if labels is None or any(len(labels[i + 1]) != len(shape) for i, shape in enumerate(shapes)):
         raise MeshwrightError(f"HLO convolution {instruction.name} has no dim_labels that fit its operands")
     size = [dict(zip(labels[i + 1], shape, strict=True)) for i, shape in enumerate((*shapes, instruction.shape.dims))]
-    window = _window(instruction.attributes.get("window", ""))
+    # `{size=1x8 pad=0_0x7_7}`: fields with a value (a pair for pad) for every spatial dim.
+    window = {
+        key: tuple(tuple(int(number) for number in part.split("_")) for part in value.split("x"))
+        for key, value in _WINDOW_FIELD.findall(instruction.attributes.get("window", "").strip("{}"))
+    }
     positions = 1
     for dim in sorted(label for label in size[0] if label.isdigit()):
         positions *= _num_overlaps(
@@ -139,11 +143,3 @@ def _num_overlaps(inputs: int, kernel: int, outputs: int, window: Mapping[str, t
         if start is not None and start <= high:
             count += (high - start) // period + 1
     return count
-
-
-def _window(text: str) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the fields of `{size=1x8 pad=0_0x7_7}`, a value (a pair for pad) for every spatial dim."""
-    return {
-        key: tuple(tuple(int(number) for number in part.split("_")) for part in value.split("x"))
-        for key, value in _WINDOW_FIELD.findall(text.strip("{}"))
-    }

@@ -79,7 +79,9 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
     if compared is None:
         return None
     index, direction, limit = compared
-    start, step = _start(module, loop, index), _step(module, loop, index)
+    first = element(module, module.operand(loop), index)
+    start = None if first is None else _constant_value(module, first)
+    step = _step(module, loop, index)
     if start is None or not step:
         return None
     return _count_trips(start, step, limit, direction)
@@ -135,12 +137,6 @@ def _resolve_fusion_parameter(side: Instruction, arguments: tuple[Instruction, .
     """Return an operand inside a fusion as the value outside it."""
     inside = arguments is None or side.opcode != "parameter"
     return side if inside or arguments is None else arguments[side.index]
-
-
-def _start(module: Module, loop: Instruction, index: int) -> int | None:
-    """Return the constant initial value of a loop's tuple element; None if it is not constant."""
-    first = element(module, module.operand(loop), index)
-    return None if first is None else _constant_value(module, first)
 
 
 def _step(module: Module, loop: Instruction, index: int) -> int | None:

@@ -79,7 +79,14 @@ class _Parser:
         self.skip_blank()
         found = self.match(re.compile(r"HloModule ([^\s,]+)"))
         if found is None:
-            raise MeshwrightError(_not_hlo(self.text))
+            begins = self.text.strip()[:40].split("\n")[0]
+            if begins.startswith("module"):
+                raise MeshwrightError(
+                    "this is StableHLO, what lowered.as_text() prints; an HLO module is what compiled.as_text() prints"
+                )
+            raise MeshwrightError(
+                f"not HLO text: it begins with {begins!r}; compiled.as_text() begins with 'HloModule'"
+            )
         attributes = self.attributes()
         self.skip_blank()
         return found[1], attributes
@@ -277,14 +284,6 @@ def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) 
 def _field(text: str, key: str) -> str:
     found = re.search(rf"\b{key}=(\d+)", text)
     return found[1] if found else ""
-
-
-def _not_hlo(text: str) -> str:
-    """Return the error message for a text that does not begin with `HloModule`."""
-    begins = text.strip()[:40].split("\n")[0]
-    if begins.startswith("module"):
-        return "this is StableHLO, what lowered.as_text() prints; an HLO module is what compiled.as_text() prints"
-    return f"not HLO text: it begins with {begins!r}; compiled.as_text() begins with 'HloModule'"
 
 
 def _check_calls(module: Module) -> None:

@@ -112,9 +112,7 @@ class Description:
     def phase(self) -> Phase:
         """The phase it is computed in; recompute also for XLA's own rematerialization."""
         phase = phase_of(self.op_name)
-        if self.is_recomputed and phase == "forward":
-            return "recompute"
-        return phase
+        return "recompute" if self.is_recomputed and phase == "forward" else phase
 
     @property
     def scope(self) -> str:

@@ -35,9 +35,10 @@ def hlo_text(compiled: jax.stages.Compiled) -> str:
     constants. From jaxlib 0.12 (checked with 0.12.0.1) it leaves out the arguments' shardings too.
     """
     executable: Any = compiled.runtime_executable()
-    return with_argument_shardings(
-        _with_constants(compiled.as_text() or "", executable), _argument_shardings(executable)
-    )
+    protos = getattr(executable, "get_parameter_shardings", tuple)() or ()  # JAX does not always tell them.
+    readers = [getattr(sys.modules[type(proto).__module__], "HloSharding", None) for proto in protos]
+    shardings = tuple(str(reader.from_proto(proto)) for reader, proto in zip(readers, protos, strict=True) if reader)
+    return with_argument_shardings(_with_constants(compiled.as_text() or "", executable), shardings)
 
 
 def with_argument_shardings(text: str, shardings: Sequence[str]) -> str:
@@ -63,13 +64,6 @@ def with_argument_shardings(text: str, shardings: Sequence[str]) -> str:
         return f"{parameter[0]}{_SHARDED}{sharding}" if is_known else parameter[0]
 
     return head + _PARAMETER.sub(attributed, body) + brace + tail
-
-
-def _argument_shardings(executable: Any) -> tuple[str, ...]:
-    """The shardings of a program's arguments in HLO's notation; empty where JAX does not tell them."""
-    protos = getattr(executable, "get_parameter_shardings", tuple)() or ()
-    readers = [getattr(sys.modules[type(proto).__module__], "HloSharding", None) for proto in protos]
-    return tuple(str(reader.from_proto(proto)) for reader, proto in zip(readers, protos, strict=True) if reader)
 
 
 def _with_constants(text: str, executable: Any) -> str:

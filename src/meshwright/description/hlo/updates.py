@@ -163,7 +163,10 @@ class Updates:
         """Return a factor that the program states: a constant, or 1 for 1 plus or minus an unknown (weight decay)."""
         module, opcode = self.module, value.opcode
         if opcode == "constant":
-            return _number(value.text)
+            try:
+                return float(value.text)
+            except ValueError:
+                return None
         if opcode in VIEWS or opcode in ("convert", "broadcast"):
             return self._factor(module.operand(value))
         if opcode not in ("add", "subtract", "multiply"):
@@ -232,11 +235,3 @@ def _best(*several: _Shares) -> _Shares:
             larger = max(share, other, key=lambda one: (one.factor is not None, one.factor or 0.0))
             found[place] = replace(larger, is_changed=share.is_changed or other.is_changed)
     return found
-
-
-def _number(text: str) -> float | None:
-    """Return the value of a scalar constant; None if the text is no number."""
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -102,16 +102,6 @@ def logits_ops(model: ModelConfig) -> tuple[EndOp, ...]:
     )
 
 
-def attention_block(model: ModelConfig, first_layer: int = 0) -> Block:
-    """Return an attention block with its norm, for a stack that starts with layer `first_layer` of the model."""
-    return Block(name="attention", ops=(*_attention_ops(model, first_layer), Add(sources=("attention_added",))))
-
-
-def mlp_block(model: ModelConfig) -> Block:
-    """Return a dense MLP block with its norm."""
-    return Block(name="mlp", ops=(*_mlp_ops(model), Add(sources=("mlp_added",))))
-
-
 def moe_block(model: ModelConfig, experts: Experts) -> Block:
     """Return a MoE block: its norm, the experts, and the shared MLP if there is one."""
     normed, shared = "mlp_normed", experts.shared_mlp
@@ -158,10 +148,14 @@ def moe_block(model: ModelConfig, experts: Experts) -> Block:
 
 def _blocks(model: ModelConfig, experts: Experts | None, first_layer: int) -> tuple[Block, ...]:
     """Return the blocks of one layer: attention and MLP (or experts), or one block with both in parallel."""
-    if not model.parallel_blocks:
-        return attention_block(model, first_layer), moe_block(model, experts) if experts else mlp_block(model)
-    ops = (*_attention_ops(model, first_layer), *_mlp_ops(model), Add(sources=("attention_added", "mlp_added")))
-    return (Block(name="block", ops=ops),)
+    attention = _attention_ops(model, first_layer)
+    if model.parallel_blocks:
+        return (Block(name="block", ops=(*attention, *_mlp_ops(model), Add(sources=("attention_added", "mlp_added")))),)
+    if experts:
+        mlp = moe_block(model, experts)
+    else:
+        mlp = Block(name="mlp", ops=(*_mlp_ops(model), Add(sources=("mlp_added",))))
+    return Block(name="attention", ops=(*attention, Add(sources=("attention_added",)))), mlp
 
 
 def _attention_ops(model: ModelConfig, first_layer: int) -> tuple[LayerOp, ...]:

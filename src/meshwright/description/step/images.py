@@ -249,8 +249,10 @@ def _image_ops(model: ConvNet, live: tuple[str, ...], syncs_norms: bool) -> Ops:
     ops: list[Op] = []
     for node in _Sharder(model, live, syncs_norms).nodes():
         ops += forward_ops(node)
-        # The gradient of the images is not needed.
-        ops += (op for op in backward_ops(node) if not _is_gradient_of_images(op))
+        for op in backward_ops(node):
+            is_of_images = isinstance(op, Matmul) and op.role == "input_gradient" and op.source == "images"
+            if not is_of_images:  # The gradient of the images is not needed.
+                ops.append(op)
         for work in node.work:
             if isinstance(work, Weight):
                 ops += gathers(work, node.region, "forward")
@@ -259,11 +261,6 @@ def _image_ops(model: ConvNet, live: tuple[str, ...], syncs_norms: bool) -> Ops:
             elif isinstance(work, Vector):
                 ops += sums(work, node.region)
     return Ops(tuple(ops))
-
-
-def _is_gradient_of_images(op: Op) -> bool:
-    """Whether a matmul is the gradient of the input images."""
-    return isinstance(op, Matmul) and op.role == "input_gradient" and op.source == "images"
 
 
 @dataclass(frozen=True)

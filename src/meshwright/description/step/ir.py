@@ -8,7 +8,7 @@ Flops, collectives, memory traffic, time and memory are all folds over these ops
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -29,6 +29,11 @@ class Dim(NamedTuple):
     letter: str
     size: int | None
     axes: tuple[str, ...] = ()
+
+
+def axes_of(dims: Iterable[Dim]) -> tuple[str, ...]:
+    """Return the axes that split some dims; a matmul that sums over these dims leaves partial sums over the axes."""
+    return tuple(axis for dim in dims for axis in dim.axes)
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Array:
     @cached_property
     def split_axes(self) -> tuple[str, ...]:
         """Every mesh axis that splits a dim of the array."""
-        return tuple(axis for dim in self.dims for axis in dim.axes)
+        return axes_of(self.dims)
 
     @cached_property
     def notation(self) -> ShardedArray:
@@ -97,7 +102,6 @@ class Block(StrEnum):
     MLP = "mlp"
     LOGITS = "logits"
     STAGES = "stages"
-    OPTIMIZER = "optimizer"
 
 
 class Region(NamedTuple):

@@ -93,7 +93,10 @@ def learned_positions(model: Model) -> int | None:
 
 def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) -> None:
     """Raise an error if the model, the mesh or the strategy can be planned but not lowered, compiled or trained."""
-    _check_lowered(model)
+    if reasons := _only_planned(model):
+        raise MeshwrightError(
+            f"model {model.name} has {' and '.join(reasons)}; it can be planned, and does not run yet"
+        )
     _check_attention(model, mesh, strategy)
     _check_experts(model, mesh, strategy)
     check_stages(model, mesh, strategy)
@@ -110,14 +113,6 @@ def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) 
             f" microbatches before they are scattered, which is ZeRO-1; use zero_stage 1, or 3"
         )
     check_precision(mesh, strategy)
-
-
-def _check_lowered(model: Model) -> None:
-    """Raise if a model has a feature that no code here runs."""
-    if reasons := _only_planned(model):
-        raise MeshwrightError(
-            f"model {model.name} has {' and '.join(reasons)}; it can be planned, and does not run yet"
-        )
 
 
 @lru_cache(maxsize=1 << 6)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.description.step.layer import Block, LayerOp, Linear, LowRank, Program, Stack
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean
 from meshwright.support.field_types import check_fields
 
 MAX_RANK = 65_536
@@ -103,8 +103,7 @@ def _no_target(target: str, program: Program, known: tuple[str, ...]) -> str:
                 else "a gate of one number"
             )  # fmt: skip
             return f"lora target {target!r} is {what}, which has no adapter here; {choices}"
-    near = difflib.get_close_matches(target, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = did_you_mean(map(repr, difflib.get_close_matches(target, known, n=1)))
     return f"lora target {target!r} is no product of the layers; {hint}{choices}"
 
 

@@ -175,11 +175,8 @@ def num_parameters(model: Model) -> int:
 
 def num_active_parameters(model: Model) -> int:
     """Return how many parameters of `model` work on one token: of the experts, only those that a token is sent to."""
-    return sum(int(parameter.size * active_share(parameter, model)) for _, parameter in leaves(parameters(model)))
-
-
-def active_share(parameter: Parameter, model: Model) -> float:
-    """Return the fraction of a parameter that works on one token: below 1 for experts."""
-    if model.experts is None or "expert" not in parameter.axes:
-        return 1.0
-    return model.experts.num_active / model.experts.count
+    share = model.experts.num_active / model.experts.count if model.experts else 1.0
+    return sum(
+        int(parameter.size * (share if "expert" in parameter.axes else 1.0))
+        for _, parameter in leaves(parameters(model))
+    )

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean
 
 
 def matches(pattern: str, path: str) -> bool:
@@ -32,8 +32,7 @@ def check_patterns(what: str, patterns: Iterable[str], paths: Iterable[str]) -> 
             names = sorted(
                 {*known, *(path.rpartition(".")[2] for path in known), *(p.partition(".")[0] for p in known)}
             )
-            near = difflib.get_close_matches(pattern.strip("*"), names, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(difflib.get_close_matches(pattern.strip("*"), names, n=1, cutoff=0.4))
             raise MeshwrightError(
                 f"{what} is {pattern!r}, which names no parameter of the model; {hint}its parameters are"
                 f" {', '.join(known)}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from meshwright.description.step.parameter_tree import Parameter
 from meshwright.description.step.strategy import Strategy, TpStream
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean
 from meshwright.mesh import AXES, MeshShape, check_divides, local_shape
 
 Spec = tuple[tuple[str, ...], ...]
@@ -74,8 +74,7 @@ def check_rules(rules: Rules) -> None:
     """Raise an error if a rule is for a dim that no decoder has, or names an unknown mesh axis."""
     for name, axes in rules.items():
         if name not in RULES:
-            near = difflib.get_close_matches(name, RULES, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(map(repr, difflib.get_close_matches(name, RULES, n=1)))
             raise MeshwrightError(
                 f"there is a rule for dim {name!r}, which no array has; {hint}rules are for {', '.join(RULES)}"
             )
@@ -89,9 +88,9 @@ def _check_axis(name: str, axis: str) -> None:
         raise MeshwrightError(f"the rule for {name!r} names axis {axis!r}; the axes are {', '.join(AXES)}")
 
 
-def token_axes(rules: Rules = RULES) -> tuple[str, ...]:
+def token_axes() -> tuple[str, ...]:
     """Return the mesh axes that split tokens; every weight's gradient is summed over them."""
-    return (*rules["batch"], *rules["sequence"])
+    return (*RULES["batch"], *RULES["sequence"])
 
 
 def spec(axes: tuple[str, ...], *, mesh: MeshShape, rules: Rules = RULES, what: str = "an array") -> Spec:

@@ -26,6 +26,7 @@ from meshwright.description.step.ir import (
     Ops,
     Pass,
     Region,
+    axes_of,
 )
 from meshwright.description.step.layer import (
     STREAM,
@@ -182,7 +183,7 @@ class _BlockWalk:
             name=f"{self.region.name}.{op.name}", target=op.target, phase="forward", region=self.region,
             block=self.part, role="result", rows=rows, inner=inner, columns=columns, experts=experts,
         )  # fmt: skip
-        self.arrays[op.target] = result = Array(op.target, (*tokens, *columns), _axes(inner))
+        self.arrays[op.target] = result = Array(op.target, (*tokens, *columns), axes_of(inner))
         if op.is_on_residual:
             yield from self._move(
                 "router", (replace(result, width="float32"), replace(_reduced(result), width="float32"))
@@ -246,7 +247,7 @@ class _BlockWalk:
             for array in cached
         )
         # Groups and their heads as one dim.
-        heads = Dim("N", op.num_heads, tuple(axis for dim in query.dims[2:] for axis in dim.axes))
+        heads = Dim("N", op.num_heads, axes_of(query.dims[2:]))
         score, value = op.qk_dim, op.value_dim
         if self.is_prefill:
             batch, tokens = self.layout.tokens
@@ -359,7 +360,7 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
                 name=op.name, target=op.target, phase="forward", region=LOGITS, block=Block.LOGITS, role="result",
                 rows=(batch,), inner=inner, columns=columns,
             )  # fmt: skip
-            logits = Array("logits", (batch, *columns), _axes(inner), width="float32")
+            logits = Array("logits", (batch, *columns), axes_of(inner), width="float32")
             yield from _moved("logits", LOGITS, (logits, _reduced(logits)))
             # A value and its id.
             best = Array("best tokens", (batch, Dim("best", 2), Dim("P", None, vocab)), width="float32")
@@ -391,11 +392,6 @@ def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[C
             name=name, kind=first.kind, axes=first.axes, phase="forward", region=region, array=first.array,
             beside=tuple(move.array for move in beside),
         )  # fmt: skip
-
-
-def _axes(dims: tuple[Dim, ...]) -> tuple[str, ...]:
-    """Return the axes that split some dims; a matmul that sums over these dims leaves partial sums over the axes."""
-    return tuple(axis for dim in dims for axis in dim.axes)
 
 
 def _reduced(array: Array) -> Array:

@@ -62,12 +62,10 @@ def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) 
     return _collectives((op for op in step.communication if op.of_weight), step, workload, strategy)
 
 
-def activation_collectives(
-    workload: Workload, mesh: MeshShape, strategy: Strategy, *, counted: Counted = "useful"
-) -> tuple[Collective, ...]:
+def activation_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
     """Return the collectives of activations, of a split vocabulary, and of the loss."""
     step = train_step(workload, mesh, strategy)
-    return _collectives((op for op in step.communication if not op.of_weight), step, workload, strategy, counted)
+    return _collectives((op for op in step.communication if not op.of_weight), step, workload, strategy)
 
 
 def dropless_padding_collectives(

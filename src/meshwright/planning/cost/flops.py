@@ -44,13 +44,7 @@ class StepFlops:
         return self.reference + self.forward + self.recompute + self.backward + self.update
 
     def __add__(self, other: StepFlops) -> StepFlops:
-        return StepFlops(
-            reference=self.reference + other.reference,
-            forward=self.forward + other.forward,
-            recompute=self.recompute + other.recompute,
-            backward=self.backward + other.backward,
-            update=self.update + other.update,
-        )
+        return StepFlops(**{phase: flops + vars(other)[phase] for phase, flops in vars(self).items()})
 
     def __mul__(self, times: float) -> StepFlops:
         return StepFlops(**{phase: times * flops for phase, flops in vars(self).items()})

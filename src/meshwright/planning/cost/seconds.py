@@ -271,7 +271,9 @@ class OpTimer:
         local = self.extents.local_dims
         rows, inner, columns, count = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
         rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.dtype
-        steps = self._ring_steps(op)
+        # A ring has a step per shard of tp; on a torus it sends a shard in two halves, one each way, and multiplies so.
+        tp = self.extents.mesh.tp
+        steps = tp * (2 if self.system.chip.kind == "tpu" else 1) if op.is_ring and tp > 1 else 1
         if op.role == "result":
             seconds = count * self._product(rows, inner, columns, rounded, steps)
             return seconds + self._cast(rounded, count * rows, count * inner * columns, inner, columns, is_forward=True)
@@ -337,14 +339,6 @@ class OpTimer:
         if dtype == "int8":
             return self._hbm(5 * (rows * (inner if is_forward else columns) + weights))
         return 0.0
-
-    def _ring_steps(self, op: Matmul) -> int:
-        """Return the number of steps of a matmul that overlaps with its collective, one per shard of tp; 1 for others.
-
-        On a torus a shard is sent in two halves, one each way, and the matmul is split likewise.
-        """
-        tp = self.extents.mesh.tp
-        return tp * (2 if self.system.chip.kind == "tpu" else 1) if op.is_ring and tp > 1 else 1
 
     def _attention(self, op: AttentionOp) -> float:
         """Return the seconds of attention, scores and their matmul with the values: fused, or through memory."""

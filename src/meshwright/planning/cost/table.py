@@ -17,7 +17,18 @@ from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.expression import Product
-from meshwright.description.step.ir import Array, AttentionOp, Communicate, Dim, Extents, Matmul, Region, Repeat, Step
+from meshwright.description.step.ir import (
+    Array,
+    AttentionOp,
+    Communicate,
+    Dim,
+    Extents,
+    Matmul,
+    Region,
+    Repeat,
+    Step,
+    axes_of,
+)
 from meshwright.description.step.passes.pipeline import UPDATE
 from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.train import train_step
@@ -140,7 +151,9 @@ class _Table:
         self.alone: list[tuple[Communicate, Collective]] = []
         moves = priced_collectives(self.step.communication, self.step, workload, strategy, "executed")
         for op, move in moves:
-            timed = self._timed(move)
+            # All runs, at the full rate of the links.
+            once = collective_seconds(move.kind, move.bytes / move.count, self.layout.placement(move.axes))
+            timed = replace(move, seconds=once.seconds * move.count)
             if (place := self._owner(op)) is None:
                 self.alone.append((op, timed))
             else:
@@ -191,11 +204,6 @@ class _Table:
             "backward": [(region, op.name, "weight_gradient", "backward")],
         }
         return next((place for place in places.get(op.phase, []) if place in self.products), None)
-
-    def _timed(self, move: Collective) -> Collective:
-        """Return a collective with the seconds of all its runs, at the full rate of the links."""
-        once = collective_seconds(move.kind, move.bytes / move.count, self.layout.placement(move.axes))
-        return replace(move, seconds=once.seconds * move.count)
 
     def _matmul(self, op: Matmul) -> OpRow:
         """Return the row of a matmul with a weight, or of one of its gradients."""
@@ -314,8 +322,10 @@ def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
     used = {dim.letter: dim for dim in (*op.experts, *op.inner, *op.columns)}
     letters = [dim.letter for dim in op.stored or (*op.columns, *op.inner)]
     weight = op.stored if is_stored else tuple(used[letter] for letter in letters)
-    source, target = _input_name(op), _result_name(op)
-    of_inner, of_columns = _axes(op.inner), _axes(op.columns)
+    # The stream, normed or not, is X; a result that is added to it is Y.
+    source = "X" if op.inner[0].letter == "D" else op.source.removesuffix(" as read")
+    target = "Y" if op.columns[-1].letter == "D" else op.target
+    of_inner, of_columns = axes_of(op.inner), axes_of(op.columns)
     # The rows of an expert are local: every device that shares the expert's weight has other rows.
     rows = tuple(dim._replace(axes=op.pending) for dim in op.rows) if op.experts else op.rows
     X = _array(source, (*op.experts, *rows, *op.inner))
@@ -361,21 +371,6 @@ def _gradient(array: ShardedArray) -> ShardedArray:
     return replace(array, name=f"d{array.name}")
 
 
-def _axes(dims: tuple[Dim, ...]) -> tuple[str, ...]:
-    """Return the axes that split some dims; a matmul that contracts these leaves partial sums over the axes."""
-    return tuple(axis for dim in dims for axis in dim.axes)
-
-
 def _weight_name(path: str, *, is_gradient: bool = False) -> str:
     """Return a weight's name in the notation."""
     return f"{'d' if is_gradient else ''}W{path.rpartition('.')[2]}"
-
-
-def _input_name(op: Matmul) -> str:
-    """Return the name of a matmul's input: X for the stream, normed or not."""
-    return "X" if op.inner[0].letter == "D" else op.source.removesuffix(" as read")
-
-
-def _result_name(op: Matmul) -> str:
-    """Return the name of a matmul's result: Y if it is added to the residual stream, else its own."""
-    return "Y" if op.columns[-1].letter == "D" else op.target

@@ -102,9 +102,12 @@ def inequality(
         return Inequality(left, right)
     ratios = [(flops_per_byte(first, array, sizes), flops) for array, flops in arrays]
     if len(ratios) > 1:
-        return Inequality(
-            (Ratio(1),), _sum([Ratio(flops / ratio.coefficient, ratio.below, ratio.above) for ratio, flops in ratios])
-        )
+        # Ratios of the same dims are combined.
+        sums: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
+        for ratio, flops in ratios:
+            dims = ratio.below, ratio.above
+            sums[dims] = sums.get(dims, 0) + flops / ratio.coefficient
+        return Inequality((Ratio(1),), tuple(Ratio(coefficient, *dims) for dims, coefficient in sums.items()))
     ratio, flops = ratios[0]
     if ratio.above:
         return Inequality((Ratio(1, ratio.above, ratio.below),), (Ratio(flops / ratio.coefficient),))
@@ -124,14 +127,6 @@ def say_threshold(threshold: Threshold) -> str:
 def _operations(product: Multiply) -> int:
     """Return the flops per element of the product of a matmul's dims: 2, or 1 if no dim is contracted."""
     return 2 if len(product_dims(product)) > len(product.result.dims) else 1
-
-
-def _sum(ratios: list[Ratio]) -> tuple[Ratio, ...]:
-    """Return ratios to be added up, with ratios of the same dims combined."""
-    sums: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
-    for ratio in ratios:
-        sums[ratio.above, ratio.below] = sums.get((ratio.above, ratio.below), 0) + ratio.coefficient
-    return tuple(Ratio(coefficient, *dims) for dims, coefficient in sums.items())
 
 
 def number(value: float) -> str:

@@ -97,7 +97,9 @@ def ways_to_fit(workload: Workload, mesh: MeshShape, system: System, strategy: S
     start = _Step(workload, mesh, strategy)
     if start.fits(system):
         return ()
-    kinds = [list(kind) for kind in (_remats(start), _meshes(start, system), *_strategies(start)) if kind]
+    # The remat policies that keep less than the current one.
+    remats = [Change("remat", remat) for remat in REMATS[REMATS.index(workload.remat) + 1 :]]
+    kinds = [list(kind) for kind in (remats, _meshes(start, system), *_strategies(start)) if kind]
     before = predict(workload, mesh, system, strategy).step_seconds or 0.0
     found: list[Fix] = []
     for count in range(1, MOST_CHANGES + 1):
@@ -130,22 +132,20 @@ def _fastest(start: _Step, kinds: tuple[list[Change], ...], system: System, befo
         for change in changes:
             step = change.made(step)
         if _is_legal(step) and step.fits(system):
-            fixes.append(_fix(step, changes, system, before))
+            record = predict(step.workload, step.mesh, system, step.strategy)
+            seconds = record.step_seconds or 0.0
+            fixes.append(
+                Fix(
+                    changes=changes,
+                    workload=step.workload,
+                    mesh=step.mesh,
+                    strategy=step.strategy,
+                    peak_bytes=record.memory_bytes["peak"],
+                    step_seconds=seconds,
+                    extra_seconds=seconds - before,
+                )
+            )
     return min(fixes, key=lambda fix: fix.step_seconds, default=None)
-
-
-def _fix(step: _Step, changes: tuple[Change, ...], system: System, before: float) -> Fix:
-    record = predict(step.workload, step.mesh, system, step.strategy)
-    seconds = record.step_seconds or 0.0
-    return Fix(
-        changes=changes,
-        workload=step.workload,
-        mesh=step.mesh,
-        strategy=step.strategy,
-        peak_bytes=record.memory_bytes["peak"],
-        step_seconds=seconds,
-        extra_seconds=seconds - before,
-    )
 
 
 def _is_legal(step: _Step) -> bool:
@@ -157,12 +157,6 @@ def _is_legal(step: _Step) -> bool:
     except MeshwrightError:
         return False
     return True
-
-
-def _remats(step: _Step) -> Iterator[Change]:
-    """Yield the remat policies that keep less than the current one."""
-    for remat in REMATS[REMATS.index(step.workload.remat) + 1 :]:
-        yield Change("remat", remat)
 
 
 def _meshes(step: _Step, system: System) -> Iterator[Change]:

@@ -84,7 +84,8 @@ def gap_to(plan: Plan, best: Plan) -> Gap:
     if slowest == "recompute" and plan.workload.remat != best.workload.remat:
         return Gap(GapKind.RECOMPUTE, slowest, seconds, remat=plan.workload.remat)
     if slowest == "exposed communication":
-        return Gap(GapKind.COMMUNICATION, slowest, seconds, axes=_dearer_axes(record, best.predicted))
+        axes, _ = largest_excess(dict(_exposed_by_axes(record)), dict(_exposed_by_axes(best.predicted)))
+        return Gap(GapKind.COMMUNICATION, slowest, seconds, axes=axes)
     return Gap(GapKind.TERM, slowest, seconds)
 
 
@@ -99,11 +100,6 @@ def dearest_axes(record: Record) -> tuple[str, ...]:
     """Return the axes with the longest exposed communication."""
     times = dict(_exposed_by_axes(record))
     return max(times, key=times.__getitem__)
-
-
-def _dearer_axes(record: Record, best: Record) -> tuple[str, ...]:
-    """Return the axes whose exposed communication exceeds that of the best plan most."""
-    return largest_excess(dict(_exposed_by_axes(record)), dict(_exposed_by_axes(best)))[0]
 
 
 def _exposed_by_axes(record: Record) -> Iterator[tuple[tuple[str, ...], float]]:

@@ -117,23 +117,17 @@ def costly_degree(workload: ImageWorkload, system: System) -> tuple[int | None, 
 
     Starts with the system and doubles it while the batch can be split. The first number is None if no size is costly.
     """
-    larger: System | None = system
-    tried = system.num_devices
-    while larger is not None and workload.batch % larger.num_devices == 0:
+    larger, tried = system, system.num_devices
+    while workload.batch % larger.num_devices == 0:
         tried = larger.num_devices
         record = predict_images(workload, MeshShape(dp=tried), larger)
         if record.breakdown_seconds["exposed communication"] > COSTLY * (record.step_seconds or 0.0):
             return tried, tried
-        larger = _doubled(larger)
+        try:
+            larger = larger.resized(2 * larger.num_chips)
+        except MeshwrightError:  # No slice has as many chips.
+            break
     return None, tried
-
-
-def _doubled(system: System) -> System | None:
-    """Return the system with twice the chips; None if there is no such slice."""
-    try:
-        return system.resized(2 * system.num_chips)
-    except MeshwrightError:  # No slice has as many chips.
-        return None
 
 
 def image_gap(record: Record, best: Record) -> Gap:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -20,8 +19,8 @@ from meshwright.planning.why.step import data_axes, local_tokens, wanted_tokens
 from meshwright.record import Bound
 from meshwright.units import show_bytes, show_percent
 
-MAX_FACTOR = 64
-"""Largest factor tried."""
+FACTORS = (2, 4, 8, 16, 32, 64)
+"""The factors tried."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,10 @@ def nearby(plan: Plan) -> tuple[NearbyFact, ...]:
 
 
 def chips_that_fit(plan: Plan) -> Plan | None:
-    """Return the best plan on the fewest chips that fit it, trying factors of 2; None beyond `MAX_FACTOR`."""
+    """Return the best plan on the fewest chips that fit it, trying `FACTORS`; None beyond the last."""
     choices = {"attention": plan.strategy.attention, "optimizer": plan.strategy.optimizer}
     is_run = not plan.planned_only
-    for factor in _factors():
+    for factor in FACTORS:
         try:
             system = plan.system.resized(factor * plan.system.num_chips)
             found = find_best(plan.workload, system, remats=(plan.workload.remat,), is_runnable=is_run, **choices)
@@ -181,7 +180,7 @@ def _more_chips(plan: Plan) -> MoreChips:
         return MoreChips(BoundChange.ALREADY, bound, exposure=_exposure(plan), by_rule=bound != "communication")
     axis = "fsdp" if plan.mesh.fsdp > 1 else "dp"
     last, factor = plan, 1
-    for factor in _factors():
+    for factor in FACTORS:
         try:
             last = _plan(plan, mesh=replace(plan.mesh, **{axis: factor * plan.mesh.degree(axis)}), factor=factor)
         except MeshwrightError as error:
@@ -196,7 +195,7 @@ def _more_chips(plan: Plan) -> MoreChips:
 def _batch(plan: Plan) -> OtherBatch:
     is_bound = is_communication_bound(plan)
     last = plan
-    for factor in _factors():
+    for factor in FACTORS:
         batch = plan.workload.batch * factor if is_bound else plan.workload.batch // factor
         try:
             last = _plan(plan, workload=replace(plan.workload, batch=max(1, batch)))
@@ -214,7 +213,7 @@ def _longer(plan: Plan) -> LongerSequences:
         return LongerSequences(SequenceLimit.ALREADY)
     model, last = plan.workload.model, plan
     most = learned_positions(model)
-    for factor in _factors():
+    for factor in FACTORS:
         seq_len = factor * plan.workload.seq_len
         if most is not None and seq_len > most:
             return LongerSequences(SequenceLimit.POSITIONS, last.workload.seq_len, model=model.name, positions=most)
@@ -256,11 +255,3 @@ def _exposure(plan: Plan) -> Exposure:
     if axes and (tokens := local_tokens(plan)) < (wanted := wanted_tokens(plan, axes)):
         return Exposure(axes, share, tokens, wanted)
     return Exposure(dearest_axes(plan.predicted), share)
-
-
-def _factors() -> Iterator[int]:
-    """Yield 2, 4, 8, … up to `MAX_FACTOR`."""
-    factor = 2
-    while factor <= MAX_FACTOR:
-        yield factor
-        factor *= 2

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from meshwright.description.step.ir import Array, Block, Dim, Pass, Region, Width
+from meshwright.description.step.ir import Array, Block, Dim, Pass, Region, Width, axes_of
 from meshwright.description.step.layer import (
     STREAM,
     Add,
@@ -139,7 +139,7 @@ class _BlockSharder:
         work: list[Work] = [PassOver(kind=kind, arrays=(source,)), self._vector(op.name, dims, source)]
         if op.has_bias:
             work.append(self._vector(f"{op.name}_bias", dims, source))
-        if axes := tuple(axis for dim in self.layout.used(op.dims) for axis in dim.axes):
+        if axes := axes_of(self.layout.used(op.dims)):
             squares = Array("squares", source.dims[:2], width="float32")
             phases: Phases = ("forward", "recompute", "backward")
             work.append(Exchange(name=f"{op.name} squares", kind="all-reduce", axes=axes, array=squares, phases=phases))
@@ -166,7 +166,7 @@ class _BlockSharder:
         dims = (*((("expert", op.num_experts),) if op.num_experts else ()), *op.inputs, *op.outputs)
         tokens = self._token_axes(op, lead)
         path, weight = f"{self.stack}.{op.name}", self._weight(op.name, dims, tokens)
-        partial = tuple(axis for dim in inner for axis in dim.axes)
+        partial = axes_of(inner)
         experts = weight.used.dims[:1] if op.num_experts else ()
         self.arrays[op.target] = Array(op.target, (*experts, *lead, *columns), partial)
         product = Product(
@@ -177,7 +177,7 @@ class _BlockSharder:
             experts=experts,
             is_summed=columns[-1].letter == "D",
             is_rounded=op.is_rounded,
-            is_ring=self._has_rings(op),
+            is_ring=self.layout.collective_matmul and not op.num_experts and not op.is_on_residual,
             source=op.source,
             weight=weight,
         )
@@ -226,12 +226,12 @@ class _BlockSharder:
         weight, product = self._factor(f"{op.name}{LORA_A}", rows[0], op.inputs, (rank,))
         read = Array(op.source, (*rows[0], *product.inner))
         dropped = (PassOver(kind="low_rank_dropout", arrays=(read,)),) if branch.dropout else ()
-        partial = tuple(axis for dim in product.inner for axis in dim.axes)
+        partial = axes_of(product.inner)
         before = Array(low, (*rows[0], *product.columns), partial)
         saved = (op.source,) if weight.is_trained else ()
         tagged = Tag.OTHER if partial else Tag.PRODUCT
         yield self._node(*dropped, weight, product, reads=(op.source,), writes=low, saved=saved, tag=tagged)
-        pending = tuple(axis for dim in layout.used(op.outputs) for axis in dim.axes)
+        pending = axes_of(layout.used(op.outputs))
         after = Array(low, (*rows[1], *product.columns))
         move = Move(name=f"{self.name} low rank", before=before, after=after, pending=pending)
         yield self._node(move, reads=(low,), writes=split, tag=Tag.READ if is_column else Tag.PRODUCT)
@@ -247,7 +247,7 @@ class _BlockSharder:
 
     def _factor(self, name: str, rows: tuple[Dim, ...], inputs: Dims, outputs: Dims) -> tuple[Weight, Product]:
         """Return one of the two matmuls of a low-rank branch, and its weight."""
-        weight = self._weight(name, (*inputs, *outputs), outermost_first(axis for dim in rows for axis in dim.axes))
+        weight = self._weight(name, (*inputs, *outputs), outermost_first(axes_of(rows)))
         inner, columns = self.layout.used(inputs), self.layout.used(outputs)
         return weight, Product(name=weight.name, rows=rows, inner=inner, columns=columns, weight=weight)
 
@@ -260,13 +260,9 @@ class _BlockSharder:
     def _token_axes(self, op: Linear, lead: tuple[Dim, ...]) -> tuple[str, ...]:
         """Return the axes that split the tokens of a weight, over which each device has a partial gradient."""
         if not op.num_experts:
-            return outermost_first(axis for dim in lead for axis in dim.axes)
+            return outermost_first(axes_of(lead))
         experts = self.layout.axes("expert")
         return outermost_first(axis for dim in self.layout.tokens for axis in dim.axes if axis not in experts)
-
-    def _has_rings(self, op: Linear) -> bool:
-        """Whether a matmul runs chunk by chunk around a ring of tp, beside its collective."""
-        return self.layout.collective_matmul and not op.num_experts and not op.is_on_residual
 
     def _entry(self, op: Linear) -> Generator[Node, None, str]:
         """Yield the gather of a matmul's input over its tokens, once for all its readers; return the result's name."""
@@ -276,7 +272,7 @@ class _BlockSharder:
             after = replace(array, dims=(*self.layout.tokens, *array.dims[2:]))
             readers = [each for each in self.ops if isinstance(each, Linear) and each.source == op.source]
             columns = [dim for each in readers if not each.is_on_residual for dim in self.layout.used(each.outputs)]
-            pending = tuple(dict.fromkeys(axis for dim in columns for axis in dim.axes))
+            pending = tuple(dict.fromkeys(axes_of(columns)))
             self.entries[op.source] = name = f"{op.source} as read"
             self.arrays[name] = replace(after, name=name)
             is_stream = array.dims[-1].letter == "D"
@@ -371,7 +367,7 @@ class _BlockSharder:
         """
         sources = [self.arrays[name] for name in op.sources]
         self.arrays[op.target] = _resized(sources[0], op.target, sum(array.dims[-1].size or 0 for array in sources))
-        heads = tuple(axis for dim in sources[0].dims[2:] for axis in dim.axes)
+        heads = axes_of(sources[0].dims[2:])
         shared = [array for array in sources if len(array.dims) < len(sources[0].dims)]
         moves = [Move(name=array.name, before=array, after=array, pending=heads) for array in shared]
         rotated = PassOver(kind="rotary", arrays=(self.arrays[op.target],))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from meshwright.description.step.ir import Array, Block, Dim, Region
+from meshwright.description.step.ir import Array, Block, Dim, Region, axes_of
 from meshwright.description.step.layer import CrossEntropy, DotProduct, EndOp, Linear, Lookup, Norm
 from meshwright.description.step.passes.nodes import (
     Exchange,
@@ -48,7 +48,7 @@ def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
     columns = Dim("D", op.columns[1])
     # Positions are looked up for the tokens that a device has between blocks, ids for its tokens in matmuls.
     tokens = layout.residual_tokens if op.is_positional else layout.tokens
-    work: list[Work] = [_weight(op.name, (op.rows, op.columns), layout, _over_tokens(tokens))]
+    work: list[Work] = [_weight(op.name, (op.rows, op.columns), layout, outermost_first(axes_of(tokens)))]
     if not op.is_positional:
         # First scatter along the sequence, then along the batch; over other axes, all-reduce.
         batch = tuple(axis for axis in layout.batch if axis != "pp") if "pp" in split else layout.batch
@@ -86,7 +86,7 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
                 whole = replace(residual, dims=(*layout.tokens, width))
                 entry = Move(name="logits input", before=residual, after=whole, pending=vocab)
                 dims = (*op.outputs, *op.inputs) if op.is_tied else (*op.inputs, *op.outputs)
-                weight = _weight(op.name, dims, layout, _over_tokens(layout.tokens))
+                weight = _weight(op.name, dims, layout, outermost_first(axes_of(layout.tokens)))
                 product = Product(
                     name=op.name,
                     rows=layout.tokens,
@@ -124,7 +124,7 @@ def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
     )
     work = (
         Move(name=op.left, before=left, after=replace(left, dims=(*layout.tokens, width)), pending=split),
-        Move(name=op.right, before=right, after=whole, pending=_over_tokens(layout.tokens)),
+        Move(name=op.right, before=right, after=whole, pending=outermost_first(axes_of(layout.tokens))),
         product,
     )
     logits = Array(op.target, (*product.rows, *product.columns), width="float32")
@@ -189,11 +189,6 @@ def _weight(name: str, dims: tuple[tuple[str, int], ...], layout: Layout, pendin
         pending=tuple(axis for axis in pending if axis not in split),
         is_trained=name not in layout.frozen,
     )
-
-
-def _over_tokens(dims: tuple[Dim, ...]) -> tuple[str, ...]:
-    """Return the axes that split tokens."""
-    return outermost_first(axis for dim in dims for axis in dim.axes)
 
 
 def _node(region: Region, block: Block, *work: Work, writes: str) -> Node:
