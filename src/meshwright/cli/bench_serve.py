@@ -94,11 +94,8 @@ def run(args: Args) -> int:
     from meshwright.serving.load import drive
     from meshwright.serving.load.figures import load_figures, read_slo
 
-    loads, slo, url = (
-        _loads(args),
-        {} if args.slo is None else read_slo(args.slo),
-        args.url.rstrip("/").removesuffix("/v1"),
-    )
+    loads, slo = _loads(args), {} if args.slo is None else read_slo(args.slo)
+    url = args.url.rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -106,7 +103,7 @@ def run(args: Args) -> int:
         is_url = False
     if not is_url:
         raise MeshwrightError(f"URL is {args.url!r}; write it as http://127.0.0.1:8000, with a port of 1 to 65535")
-    seed = _whole("--seed", args.seed)
+    seed = 0 if args.seed.strip() == "0" else read_count("--seed", args.seed)
     requests = [_requests(args, seed, variant) for variant in range(len(loads))]
     size = len(requests[0])
     timeout, model, path, plot, as_json = parse_number(args.timeout), args.model, args.output, args.plot, args.json
@@ -177,11 +174,6 @@ def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:
     max_len = MAX_LEN if args.max_len is None else read_count("--max-len", args.max_len)
     lengths = {"max_len": max_len, "prompt_len": prompt_len, "output_len": output_len}
     return random_requests(count, seed, **lengths, variant=variant)
-
-
-def _whole(name: str, text: str) -> int:
-    """Parse a whole number from 0."""
-    return 0 if text.strip() == "0" else read_count(name, text)
 
 
 def _frontier(path: Path | None) -> tuple[ServingPoint, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -108,13 +109,14 @@ def _lines(row: OpRow) -> Iterator[str]:
 
 
 def _merged(moves: tuple[Collective, ...]) -> list[str]:
-    """Merge collectives that differ only in their array, as the all-reduces of the update."""
-    found: dict[str, int] = {}
+    """Return collectives in words, those that differ only in their array together, as the all-reduces of the update."""
+    same: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
     for move in moves:
-        text = f"{move.kind} over {'*'.join(move.axes)} of {'{}'}, {show_bytes(move.bytes)}"
-        found[text] = found.get(text, 0) + 1
-    arrays = {f"{m.kind} over {'*'.join(m.axes)} of {'{}'}, {show_bytes(m.bytes)}": m.array for m in moves}
-    return [text.format(arrays[text] if count == 1 else f"{count} arrays") for text, count in found.items()]
+        same.setdefault((move.kind, move.axes, show_bytes(move.bytes)), []).append(move)
+    return [
+        _collective(found[0] if len(found) == 1 else replace(found[0], array=f"{len(found)} arrays"))
+        for found in same.values()
+    ]
 
 
 def _line(phase: str, sizes: str, times: str, flops: str, memory: str, bound: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,14 +43,15 @@ def plan_sweep(
     if not any(point.record for point in points):
         raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}")
     code = 0 if any(point.record and point.record.fits for point in points) else 1
+    chips = system.chip.name if sweep.key == "chips" else system
+    title = f"{_headline(workload, sweep=sweep.key)} · {chips}"
     if plot is not None:
         with waiting(f"drawing {plot}"):
-            _plot(points, plot, workload, system, sweep.key)
+            _plot(points, plot, _limits(workload, system), title, sweep.key)
     if as_json:
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
         return code
-    chips = system.chip.name if sweep.key == "chips" else str(system)
-    show(console(), f"{_headline(workload, sweep=sweep.key)} · {chips}")
+    show(console(), title)
     print(f"sweep over {sweep.key}, the best plan for each\n")
     columns = (sweep.key, "hardware", "best mesh", "step", "MFU", "a device", "scaling", "memory", "bound by")
     # Simulated devices share the cores of one machine: neither a share of a peak nor scaling means anything there.
@@ -76,7 +78,7 @@ def plot_plan(plans: Sequence[Plan], path: Path) -> None:
     write_charts(bars, path, _limits(workload, system), title=f"{_headline(workload)} · {system}")
 
 
-def _plot(points: Sequence[Point], path: Path, workload: Workload, system: System, key: str) -> None:
+def _plot(points: Sequence[Point], path: Path, limits: Limits, title: str, key: str) -> None:
     """Draw the points that could be planned."""
     from meshwright.pictures.charts import Bar, write_charts
 
@@ -85,10 +87,7 @@ def _plot(points: Sequence[Point], path: Path, workload: Workload, system: Syste
         for point in points
         if point.record
     ]
-    title = _headline(workload, sweep=key) + f" · {system.chip.name if key == 'chips' else system}"
-    write_charts(
-        bars, path, _limits(workload, system), title=f"{title} · sweep over {key}, the best plan for each", scale=key
-    )
+    write_charts(bars, path, limits, title=f"{title} · sweep over {key}, the best plan for each", scale=key)
 
 
 def _headline(workload: Workload, *, sweep: str = "") -> str:
@@ -126,10 +125,7 @@ def _row(point: Point, first: Point) -> tuple[str, ...]:
 
 def _device_rate(record: Record) -> float:
     """Return the tokens a second of one device."""
-    devices = 1
-    for degree in record.mesh.values():
-        devices *= degree
-    return (record.tokens_per_second or 0.0) / devices
+    return (record.tokens_per_second or 0.0) / math.prod(record.mesh.values())
 
 
 def _data(point: Point) -> dict[str, Any]:
