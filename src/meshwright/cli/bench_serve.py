@@ -18,6 +18,8 @@ from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, option, positional
 from meshwright.options.values import read_count
+from meshwright.pictures.charts import check_chart_file
+from meshwright.pictures.load_chart import LoadPoint, write_load_chart
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded
 from meshwright.planning.serving.plan import read_serving_plan
@@ -90,7 +92,6 @@ class Args:
 
 def run(args: Args) -> int:
     """Run the loads and print their figures. Return 1 if a load had no complete answer, else 0."""
-    from meshwright.pictures.charts import check_chart_file
     from meshwright.serving.load import drive
     from meshwright.serving.load.figures import load_figures, read_slo
 
@@ -229,8 +230,6 @@ def _print_frontier(predicted: tuple[ServingPoint, ...]) -> None:
 
 def _plot(results: Sequence[LoadFigures], predicted: Sequence[ServingPoint], path: Path, *, title: str) -> None:
     """Plot the measured loads and the plan's frontier."""
-    from meshwright.pictures.load_chart import LoadPoint, write_load_chart
-
     points = [LoadPoint(str(f.load), f.output_tokens_per_second, f.latencies) for f in results]
     steps = [(point.seconds, point.tokens_per_second) for point in predicted]
     write_load_chart(points, steps, path, title=title)

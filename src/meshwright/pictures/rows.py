@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from meshwright.proof.inspection.finding import Finding
-from meshwright.proof.inspection.inspection import Inspection
-from meshwright.proof.simulate.buffers import Buffer
-from meshwright.proof.verification.profiles import ProfileRow
 from meshwright.record import Collective, merge
 from meshwright.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from meshwright.proof.inspection.finding import Finding
+    from meshwright.proof.inspection.inspection import Inspection
+    from meshwright.proof.simulate.buffers import Buffer
+    from meshwright.proof.verification.profiles import ProfileRow
 
 _MOST_BUFFERS = 20
 _LONGEST_PATH = 40

@@ -22,6 +22,7 @@ from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
 from meshwright.options.declare import given_options
 from meshwright.options.values import read_count, read_mesh, read_price
+from meshwright.pictures.charts import check_chart_file
 from meshwright.planning.files import check_data_file
 from meshwright.planning.library import ALWAYS_CHOSEN, find_beyond, find_meshes, plan_one_mesh, read_compared
 from meshwright.planning.options import read_strategy, read_workload, remats
@@ -108,8 +109,6 @@ class _Training:
 
         plot, as_json = self.args.output.plot, self.args.output.json
         if plot is not None:
-            from meshwright.pictures.charts import check_chart_file
-
             check_chart_file(plot)
         check_all_read(self.args, "beside --sweep")
         return plan_sweep(sweep, self.workload, self.system, self._best, plot=plot, as_json=as_json)
@@ -144,8 +143,6 @@ class _Training:
         if path is not None:
             check_data_file(path)
         if plot is not None:
-            from meshwright.pictures.charts import check_chart_file
-
             check_chart_file(plot)
         check_outputs(path, plot)
         check_all_read(self.args)

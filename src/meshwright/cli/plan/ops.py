@@ -20,12 +20,7 @@ from meshwright.units import show_bytes, show_flops
 
 def ops_data(plan: Plan) -> list[dict[str, Any]]:
     """Return the table of ops as data; flops and bytes are per device and for one execution of the op."""
-    return [_row_data(row) for row in _rows(plan)]
-
-
-def _rows(plan: Plan) -> tuple[OpRow, ...]:
-    """Return the table of the step from which a plan's figures are computed."""
-    return op_table(plan.workload, plan.mesh, plan.system, plan.strategy)
+    return [_row_data(row) for row in op_table(plan.workload, plan.mesh, plan.system, plan.strategy)]
 
 
 def _row_data(row: OpRow) -> dict[str, Any]:
@@ -59,7 +54,7 @@ def _operands(product: LocalProduct) -> tuple[tuple[float, ...], tuple[float, ..
 def print_ops(plan: Plan) -> None:
     """Print every op of a step: its text in the notation, then a line of figures, then its collectives."""
     workload, mesh, system = plan.workload, plan.mesh, plan.system
-    rows = _rows(plan)
+    rows = op_table(workload, mesh, system, plan.strategy)
     parts = plan.strategy.num_microbatches
     print()
     show(

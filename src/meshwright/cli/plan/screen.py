@@ -16,7 +16,7 @@ from meshwright.pictures.text import folded, next_line, reasons, terms
 from meshwright.planning.plan import Plan
 from meshwright.planning.search import Ranking
 from meshwright.planning.ties import RATIO_ERROR
-from meshwright.planning.why.fixes import Fix, ways_to_fit
+from meshwright.planning.why.fixes import ways_to_fit
 from meshwright.planning.why.gap import gap_to
 from meshwright.planning.why.nearby import chips_that_fit, nearby
 from meshwright.planning.why.rules import rules_of_thumb
@@ -69,7 +69,7 @@ def plan_data(shown: Shown, *, with_ops: bool) -> None:
                 "step_seconds": fix.step_seconds,
                 "extra_seconds": fix.extra_seconds,
             }
-            for fix in _fixes(best)
+            for fix in ways_to_fit(best.workload, best.mesh, best.system, best.strategy)
         ]
     if with_ops:
         from meshwright.cli.plan.ops import ops_data
@@ -163,7 +163,7 @@ def _print_fixes(best: Plan) -> None:
     """Print how much memory is missing, and what would make a plan fit."""
     lacking = best.predicted.memory_bytes["peak"] - best.system.usable_bytes
     print(folded(f"nothing fits: this is the closest, and wants {show_bytes(lacking)} a device more than there is"))
-    fixes = _fixes(best)
+    fixes = ways_to_fit(best.workload, best.mesh, best.system, best.strategy)
     for fix in fixes[:5]:
         extra = f"{'+' if fix.extra_seconds >= 0 else '-'}{show_seconds(abs(fix.extra_seconds))}"
         changes = ", ".join(map(str, fix.changes))
@@ -174,11 +174,6 @@ def _print_fixes(best: Plan) -> None:
         found = f"{more.hardware} is, with {more.mesh}, {plan_speed(more)}" if more else "nor is 64x the chips"
         print(folded(f"to fit: no change of mesh, policy or optimizer is enough; {found}"))
     print()
-
-
-def _fixes(plan: Plan) -> tuple[Fix, ...]:
-    """Return the changes that make a plan fit."""
-    return ways_to_fit(plan.workload, plan.mesh, plan.system, plan.strategy)
 
 
 def _print_candidates(ranking: Ranking) -> None:

@@ -6,13 +6,14 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshwright.cli.plan.screen import run_as
 from meshwright.cli.waiting import waiting
 from meshwright.description.hardware.system import System
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
+from meshwright.pictures.charts import Bar, Limits, write_charts
 from meshwright.pictures.tables import console, mesh_name, show, table
 from meshwright.pictures.text import folded
 from meshwright.planning.plan import Plan
@@ -20,9 +21,6 @@ from meshwright.planning.sweep import Point, Sweep, run_sweep
 from meshwright.planning.why.step import computed_mfu
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
-
-if TYPE_CHECKING:
-    from meshwright.pictures.charts import Limits
 
 
 def plan_sweep(
@@ -71,8 +69,6 @@ def plan_sweep(
 
 def plot_plan(plans: Sequence[Plan], path: Path) -> None:
     """Draw the candidates of a plan side by side, each labelled with its strategy."""
-    from meshwright.pictures.charts import Bar, write_charts
-
     workload, system = plans[0].workload, plans[0].system
     bars = [Bar(f"{place}   {plan.mesh}\n{run_as(plan)}", plan.predicted) for place, plan in enumerate(plans, start=1)]
     write_charts(bars, path, _limits(workload, system), title=f"{_headline(workload)} · {system}")
@@ -80,8 +76,6 @@ def plot_plan(plans: Sequence[Plan], path: Path) -> None:
 
 def _plot(points: Sequence[Point], path: Path, limits: Limits, title: str, key: str) -> None:
     """Draw the points that could be planned."""
-    from meshwright.pictures.charts import Bar, write_charts
-
     bars = [
         Bar(f"{point.value:,}\n{mesh_name(point.record)}", point.record, size=point.value)
         for point in points
@@ -99,8 +93,6 @@ def _headline(workload: Workload, *, sweep: str = "") -> str:
 
 def _limits(workload: Workload, system: System) -> Limits:
     """Return the limits of a device for the workload's matmuls."""
-    from meshwright.pictures.charts import Limits
-
     return Limits(system.peak(workload.compute_dtype), system.usable_bytes)
 
 

@@ -46,10 +46,7 @@ def run(args: Args) -> int:
     if args.svg is not None:
         check_output(args.svg)
     schedule = Schedule(
-        stages=args.stages,
-        microbatches=args.microbatches,
-        kind=args.schedule,
-        virtual_stages=args.virtual_stages,
+        stages=args.stages, microbatches=args.microbatches, kind=args.schedule, virtual_stages=args.virtual_stages
     )
     picture = show_pipeline(schedule, num_layers=args.layers)
     if args.svg is not None:
