@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshwright.pictures.rows import alike, answer, buffer_rows, costs, file_name, short_path
-from meshwright.pictures.tables import console, show, table
+from meshwright.pictures.tables import Lines, console, show, table
 from meshwright.pictures.text import folded, prose_width, terms, wrap
 from meshwright.units import show_bytes, show_degrees, show_flops, show_percent, show_seconds
 
@@ -61,7 +61,7 @@ def _headline(found: Inspection) -> str:
     return " · ".join(words)
 
 
-def _collective_table(found: Inspection) -> Any:
+def _collective_table(found: Inspection) -> Lines:
     """Return the table of collectives, largest first; equal ones from one line of code are added up."""
     is_timed = any(move.seconds is not None for move in found.collectives)
     has_schedule = found.schedule is not None

@@ -156,9 +156,9 @@ def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str
     return data
 
 
-def show_collective(kind: Kind, *, degree: int = 4) -> Picture:
-    """Draw a collective before and after, run on `degree` devices over which `DIGITS` are split evenly."""
-    return Picture((collective_sketch(run_collective(kind, degree=degree)),))
+def show_collective(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
+    """Draw a collective before and after, run on `degree` devices; `values` are split evenly over them."""
+    return Picture((collective_sketch(run_collective(kind, values, degree=degree)),))
 
 
 def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Picture:
