@@ -146,8 +146,7 @@ def _print(args: Args, priced: PricedProduct, system: System, top: int) -> None:
         )
     print(folded(f"elements are {args.dtype} (--dtype)"))
     print()
-    for line in _why(priced):
-        print(line)
+    print("\n".join(_why(priced)))
 
 
 def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]:
