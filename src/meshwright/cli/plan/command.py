@@ -7,7 +7,6 @@ Each kind of plan has its own arguments (`args`) and modules: ranking for traini
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli.kept import kept_plan
@@ -126,7 +125,7 @@ class _Training:
             compare_data(plans)
         else:
             print_compared(plans, trained_seq_len(self.args.model))
-        return _code(plans)
+        return 0 if any(plan.predicted.fits for plan in plans) else 1
 
     def _rank(self) -> int:
         """Rank the best plans, and compare the mesh that --mesh names with them."""
@@ -166,7 +165,7 @@ class _Training:
             plan_data(shown, with_ops=with_ops)
         else:
             print_plan(shown, output=path, is_explained=is_explained, with_ops=with_ops)
-        return _code([chosen])
+        return 0 if chosen.predicted.fits else 1
 
     def _of_mesh(self, mesh: MeshShape) -> Plan:
         """Return the plan of a mesh."""
@@ -181,8 +180,3 @@ class _Training:
         """Return the best plans of a workload on a system, of those that run or (--include-planned) of all."""
         planned = self.include_planned
         return find_meshes(workload, system, self.policies, self.searched, top=top, include_planned=planned)
-
-
-def _code(plans: Sequence[Plan]) -> int:
-    """Return the exit code: 1 if none of some plans fits."""
-    return 0 if any(plan.predicted.fits for plan in plans) else 1

@@ -45,7 +45,7 @@ def plan_sweep(
     title = f"{_headline(workload, sweep=sweep.key)} · {chips}"
     if plot is not None:
         with waiting(f"drawing {plot}"):
-            _plot(points, plot, _limits(workload, system), title, sweep.key)
+            _plot(points, plot, Limits(system.peak(workload.compute_dtype), system.usable_bytes), title, sweep.key)
     if as_json:
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
         return code
@@ -71,7 +71,8 @@ def plot_plan(plans: Sequence[Plan], path: Path) -> None:
     """Draw the candidates of a plan side by side, each labelled with its strategy."""
     workload, system = plans[0].workload, plans[0].system
     bars = [Bar(f"{place}   {plan.mesh}\n{run_as(plan)}", plan.predicted) for place, plan in enumerate(plans, start=1)]
-    write_charts(bars, path, _limits(workload, system), title=f"{_headline(workload)} · {system}")
+    limits = Limits(system.peak(workload.compute_dtype), system.usable_bytes)
+    write_charts(bars, path, limits, title=f"{_headline(workload)} · {system}")
 
 
 def _plot(points: Sequence[Point], path: Path, limits: Limits, title: str, key: str) -> None:
@@ -89,11 +90,6 @@ def _headline(workload: Workload, *, sweep: str = "") -> str:
     batch = "batch" if sweep == "batch" else f"{workload.batch:,}"
     seq_len = "seq_len" if sweep == "seq_len" else f"{workload.seq_len:,}"
     return f"{workload.model.name} · {workload.task} · {batch} × {seq_len} tokens · {workload.compute_dtype}"
-
-
-def _limits(workload: Workload, system: System) -> Limits:
-    """Return the limits of a device for the workload's matmuls."""
-    return Limits(system.peak(workload.compute_dtype), system.usable_bytes)
 
 
 def _row(point: Point, first: Point) -> tuple[str, ...]:
