@@ -88,9 +88,7 @@ class _Training:
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
         self.workload, self.system = read_workload(args.model, options)
         self.fields: dict[str, Any] = read_strategy(given_options(args.strategy), self.system.num_devices)
-        # With --mesh, options that a search always chooses itself apply to the requested mesh only.
-        fixed = ALWAYS_CHOSEN if args.search.mesh is not None else ()
-        self.searched = {name: value for name, value in self.fields.items() if name not in fixed}
+        self.searched = self.fields
         self.include_planned = args.search.include_planned
 
     def run(self) -> int:
@@ -133,6 +131,8 @@ class _Training:
 
         search_args, output = self.args.search, self.args.output
         mesh = None if search_args.mesh is None else read_mesh(search_args.mesh, self.system.num_devices)
+        if mesh is not None:  # Options that a search always chooses itself apply to the requested mesh only.
+            self.searched = {name: value for name, value in self.fields.items() if name not in ALWAYS_CHOSEN}
         top = read_count("--top", search_args.top)
         tokens = None if search_args.tokens is None else read_count("--tokens", search_args.tokens)
         price = None if tokens is None or search_args.price is None else read_price(search_args.price)
