@@ -18,6 +18,8 @@ from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, option, positional
 from meshwright.options.values import read_count
+from meshwright.pictures.charts import check_chart_file
+from meshwright.pictures.load_chart import LoadPoint, write_load_chart
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded
 from meshwright.planning.serving.plan import read_serving_plan
@@ -90,15 +92,11 @@ class Args:
 
 def run(args: Args) -> int:
     """Run the loads and print their figures. Return 1 if a load had no complete answer, else 0."""
-    from meshwright.pictures.charts import check_chart_file
     from meshwright.serving.load import drive
     from meshwright.serving.load.figures import load_figures, read_slo
 
-    loads, slo, url = (
-        _loads(args),
-        {} if args.slo is None else read_slo(args.slo),
-        args.url.rstrip("/").removesuffix("/v1"),
-    )
+    loads, slo = _loads(args), {} if args.slo is None else read_slo(args.slo)
+    url = args.url.rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -106,7 +104,7 @@ def run(args: Args) -> int:
         is_url = False
     if not is_url:
         raise MeshwrightError(f"URL is {args.url!r}; write it as http://127.0.0.1:8000, with a port of 1 to 65535")
-    seed = _whole("--seed", args.seed)
+    seed = 0 if args.seed.strip() == "0" else read_count("--seed", args.seed)
     requests = [_requests(args, seed, variant) for variant in range(len(loads))]
     size = len(requests[0])
     timeout, model, path, plot, as_json = parse_number(args.timeout), args.model, args.output, args.plot, args.json
@@ -179,11 +177,6 @@ def _requests(args: Args, seed: int, variant: int) -> list[LoadRequest]:
     return random_requests(count, seed, **lengths, variant=variant)
 
 
-def _whole(name: str, text: str) -> int:
-    """Parse a whole number from 0."""
-    return 0 if text.strip() == "0" else read_count(name, text)
-
-
 def _frontier(path: Path | None) -> tuple[ServingPoint, ...]:
     """Return the latency-throughput frontier of a plan's mesh; empty without a plan."""
     if path is None:
@@ -237,8 +230,6 @@ def _print_frontier(predicted: tuple[ServingPoint, ...]) -> None:
 
 def _plot(results: Sequence[LoadFigures], predicted: Sequence[ServingPoint], path: Path, *, title: str) -> None:
     """Plot the measured loads and the plan's frontier."""
-    from meshwright.pictures.load_chart import LoadPoint, write_load_chart
-
     points = [LoadPoint(str(f.load), f.output_tokens_per_second, f.latencies) for f in results]
     steps = [(point.seconds, point.tokens_per_second) for point in predicted]
     write_load_chart(points, steps, path, title=title)

@@ -60,31 +60,22 @@ def run(args: Args) -> int:
 def _row(chip: Chip) -> tuple[str, ...]:
     """Return a chip's row of the table."""
     int8 = chip.peak_flops.get("int8")
+    if torus := chip.torus:
+        links = f"{torus.rank}D torus, {show_rate(torus.link_bytes_per_second, 'B/s')}"
+        largest = _shape(torus.max_slice)
+    else:  # Of GPUs, what leaves a node stands in place of the largest slice.
+        node, *beyond = chip.levels
+        links = f"{node.name} of {node.degree}, {show_rate(node.link_bytes_per_second, 'B/s')}"
+        largest = f"{show_rate(beyond[0].link_bytes_per_second, 'B/s')} a {node.name}" if beyond else ""
     return (
         chip.name,
         show_rate(chip.peak(), "flop"),
         show_rate(int8, "op") if int8 else "-",
         show_bytes(chip.hbm_bytes),
         show_rate(chip.hbm_bytes_per_second, "B/s"),
-        _links(chip),
-        _beyond(chip),
+        links,
+        largest,
     )
-
-
-def _links(chip: Chip) -> str:
-    """Return the links of a chip in words."""
-    if chip.torus:
-        return f"{chip.torus.rank}D torus, {show_rate(chip.torus.link_bytes_per_second, 'B/s')}"
-    node = chip.levels[0]
-    return f"{node.name} of {node.degree}, {show_rate(node.link_bytes_per_second, 'B/s')}"
-
-
-def _beyond(chip: Chip) -> str:
-    """Return the largest slice of a TPU, or the bandwidth that leaves a node of GPUs."""
-    if chip.torus:
-        return _shape(chip.torus.max_slice)
-    node, *beyond = chip.levels
-    return f"{show_rate(beyond[0].link_bytes_per_second, 'B/s')} a {node.name}" if beyond else ""
 
 
 def _shape(sizes: tuple[int, ...]) -> str:

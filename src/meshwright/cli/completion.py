@@ -81,11 +81,6 @@ def _words() -> Iterator[tuple[str, dict[str, Option]]]:
         yield name, options
 
 
-def _choices(options: dict[str, Option]) -> dict[str, tuple[str, ...]]:
-    """Return the choices of the options that have any."""
-    return {name: tuple(option.choices) for name, option in options.items() if option.choices}
-
-
 _BASH = """\
 # Completion of meshwright, made by `meshwright completion bash`.
 _meshwright() {
@@ -118,7 +113,9 @@ def _bash() -> str:
     for name, known in _words():
         options.append(f'            "{name}") words="{" ".join([*known, "--help"])}" ;;')
         choices += [
-            f'        "{name} {option}") words="{" ".join(found)}" ;;' for option, found in _choices(known).items()
+            f'        "{name} {word}") words="{" ".join(found.choices)}" ;;'
+            for word, found in known.items()
+            if found.choices
         ]
     first = " ".join(name for name in COMMANDS if " " not in name)
     return (

@@ -35,7 +35,9 @@ class Args:
 def run(args: Args) -> int:
     """Run the steps until one fails; return its exit code, or 0."""
     check_new_directory(args.output)
-    directory = shlex.quote(str(_free(args.output)))
+    # A number is appended to the name of a directory that exists.
+    names = it.chain([args.output], (args.output.with_name(f"{args.output.name}-{n}") for n in it.count(2)))
+    directory = shlex.quote(str(next(name for name in names if not name.exists())))
     began = time.monotonic()
     for title, command in _story(directory):
         print("\n".join(["", "─" * prose_width(), *wrap(title), f"$ meshwright {command}", ""]), flush=True)
@@ -59,9 +61,3 @@ def _story(directory: str) -> list[tuple[str, str]]:
         ("8  A slice of 16 TPUs that is not here: two layers of Llama-3-8B, planned …", f"plan {SLICE} --top 5"),
         ("9  … and compiled by the TPU's own compiler.", f"verify {SLICE} --mesh 1,4,4,1"),
     ]
-
-
-def _free(directory: Path) -> Path:
-    """Return the directory, with a number appended if it exists."""
-    names = it.chain([directory], (directory.with_name(f"{directory.name}-{n}") for n in it.count(2)))
-    return next(name for name in names if not name.exists())

@@ -55,11 +55,8 @@ def run(args: Args) -> int:
         from meshwright.execution.models.inference.tasks import answer, read_task
         from meshwright.execution.training.data.texts import read_texts
 
-    as_json, compile_cache, found = (
-        args.json,
-        args.compile_cache,
-        find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter),
-    )
+    as_json, compile_cache = args.json, args.compile_cache
+    found = find_model(args.model, on=args.on, mesh=args.mesh, dtype=args.dtype, adapter=args.adapter)
     if args.task is not None:
         questions = read_task(args.task)
         check_all_read(args, "beside --task")

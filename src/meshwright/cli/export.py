@@ -71,14 +71,9 @@ def run(args: Args) -> int:
     model = load_with_bar(found)
     with byte_bar("writing the weights", model.num_parameters * dtype_bytes(dtype)) as on_bytes:
         model.save(args.output, dtype=dtype, max_file_bytes=most, on_bytes=on_bytes)
-    files = {path.name: path.stat().st_size for path in sorted(args.output.iterdir())}
-    if as_json:
-        data = {"directory": str(args.output), "parameters": model.num_parameters, "dtype": dtype, "files": files}
-        print(json.dumps(data, indent=2))
-        return 0
-    sizes = ", ".join(f"{name} {show_bytes(size)}" for name, size in files.items())
-    print("\n".join(wrap(f"wrote {args.output}: {model.num_parameters:,} parameters in {dtype}: {sizes}")))
-    print(next_line(f"meshwright generate {shlex.quote(str(args.output))} --on {found.system} 'def '"))
+    _print_written(args.output, "", model.num_parameters, dtype, as_json=as_json)
+    if not as_json:
+        print(next_line(f"meshwright generate {shlex.quote(str(args.output))} --on {found.system} 'def '"))
     return 0
 
 
@@ -90,10 +85,16 @@ def _export_adapter(args: Args) -> int:
     source, on, dtype = args.model, args.on, args.dtype or "f32"
     check_all_read(args, "beside --adapter-only")
     count = save_adapter(source, output, on=on, dtype=dtype)
-    files = {path.name: path.stat().st_size for path in sorted(output.iterdir())}
-    if as_json:
-        print(json.dumps({"directory": str(output), "parameters": count, "dtype": dtype, "files": files}, indent=2))
-        return 0
-    sizes = ", ".join(f"{name} {show_bytes(size)}" for name, size in files.items())
-    print("\n".join(wrap(f"wrote {output}: adapters of {count:,} parameters in {dtype}: {sizes}")))
+    _print_written(output, "adapters of ", count, dtype, as_json=as_json)
     return 0
+
+
+def _print_written(directory: Path, what: str, parameters: int, dtype: str, *, as_json: bool) -> None:
+    """Print a directory's contents: files with their bytes. what: words before the number of parameters."""
+    files = {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
+    if as_json:
+        data = {"directory": str(directory), "parameters": parameters, "dtype": dtype, "files": files}
+        print(json.dumps(data, indent=2))
+        return
+    sizes = ", ".join(f"{name} {show_bytes(size)}" for name, size in files.items())
+    print("\n".join(wrap(f"wrote {directory}: {what}{parameters:,} parameters in {dtype}: {sizes}")))

@@ -21,8 +21,9 @@ from meshwright.description.hardware.system import System, make_system
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import option, positional
 from meshwright.options.values import read_system
-from meshwright.planning.library import plan_to_run
+from meshwright.planning.library import find_meshes, plan_to_run
 from meshwright.support.extras import require_extra
+from meshwright.support.files import write_file
 
 EXAMPLES = (
     "meshwright launch -n 4 -- train tiny --on cpu:8 --batch 16 --seq-len 128 -o runs/four",
@@ -169,7 +170,6 @@ def _write_manifest(args: Args, words: Sequence[str], said: TrainArgs) -> int:
     """Write a cluster job that runs a command and restarts it if a machine is lost."""
     from meshwright.execution.processes.launch.machines import machines_of
     from meshwright.execution.processes.launch.manifests import SAVE_SECONDS, jobset, slurm, tpu_vm
-    from meshwright.support.files import write_file
 
     here, restarts = args.manifest, args.processes.restarts
     if here.slurm + here.jobset + here.tpu_vm > 1:
@@ -239,7 +239,6 @@ def mesh_for(said: TrainArgs, directory: Path, system: System) -> str:
     from meshwright.execution.training.checks import check_start
     from meshwright.execution.training.run_directory.resume import resumed_run
     from meshwright.execution.training.run_directory.run import read_config
-    from meshwright.planning.library import find_meshes
 
     before = read_config(directory)
 

@@ -123,7 +123,12 @@ def _print(args: Args, priced: PricedProduct, system: System, top: int) -> None:
     inference = priced.inference
     show(console(), f"{args.product}   {args.mesh} on {system}")
     print()
-    show(console(), f"  {_case(inference)}", style="bold")
+    if inference.case is None:
+        case = "a resharding: nothing is multiplied"
+    else:
+        reasons = "; ".join(f"{found.reason}" for found in inference.cases) or "no axis splits an operand"
+        case = f"case {inference.case}: {reasons}"
+    show(console(), f"  {case}", style="bold")
     print()
     ways = [priced.chosen, *priced.alternatives]
     rows = [row for place, way in enumerate(ways[:top], start=1) for row in _rows(place, way)]
@@ -141,16 +146,7 @@ def _print(args: Args, priced: PricedProduct, system: System, top: int) -> None:
         )
     print(folded(f"elements are {args.dtype} (--dtype)"))
     print()
-    for line in _why(priced):
-        print(line)
-
-
-def _case(inference: Inference) -> str:
-    """Return the case in words."""
-    if inference.case is None:
-        return "a resharding: nothing is multiplied"
-    reasons = "; ".join(f"{found.reason}" for found in inference.cases) or "no axis splits an operand"
-    return f"case {inference.case}: {reasons}"
+    print("\n".join(_why(priced)))
 
 
 def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]:

@@ -74,13 +74,7 @@ def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str,
     Both have the parts of the step, a device's memory and its limit, and the network roofline.
     """
     check_chart_file(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, max(9.0, 4.5 + 0.9 * len(bars))))
-    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize="x-large")
+    figure = new_figure(14, max(9.0, 4.5 + 0.9 * len(bars)), title)
     (speed, parts), (roof, memory) = figure.subfigures(2, 2, squeeze=False, wspace=0.03, hspace=0.03)
     if scale:
         _draw_scaling(speed, bars, scale)
@@ -99,6 +93,18 @@ def write_charts(bars: Sequence[Bar], path: Path, limits: Limits, *, title: str,
     _draw_memory(memory, bars, limits.usable_bytes)
     _draw_roofline(roof, bars, limits.flops_per_second)
     save_figure(figure, path)
+
+
+def new_figure(width: float, height: float, title: str) -> Figure:
+    """Return an empty figure of so many inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize="x-large")
+    return figure
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from meshwright.errors import MeshwrightError
@@ -53,7 +54,13 @@ def run_collective(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 
             f" XLA_FLAGS=--xla_force_host_platform_device_count={degree}, set before JAX starts"
         )
     mesh = jax.make_mesh((degree,), ("X",), devices=devices)
-    body = jax.shard_map(lambda part: _body(kind, part, degree), mesh=mesh, in_specs=P("X"), out_specs=P("X"))
+    options: dict[Kind, dict[str, Any]] = {
+        "all-reduce": {},
+        "all-to-all": {"split_axis": 0, "concat_axis": 0, "tiled": True},
+        "collective-permute": {"perm": [(device, (device + 1) % degree) for device in range(degree)]},
+    }
+    exchange = partial(getattr(jax.lax, JAX_NAMES[kind]), axis_name="X", **options.get(kind, {"tiled": True}))
+    body = jax.shard_map(exchange, mesh=mesh, in_specs=P("X"), out_specs=P("X"))
     placed = jax.device_put(np.asarray(values, np.int32), jax.NamedSharding(mesh, P("X")))
     result = jax.jit(body)(placed)
     parts = {shard.device: tuple(np.asarray(shard.data).tolist()) for shard in result.addressable_shards}
@@ -105,14 +112,3 @@ def collective_sketch(exchange: CollectiveRun) -> Sketch:
 def values_text(values: Values) -> str:
     """Numbers separated by spaces."""
     return " ".join(map(str, values))
-
-
-def _body(kind: Kind, part: Any, degree: int) -> Any:
-    from jax import lax
-
-    options: dict[Kind, dict[str, Any]] = {
-        "all-reduce": {},
-        "all-to-all": {"split_axis": 0, "concat_axis": 0, "tiled": True},
-        "collective-permute": {"perm": [(device, (device + 1) % degree) for device in range(degree)]},
-    }
-    return getattr(lax, JAX_NAMES[kind])(part, "X", **options.get(kind, {"tiled": True}))

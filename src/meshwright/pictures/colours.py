@@ -65,8 +65,7 @@ NAMED = {
 
 def fill(index: int) -> str:
     """Return the background of the shard with a number, light enough for dark text: `#b4cfee`."""
-    red, green, blue = colorsys.hls_to_rgb((0.58 + index * _GOLDEN) % 1, 0.82, 0.62)
-    return _hex(red, green, blue)
+    return _hex(*colorsys.hls_to_rgb((0.58 + index * _GOLDEN) % 1, 0.82, 0.62))
 
 
 def named(name: str) -> str:

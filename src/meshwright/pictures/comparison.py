@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from meshwright.proof.verification.comparison import Row
 from meshwright.units import show_bytes, show_flops, show_percent, show_rate, show_seconds
+
+if TYPE_CHECKING:
+    from meshwright.proof.verification.comparison import Row
 
 
 def reason(row: Row) -> str:

@@ -58,14 +58,12 @@ def curves(series: Mapping[str, tuple[str, Points]], show: Callable[[float], str
         placed = [place(step, value) for step, value in points]
         if len(placed) == 1:
             [(x, y)] = placed
-            mark = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}">'
+            tag, shape = "circle", f'cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"'
         else:
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-            mark = (
-                f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round">'
-            )
-        tag = "circle" if len(placed) == 1 else "polyline"
-        parts.append(f"{mark}<title>{escape(name)}: {escape(show(points[-1][1]))} at the end</title></{tag}>")
+            stroke = f'stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"'
+            tag, shape = "polyline", f'points="{line}" fill="none" {stroke}'
+        parts.append(f"<{tag} {shape}><title>{escape(name)}: {escape(show(points[-1][1]))} at the end</title></{tag}>")
     return (
         f'<svg role="img" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
         f' font-family="system-ui, sans-serif" font-size="{_SIZE}">{"".join(parts)}</svg>'

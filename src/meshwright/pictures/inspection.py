@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from meshwright.pictures.tables import console, show, table
+from meshwright.pictures.rows import alike, answer, buffer_rows, costs, file_name, short_path
+from meshwright.pictures.tables import Lines, console, show, table
 from meshwright.pictures.text import folded, prose_width, terms, wrap
 from meshwright.units import show_bytes, show_degrees, show_flops, show_percent, show_seconds
 
@@ -32,8 +33,6 @@ def print_screen(found: Inspection, *, memory: bool = False) -> None:
 
     memory: also print the buffers at the peak.
     """
-    from meshwright.pictures.rows import answer
-
     show(console(), _headline(found))
     print()
     show(console(), f"  {answer(found)}")
@@ -62,10 +61,8 @@ def _headline(found: Inspection) -> str:
     return " · ".join(words)
 
 
-def _collective_table(found: Inspection) -> Any:
+def _collective_table(found: Inspection) -> Lines:
     """Return the table of collectives, largest first; equal ones from one line of code are added up."""
-    from meshwright.pictures.rows import alike, file_name
-
     is_timed = any(move.seconds is not None for move in found.collectives)
     has_schedule = found.schedule is not None
     times = (["seconds"] if is_timed else []) + (["exposed"] if has_schedule else [])
@@ -97,8 +94,6 @@ def _print_memory(found: Inspection) -> None:
 
 def print_buffers(buffers: Sequence[Buffer]) -> None:
     """Print the largest buffers at the peak, equal ones in one row."""
-    from meshwright.pictures.rows import buffer_rows
-
     print()
     columns = ["at the peak", "bytes", "times", "is", "from"]
     show(console(), table(columns, buffer_rows(buffers), left=(0, 3, 4), folds=-1))
@@ -121,8 +116,6 @@ def _print_flops(found: Inspection) -> None:
 
 def _told(number: int, finding: Finding) -> str:
     """Return a finding in full, as lines of text."""
-    from meshwright.pictures.rows import costs, short_path
-
     head, price, width = f" finding {number}  {finding.kind}", costs(finding), prose_width()
     is_beside = len(head) + 2 + len(price) <= width
     lines = [f"{head}{price:>{width - len(head)}}"] if is_beside else [head, f"{price:>{width}}"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshwright.pictures.charts import ON_WHITE, check_chart_file, plain, save_figure
+from meshwright.pictures.charts import ON_WHITE, check_chart_file, new_figure, plain, save_figure
 from meshwright.pictures.colours import INK, RULE
 from meshwright.pictures.curves import RUN_COLOURS
 from meshwright.units import show_seconds
@@ -39,13 +39,7 @@ def write_load_chart(
         title: the chart's title.
     """
     check_chart_file(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 5))
-    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize="x-large")
+    figure = new_figure(12, 5, title)
     first, each = figure.subplots(1, 2)
     _draw(first, points, "ttft", "time to the first token")
     if any("ttft" in point.latencies for point in points):

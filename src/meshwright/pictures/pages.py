@@ -29,13 +29,13 @@ def verify_page(found: Verification, measured: Record | None = None) -> str:
         f"{workload.sequences} × {workload.seq_len} tokens{workload.in_pairs}, {workload.compute_dtype},"
         f" remat {workload.remat}",
         f"compiled by {program.compiler} in {show_seconds(program.compile_seconds)}",
+        f"{sum(row.is_equal for row in found.rows)} of {len(found.rows)} quantities are equal",
     )
     usable = plan.system.usable_bytes if plan.system.chip.kind != "cpu" else None
     tables = [
         html_table(columns, cells, text=(0, len(columns) - 1), differs=differs)
         for columns, cells, differs in row_tables(found.rows)
     ]
-    lines = (*lines, f"{sum(row.is_equal for row in found.rows)} of {len(found.rows)} quantities are equal")
     sections = (
         Section("Predicted and compiled", "<br>\n".join(tables)),
         memory_section(records, usable),

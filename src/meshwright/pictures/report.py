@@ -66,17 +66,13 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = 
         if (suffix := Path(output).suffix.lower()) not in ("", ".html", ".htm"):
             raise MeshwrightError(f"a report is an HTML page, as report.html, and not a {suffix} file: {output}")
         check_output(Path(output))
-    found = read_runs([Path(run) for run in several])
-    page = report_page(found)
+    directories = [Path(run) for run in several]
+    # A run is named by its directory, or by its path where names are not unique.
+    is_unique = len({path.name for path in directories}) == len(directories)
+    page = report_page([_read_run(path, path.name if is_unique else str(path)) for path in directories])
     if output is not None:
         write_file(Path(output), page)
     return page
-
-
-def read_runs(directories: Sequence[Path]) -> list[Run]:
-    """Read the runs of some directories; each is named by its directory, or by its path where names are not unique."""
-    names = {path.name for path in directories}
-    return [_read_run(path, path.name if len(names) == len(directories) else str(path)) for path in directories]
 
 
 def _read_run(directory: Path, name: str) -> Run:
@@ -132,8 +128,8 @@ def _overview(runs: Sequence[Run]) -> Section:
             (
                 run.name,
                 f"{run.rows[-1]['step'] + 1:,} of {run.config.steps:,}",
-                _number(run.rows[-1].get("loss")),
-                _number(evaluated[-1] if evaluated else None),
+                _or_dash(run.rows[-1].get("loss"), "{:.4f}".format),
+                _or_dash(evaluated[-1] if evaluated else None, "{:.4f}".format),
                 _or_dash(run.measured.tokens_per_second, lambda rate: show_rate(rate, "tok/s")),
                 _or_dash(run.measured.shown_mfu, show_percent),
                 _or_dash(run.measured.step_seconds, show_seconds),
@@ -142,10 +138,6 @@ def _overview(runs: Sequence[Run]) -> Section:
             )
         )
     return Section("Runs", html_table(columns, cells))
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 def _or_dash(value: float | None, show: Callable[[float], str]) -> str:

@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from meshwright.proof.inspection.finding import Finding
-from meshwright.proof.inspection.inspection import Inspection
-from meshwright.proof.simulate.buffers import Buffer
-from meshwright.proof.verification.profiles import ProfileRow
 from meshwright.record import Collective, merge
 from meshwright.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from meshwright.proof.inspection.finding import Finding
+    from meshwright.proof.inspection.inspection import Inspection
+    from meshwright.proof.simulate.buffers import Buffer
+    from meshwright.proof.verification.profiles import ProfileRow
 
 _MOST_BUFFERS = 20
 _LONGEST_PATH = 40
@@ -40,14 +43,10 @@ def alike(moves: Iterable[Collective]) -> list[Collective]:
     found = []
     for same in groups.values():
         (one,) = merge(same)
-        arrays = dict.fromkeys(move.array for move in same if move.array)
-        found.append(replace(one, source=same[0].source, array=_some(list(arrays))))
+        arrays = list(dict.fromkeys(move.array for move in same if move.array))
+        more = f" and {len(arrays) - 1} more" if len(arrays) > 1 else ""
+        found.append(replace(one, source=same[0].source, array=arrays[0] + more if arrays else ""))
     return sorted(found, key=lambda move: -move.bytes)
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return one name, or the first and how many more there are."""
-    return "" if not names else names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def buffer_rows(buffers: Iterable[Buffer]) -> list[list[str]]:

@@ -56,7 +56,7 @@ class Lines:
     rows: tuple[tuple[str, ...], ...]
     left: frozenset[int]
     words: int
-    styles: tuple[str, ...] = ()
+    styles: tuple[str, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield lines at the available width, the heading dim."""
@@ -85,7 +85,7 @@ class Lines:
         sizes = [min(size, left) if index == self.words else size for index, size in enumerate(sizes)]
         if any(self.columns):
             yield "dim", self._line(self.columns, sizes)
-        for row, style in zip(self.rows, self._styles(), strict=True):
+        for row, style in zip(self.rows, self.styles, strict=True):
             words = row[self.words]
             if not sizes[self.words]:
                 if line := self._line(row, sizes):
@@ -97,10 +97,6 @@ class Lines:
             blank = [""] * len(row)
             for line in more:
                 yield style, self._line((*blank[: self.words], line, *blank[self.words + 1 :]), sizes)
-
-    def _styles(self) -> tuple[str, ...]:
-        """Return the style of each row."""
-        return self.styles or ("",) * len(self.rows)
 
     def _under(self, words: str, width: int) -> list[str]:
         """Return the words of a row on lines of their own, after the name of their column."""
@@ -120,7 +116,7 @@ class Lines:
 
     def _stacked(self, width: int) -> Iterator[tuple[str, str]]:
         """Yield each row as pairs of `name value` one after the other, with the words below."""
-        for row, style in zip(self.rows, self._styles(), strict=True):
+        for row, style in zip(self.rows, self.styles, strict=True):
             pairs = [
                 f"{name} {cell}".strip().replace(" ", "\0")
                 for index, (name, cell) in enumerate(zip(self.columns, row, strict=True))
@@ -155,9 +151,11 @@ def table(
         styles: a style for each row, as `yellow`; '' for none.
     """
     flush_left = frozenset(index % len(columns) for index in left)
+    cells = tuple(map(tuple, rows))
+    each = tuple(styles) or ("",) * len(cells)
     if folds is None:  # An empty column of words.
-        return Lines((*columns, ""), tuple((*row, "") for row in rows), flush_left, len(columns), tuple(styles))
-    return Lines(tuple(columns), tuple(map(tuple, rows)), flush_left, folds % len(columns), tuple(styles))
+        return Lines((*columns, ""), tuple((*row, "") for row in cells), flush_left, len(columns), each)
+    return Lines(tuple(columns), cells, flush_left, folds % len(columns), each)
 
 
 def mesh_name(record: Record) -> str:

@@ -32,7 +32,9 @@ def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
     order = layout.order
     if order is None:
         return {place: _coordinates(layout, place, _DIMS) for place in _devices(layout.system)}
-    degrees = _degrees_in_slice(layout)
+    # The part of each axis's degree that is inside a slice.
+    inside = [piece for piece in layout.pieces if piece.dim != "slice"]
+    degrees = {axis: math.prod(piece.size for piece in inside if piece.axis == axis) for axis in layout.degrees}
     positions = list(itertools.product(*map(range, degrees.values())))
     found: dict[Place, Coordinates] = {}
     for number, place in enumerate(_devices(layout.system)):
@@ -56,12 +58,6 @@ def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> 
                 found[piece.axis] = found[piece.axis] * piece.size + at
     is_idle = found.pop(IDLE) > 0
     return {} if is_idle else found
-
-
-def _degrees_in_slice(layout: MeshPlacement) -> dict[str, int]:
-    """Return the part of each mesh axis's degree that is inside a slice."""
-    inside = [piece for piece in layout.pieces if piece.dim != "slice"]
-    return {axis: math.prod(piece.size for piece in inside if piece.axis == axis) for axis in layout.degrees}
 
 
 def _devices(system: System) -> list[Place]:

@@ -84,7 +84,7 @@ def run(args: Args) -> int:
         raise MeshwrightError(f"{args.model} needs a prompt: PROMPT, --prompt TEXT or --prompts FILE")
     rows = [prompt for prompt in prompts or ["def "] for _ in samples]
     rows = [as_message(prompt) for prompt in rows] if args.chat else rows
-    options["sampling"] = [sampling for _ in range(len(rows) // len(samples)) for sampling in samples]
+    options["sampling"] = samples * (len(rows) // len(samples))
     as_json = args.json
     check_all_read(args, "here" if args.temperature else "at --temperature 0")
     _check_cache(found, len(rows), args.num_tokens)

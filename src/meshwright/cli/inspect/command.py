@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -88,10 +88,17 @@ def run(args: Args) -> int:
     if trace is not None:
         found.trace(trace)
     if as_json:
-        print(json.dumps(_json(found, memory=memory), indent=2))
+        data = found.to_json()
+        if memory:
+            data["buffers"] = [vars(one) | {"shape": str(one.shape)} for one in found.buffers]
+        print(json.dumps(data, indent=2))
     else:
         print_screen(found, memory=memory)
-        print(_next(args))
+        if page is None:
+            print(next_line(spelled("inspect", args, html="report.html")))
+        else:
+            test = spelled("inspect", args, without=("html", "trace", "memory"), check=True)
+            print(next_line(test, note="as a test"))
     return int(is_check and bool(found.findings))
 
 
@@ -103,19 +110,6 @@ def _print_what_does_not_fit(error: DoesNotFitError) -> None:
     print(f"error: {error}", file=sys.stderr)
     if error.hlo:
         print_buffers(read_buffers(parse_hlo(error.hlo)).live)
-
-
-def _json(found: Inspection, *, memory: bool) -> dict[str, Any]:
-    """Return everything as plain data, with the buffers at the peak if requested."""
-    buffers = [vars(one) | {"shape": str(one.shape)} for one in found.buffers] if memory else None
-    return found.to_json() | ({"buffers": buffers} if memory else {})
-
-
-def _next(args: Args) -> str:
-    """Return the next command: write the page; after that, use the same call as a test."""
-    if args.html is None:
-        return next_line(spelled("inspect", args, html="report.html"))
-    return next_line(spelled("inspect", args, without=("html", "trace", "memory"), check=True), note="as a test")
 
 
 def _inspection(args: Args) -> Inspection:

@@ -7,7 +7,6 @@ Each kind of plan has its own arguments (`args`) and modules: ranking for traini
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli.kept import kept_plan
@@ -22,6 +21,7 @@ from meshwright.description.step.workload import Remat, Workload
 from meshwright.mesh import MeshShape
 from meshwright.options.declare import given_options
 from meshwright.options.values import read_count, read_mesh, read_price
+from meshwright.pictures.charts import check_chart_file
 from meshwright.planning.files import check_data_file
 from meshwright.planning.library import ALWAYS_CHOSEN, find_beyond, find_meshes, plan_one_mesh, read_compared
 from meshwright.planning.options import read_strategy, read_workload, remats
@@ -88,9 +88,7 @@ class _Training:
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
         self.workload, self.system = read_workload(args.model, options)
         self.fields: dict[str, Any] = read_strategy(given_options(args.strategy), self.system.num_devices)
-        # With --mesh, options that a search always chooses itself apply to the requested mesh only.
-        fixed = ALWAYS_CHOSEN if args.search.mesh is not None else ()
-        self.searched = {name: value for name, value in self.fields.items() if name not in fixed}
+        self.searched = self.fields
         self.include_planned = args.search.include_planned
 
     def run(self) -> int:
@@ -108,8 +106,6 @@ class _Training:
 
         plot, as_json = self.args.output.plot, self.args.output.json
         if plot is not None:
-            from meshwright.pictures.charts import check_chart_file
-
             check_chart_file(plot)
         check_all_read(self.args, "beside --sweep")
         return plan_sweep(sweep, self.workload, self.system, self._best, plot=plot, as_json=as_json)
@@ -127,7 +123,7 @@ class _Training:
             compare_data(plans)
         else:
             print_compared(plans, trained_seq_len(self.args.model))
-        return _code(plans)
+        return 0 if any(plan.predicted.fits for plan in plans) else 1
 
     def _rank(self) -> int:
         """Rank the best plans, and compare the mesh that --mesh names with them."""
@@ -135,6 +131,8 @@ class _Training:
 
         search_args, output = self.args.search, self.args.output
         mesh = None if search_args.mesh is None else read_mesh(search_args.mesh, self.system.num_devices)
+        if mesh is not None:  # Options that a search always chooses itself apply to the requested mesh only.
+            self.searched = {name: value for name, value in self.fields.items() if name not in ALWAYS_CHOSEN}
         top = read_count("--top", search_args.top)
         tokens = None if search_args.tokens is None else read_count("--tokens", search_args.tokens)
         price = None if tokens is None or search_args.price is None else read_price(search_args.price)
@@ -144,8 +142,6 @@ class _Training:
         if path is not None:
             check_data_file(path)
         if plot is not None:
-            from meshwright.pictures.charts import check_chart_file
-
             check_chart_file(plot)
         check_outputs(path, plot)
         check_all_read(self.args)
@@ -169,7 +165,7 @@ class _Training:
             plan_data(shown, with_ops=with_ops)
         else:
             print_plan(shown, output=path, is_explained=is_explained, with_ops=with_ops)
-        return _code([chosen])
+        return 0 if chosen.predicted.fits else 1
 
     def _of_mesh(self, mesh: MeshShape) -> Plan:
         """Return the plan of a mesh."""
@@ -184,8 +180,3 @@ class _Training:
         """Return the best plans of a workload on a system, of those that run or (--include-planned) of all."""
         planned = self.include_planned
         return find_meshes(workload, system, self.policies, self.searched, top=top, include_planned=planned)
-
-
-def _code(plans: Sequence[Plan]) -> int:
-    """Return the exit code: 1 if none of some plans fits."""
-    return 0 if any(plan.predicted.fits for plan in plans) else 1

@@ -18,10 +18,11 @@ from meshwright.planning.why.training_run import training_run
 def print_kept(args: Args, plan: Plan) -> int:
     """Print the plan of the file or run `args.model`. Return 1 if it does not fit, else 0."""
     where, as_json = f"of {args.model}, which is planned already", args.output.json
+    code = 0 if plan.predicted.fits else 1
     if as_json:
         check_all_read(args, f"{where}, beside --json")
         print(json.dumps(plan.to_json(), indent=2))
-        return _code(plan)
+        return code
     tokens = None if args.search.tokens is None else read_count("--tokens", args.search.tokens)
     price = None if tokens is None or args.search.price is None else read_price(args.search.price)
     is_explained, with_ops = args.output.explain, args.output.ops
@@ -45,9 +46,4 @@ def print_kept(args: Args, plan: Plan) -> int:
         print(folded(f"train: {plan.planned_only}"))
     else:
         print(next_line(f"meshwright verify {shlex.quote(args.model)}", f"meshwright show {shlex.quote(args.model)}"))
-    return _code(plan)
-
-
-def _code(plan: Plan) -> int:
-    """Return the exit code: 1 if the plan does not fit."""
-    return 0 if plan.predicted.fits else 1
+    return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -19,12 +20,7 @@ from meshwright.units import show_bytes, show_flops
 
 def ops_data(plan: Plan) -> list[dict[str, Any]]:
     """Return the table of ops as data; flops and bytes are per device and for one execution of the op."""
-    return [_row_data(row) for row in _rows(plan)]
-
-
-def _rows(plan: Plan) -> tuple[OpRow, ...]:
-    """Return the table of the step from which a plan's figures are computed."""
-    return op_table(plan.workload, plan.mesh, plan.system, plan.strategy)
+    return [_row_data(row) for row in op_table(plan.workload, plan.mesh, plan.system, plan.strategy)]
 
 
 def _row_data(row: OpRow) -> dict[str, Any]:
@@ -58,7 +54,7 @@ def _operands(product: LocalProduct) -> tuple[tuple[float, ...], tuple[float, ..
 def print_ops(plan: Plan) -> None:
     """Print every op of a step: its text in the notation, then a line of figures, then its collectives."""
     workload, mesh, system = plan.workload, plan.mesh, plan.system
-    rows = _rows(plan)
+    rows = op_table(workload, mesh, system, plan.strategy)
     parts = plan.strategy.num_microbatches
     print()
     show(
@@ -108,13 +104,14 @@ def _lines(row: OpRow) -> Iterator[str]:
 
 
 def _merged(moves: tuple[Collective, ...]) -> list[str]:
-    """Merge collectives that differ only in their array, as the all-reduces of the update."""
-    found: dict[str, int] = {}
+    """Return collectives in words, those that differ only in their array together, as the all-reduces of the update."""
+    same: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
     for move in moves:
-        text = f"{move.kind} over {'*'.join(move.axes)} of {'{}'}, {show_bytes(move.bytes)}"
-        found[text] = found.get(text, 0) + 1
-    arrays = {f"{m.kind} over {'*'.join(m.axes)} of {'{}'}, {show_bytes(m.bytes)}": m.array for m in moves}
-    return [text.format(arrays[text] if count == 1 else f"{count} arrays") for text, count in found.items()]
+        same.setdefault((move.kind, move.axes, show_bytes(move.bytes)), []).append(move)
+    return [
+        _collective(found[0] if len(found) == 1 else replace(found[0], array=f"{len(found)} arrays"))
+        for found in same.values()
+    ]
 
 
 def _line(phase: str, sizes: str, times: str, flops: str, memory: str, bound: str) -> str:

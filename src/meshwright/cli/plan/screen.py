@@ -16,7 +16,7 @@ from meshwright.pictures.text import folded, next_line, reasons, terms
 from meshwright.planning.plan import Plan
 from meshwright.planning.search import Ranking
 from meshwright.planning.ties import RATIO_ERROR
-from meshwright.planning.why.fixes import Fix, ways_to_fit
+from meshwright.planning.why.fixes import ways_to_fit
 from meshwright.planning.why.gap import gap_to
 from meshwright.planning.why.nearby import chips_that_fit, nearby
 from meshwright.planning.why.rules import rules_of_thumb
@@ -69,7 +69,7 @@ def plan_data(shown: Shown, *, with_ops: bool) -> None:
                 "step_seconds": fix.step_seconds,
                 "extra_seconds": fix.extra_seconds,
             }
-            for fix in _fixes(best)
+            for fix in ways_to_fit(best.workload, best.mesh, best.system, best.strategy)
         ]
     if with_ops:
         from meshwright.cli.plan.ops import ops_data
@@ -117,24 +117,18 @@ def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_op
 
 def print_head(plan: Plan) -> None:
     """Print the subject of the plan, and in one line the mesh, speed, memory and bound."""
-    record = plan.predicted
-    rate = show_rate(record.tokens_per_second or 0.0, "tok/s")
-    memory = f"{show_bytes(record.memory_bytes['peak'])} of {show_bytes(plan.system.usable_bytes)}"
-    fits = "" if record.fits else "   DOES NOT FIT"
-    show(console(), _headline(plan))
-    print()
-    line = f"  {plan.mesh}   {plan_speed(plan)}   {rate}   {memory}   {record.bound} bound{fits}"
-    show(console(), line, style="bold")
-
-
-def _headline(plan: Plan) -> str:
-    """Return a plan's headline: model, task, tokens, dtype, hardware."""
     workload, system = plan.workload, plan.system
     tokens = f"{workload.sequences:,} × {workload.seq_len:,} tokens{workload.in_pairs}"
     devices = f"{show_count(system.num_devices, 'device')} of {show_bytes(system.usable_bytes)}"
-    return (
-        f"{workload.model.name} · {workload.task} · {tokens} · {workload.compute_dtype} · {plan.hardware} ({devices})"
-    )
+    what = f"{workload.model.name} · {workload.task} · {tokens} · {workload.compute_dtype}"
+    show(console(), f"{what} · {plan.hardware} ({devices})")
+    print()
+    record = plan.predicted
+    rate = show_rate(record.tokens_per_second or 0.0, "tok/s")
+    memory = f"{show_bytes(record.memory_bytes['peak'])} of {show_bytes(system.usable_bytes)}"
+    fits = "" if record.fits else "   DOES NOT FIT"
+    line = f"  {plan.mesh}   {plan_speed(plan)}   {rate}   {memory}   {record.bound} bound{fits}"
+    show(console(), line, style="bold")
 
 
 def plan_speed(plan: Plan) -> str:
@@ -143,7 +137,7 @@ def plan_speed(plan: Plan) -> str:
 
 
 def _print_answer(shown: Shown, *, is_explained: bool) -> None:
-    """Print the best plan, its strategy and the reasons."""
+    """Print the best plan, its strategy and the reasons; and the best that cannot run yet, if it is better."""
     best = shown.ranking.plans[0]
     print_head(best)
     print_why(best, is_explained=is_explained)
@@ -151,8 +145,11 @@ def _print_answer(shown: Shown, *, is_explained: bool) -> None:
         print(folded(f"run: {shown.run}"))
     if best.planned_only:
         print(folded(f"train: {best.planned_only}"))
-    if shown.beyond is not None:
-        print(folded(f"beyond: {_beyond(shown.beyond, best)}"))
+    if (beyond := shown.beyond) is not None:
+        now, then = best.predicted.step_seconds or 0.0, beyond.predicted.step_seconds or 0.0
+        gain = f"{show_percent(1 - then / now)} faster" if best.predicted.fits else "fits"
+        says = f"{beyond.mesh} {run_as(beyond)}, {plan_speed(beyond)}, {gain}, but {beyond.planned_only}"
+        print(folded(f"beyond: {says}"))
     print()
 
 
@@ -162,18 +159,11 @@ def print_why(plan: Plan, *, is_explained: bool) -> None:
     print(reasons((why if is_explained else answer)(plan)))
 
 
-def _beyond(beyond: Plan, best: Plan) -> str:
-    """Return a line on the best plan that cannot run yet, and why it cannot."""
-    now, then = best.predicted.step_seconds or 0.0, beyond.predicted.step_seconds or 0.0
-    gain = f"{show_percent(1 - then / now)} faster" if best.predicted.fits else "fits"
-    return f"{beyond.mesh} {run_as(beyond)}, {plan_speed(beyond)}, {gain}, but {beyond.planned_only}"
-
-
 def _print_fixes(best: Plan) -> None:
     """Print how much memory is missing, and what would make a plan fit."""
     lacking = best.predicted.memory_bytes["peak"] - best.system.usable_bytes
     print(folded(f"nothing fits: this is the closest, and wants {show_bytes(lacking)} a device more than there is"))
-    fixes = _fixes(best)
+    fixes = ways_to_fit(best.workload, best.mesh, best.system, best.strategy)
     for fix in fixes[:5]:
         extra = f"{'+' if fix.extra_seconds >= 0 else '-'}{show_seconds(abs(fix.extra_seconds))}"
         changes = ", ".join(map(str, fix.changes))
@@ -184,11 +174,6 @@ def _print_fixes(best: Plan) -> None:
         found = f"{more.hardware} is, with {more.mesh}, {plan_speed(more)}" if more else "nor is 64x the chips"
         print(folded(f"to fit: no change of mesh, policy or optimizer is enough; {found}"))
     print()
-
-
-def _fixes(plan: Plan) -> tuple[Fix, ...]:
-    """Return the changes that make a plan fit."""
-    return ways_to_fit(plan.workload, plan.mesh, plan.system, plan.strategy)
 
 
 def _print_candidates(ranking: Ranking) -> None:

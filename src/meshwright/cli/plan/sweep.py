@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshwright.cli.plan.screen import run_as
 from meshwright.cli.waiting import waiting
 from meshwright.description.hardware.system import System
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
+from meshwright.pictures.charts import Bar, Limits, write_charts
 from meshwright.pictures.tables import console, mesh_name, show, table
 from meshwright.pictures.text import folded
 from meshwright.planning.plan import Plan
@@ -19,9 +21,6 @@ from meshwright.planning.sweep import Point, Sweep, run_sweep
 from meshwright.planning.why.step import computed_mfu
 from meshwright.record import Record
 from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
-
-if TYPE_CHECKING:
-    from meshwright.pictures.charts import Limits
 
 
 def plan_sweep(
@@ -42,14 +41,15 @@ def plan_sweep(
     if not any(point.record for point in points):
         raise MeshwrightError(f"no value of --sweep can be planned; {sweep.key}={points[0].value}: {points[0].reason}")
     code = 0 if any(point.record and point.record.fits for point in points) else 1
+    chips = system.chip.name if sweep.key == "chips" else system
+    title = f"{_headline(workload, sweep=sweep.key)} · {chips}"
     if plot is not None:
         with waiting(f"drawing {plot}"):
-            _plot(points, plot, workload, system, sweep.key)
+            _plot(points, plot, Limits(system.peak(workload.compute_dtype), system.usable_bytes), title, sweep.key)
     if as_json:
         print(json.dumps({"sweep": sweep.key, "points": [_data(point) for point in points]}, indent=2))
         return code
-    chips = system.chip.name if sweep.key == "chips" else str(system)
-    show(console(), f"{_headline(workload, sweep=sweep.key)} · {chips}")
+    show(console(), title)
     print(f"sweep over {sweep.key}, the best plan for each\n")
     columns = (sweep.key, "hardware", "best mesh", "step", "MFU", "a device", "scaling", "memory", "bound by")
     # Simulated devices share the cores of one machine: neither a share of a peak nor scaling means anything there.
@@ -69,26 +69,20 @@ def plan_sweep(
 
 def plot_plan(plans: Sequence[Plan], path: Path) -> None:
     """Draw the candidates of a plan side by side, each labelled with its strategy."""
-    from meshwright.pictures.charts import Bar, write_charts
-
     workload, system = plans[0].workload, plans[0].system
     bars = [Bar(f"{place}   {plan.mesh}\n{run_as(plan)}", plan.predicted) for place, plan in enumerate(plans, start=1)]
-    write_charts(bars, path, _limits(workload, system), title=f"{_headline(workload)} · {system}")
+    limits = Limits(system.peak(workload.compute_dtype), system.usable_bytes)
+    write_charts(bars, path, limits, title=f"{_headline(workload)} · {system}")
 
 
-def _plot(points: Sequence[Point], path: Path, workload: Workload, system: System, key: str) -> None:
+def _plot(points: Sequence[Point], path: Path, limits: Limits, title: str, key: str) -> None:
     """Draw the points that could be planned."""
-    from meshwright.pictures.charts import Bar, write_charts
-
     bars = [
         Bar(f"{point.value:,}\n{mesh_name(point.record)}", point.record, size=point.value)
         for point in points
         if point.record
     ]
-    title = _headline(workload, sweep=key) + f" · {system.chip.name if key == 'chips' else system}"
-    write_charts(
-        bars, path, _limits(workload, system), title=f"{title} · sweep over {key}, the best plan for each", scale=key
-    )
+    write_charts(bars, path, limits, title=f"{title} · sweep over {key}, the best plan for each", scale=key)
 
 
 def _headline(workload: Workload, *, sweep: str = "") -> str:
@@ -96,13 +90,6 @@ def _headline(workload: Workload, *, sweep: str = "") -> str:
     batch = "batch" if sweep == "batch" else f"{workload.batch:,}"
     seq_len = "seq_len" if sweep == "seq_len" else f"{workload.seq_len:,}"
     return f"{workload.model.name} · {workload.task} · {batch} × {seq_len} tokens · {workload.compute_dtype}"
-
-
-def _limits(workload: Workload, system: System) -> Limits:
-    """Return the limits of a device for the workload's matmuls."""
-    from meshwright.pictures.charts import Limits
-
-    return Limits(system.peak(workload.compute_dtype), system.usable_bytes)
 
 
 def _row(point: Point, first: Point) -> tuple[str, ...]:
@@ -126,10 +113,7 @@ def _row(point: Point, first: Point) -> tuple[str, ...]:
 
 def _device_rate(record: Record) -> float:
     """Return the tokens a second of one device."""
-    devices = 1
-    for degree in record.mesh.values():
-        devices *= degree
-    return (record.tokens_per_second or 0.0) / devices
+    return (record.tokens_per_second or 0.0) / math.prod(record.mesh.values())
 
 
 def _data(point: Point) -> dict[str, Any]:

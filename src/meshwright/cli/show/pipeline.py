@@ -46,10 +46,7 @@ def run(args: Args) -> int:
     if args.svg is not None:
         check_output(args.svg)
     schedule = Schedule(
-        stages=args.stages,
-        microbatches=args.microbatches,
-        kind=args.schedule,
-        virtual_stages=args.virtual_stages,
+        stages=args.stages, microbatches=args.microbatches, kind=args.schedule, virtual_stages=args.virtual_stages
     )
     picture = show_pipeline(schedule, num_layers=args.layers)
     if args.svg is not None:
@@ -58,13 +55,11 @@ def run(args: Args) -> int:
         print(json.dumps(pipeline_data(schedule, args.layers), indent=2))
         return 0
     console().print(picture, soft_wrap=True)
-    print(next_line(_next(args)) if args.svg is None else f"\n wrote  {args.svg}")
-    return 0
-
-
-def _next(args: Args) -> str:
-    """Return the next command, which shows the other schedule."""
+    if args.svg is not None:
+        print(f"\n wrote  {args.svg}")
+        return 0
     other = "1f1b" if args.schedule == "gpipe" else "gpipe"
     said = f"--stages {args.stages} --microbatches {args.microbatches}"
     virtual = f" --virtual-stages {args.virtual_stages}" if args.virtual_stages > 1 else ""
-    return f"meshwright show pipeline {said}{virtual} --schedule {other}"
+    print(next_line(f"meshwright show pipeline {said}{virtual} --schedule {other}"))
+    return 0

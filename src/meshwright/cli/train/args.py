@@ -9,14 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from meshwright.cli.processes import ProcessArgs
-from meshwright.options.declare import (
-    CompileCache,
-    Json,
-    Mesh,
-    given_options,
-    option,
-    positional,
-)
+from meshwright.options.declare import CompileCache, Json, Mesh, given_options, option, positional
 from meshwright.options.plan import StrategyArgs, WorkloadArgs
 from meshwright.options.training import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
 

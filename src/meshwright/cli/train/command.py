@@ -51,10 +51,9 @@ def run(args: Args) -> int:
 def _begun(args: Args) -> tuple[RunConfig, Path]:
     """Return a new run's config, and its directory, which must not contain a run."""
     run = args.run
-    if run.allow:
-        raise MeshwrightError("--allow is for a run that goes on (--resume), and this one begins; leave it out")
-    if run.change:
-        raise MeshwrightError("--change is for a run that goes on (--resume), and this one begins; leave it out")
+    for name in ("allow", "change"):
+        if getattr(run, name):
+            raise MeshwrightError(f"--{name} is for a run that goes on (--resume), and this one begins; leave it out")
     plan = plan_to_run(args.model, args.options)
     directory = run.output if run.output is not None else Path("runs") / plan.workload.model.name
     with waiting("loading JAX"):

@@ -18,6 +18,7 @@ from meshwright.cli.train.screen import TrainScreen
 from meshwright.cli.waiting import waiting
 from meshwright.execution.processes.host import FAILED
 from meshwright.execution.processes.member import leave_at_once
+from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
 from meshwright.pictures.tables import console, headline, promise, show, speed, table
 from meshwright.pictures.text import next_line
 from meshwright.record import Record
@@ -149,7 +150,6 @@ def _show_profile(config: RunConfig, directory: Path, planned: Record) -> None:
 
     if config.watching.profile is None or (profile := find_profile(directory, config)[0]) is None:
         return
-    from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
     from meshwright.proof.verification.profiles import compare_profile
 
     rows = profile_rows(compare_profile(planned, profile))

@@ -51,10 +51,9 @@ class TrainScreen:
         self._first: int | None = None
         self._began = self._said = time.monotonic()
         self._ended = threading.Event()
-        has_bar = not is_quiet and self._out.is_terminal
-        self._bar = Progress(_Line(self), console=self._out, disable=not has_bar)
+        self._has_bar = not is_quiet and self._out.is_terminal
+        self._bar = Progress(_Line(self), console=self._out, disable=not self._has_bar)
         self._task = self._bar.add_task("", total=steps)
-        self._has_bar = has_bar
 
     def __enter__(self) -> TrainScreen:
         self._bar.start()

@@ -9,7 +9,7 @@ import json
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -26,12 +26,7 @@ from meshwright.planning.files import is_run_directory
 from meshwright.planning.library import plan_to_run
 from meshwright.planning.plan import Plan
 from meshwright.planning.serving.plan import is_serving_plan_file, read_serving_plan
-from meshwright.record import Record
 from meshwright.support.files import check_output, write_file
-
-if TYPE_CHECKING:
-    from meshwright.proof.verification.plans import Verification
-
 
 EXAMPLES = (
     "meshwright verify tiny --on cpu:8 --mesh 2,2,2,1 --batch 16 --seq-len 256",
@@ -113,7 +108,9 @@ def run(args: Args | ServeArgs) -> int:
         found = verify_plan(plan, effort=effort, measured=measured)
     if page is not None:
         with waiting(f"writing {page}"):
-            _write_page(page, found, measured)
+            from meshwright.pictures.pages import verify_page
+
+            write_file(page, verify_page(found, measured))
     if as_json:
         print(json.dumps(verification_data(found, measured), indent=2))
     else:
@@ -128,10 +125,3 @@ def _next(args: Args, plan: Plan) -> str:
         return next_line(f"meshwright report {shlex.quote(args.model)}")
     train = spelled("train", args, without=("run", "effort", "tolerance", "html"))
     return next_line(train, note=f"on {plan.hardware}")
-
-
-def _write_page(path: Path, found: Verification, measured: Record | None) -> None:
-    """Write the page of a verification."""
-    from meshwright.pictures.pages import verify_page
-
-    write_file(path, verify_page(found, measured))

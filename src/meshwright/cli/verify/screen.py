@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError
+from meshwright.pictures.comparison import reason, row_tables
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded
 from meshwright.record import Record
@@ -39,8 +40,6 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
     records = {"predicted": found.plan.predicted.to_json(), "compiled": found.compiled.to_json()}
     if measured:
         records["measured"] = measured.to_json()
-    from meshwright.pictures.comparison import reason
-
     rows = [row.to_json() | {"reason": reason(row)} for row in found.rows]
     differences = [data for row, data in zip(found.rows, rows, strict=True) if not row.is_equal]
     return records | {"rows": rows, "differences": differences}
@@ -48,8 +47,6 @@ def verification_data(found: Verification | ServingVerification, measured: Recor
 
 def print_verification(found: Verification | ServingVerification, title: str) -> None:
     """Print the table of a verification, and another of the quantities that a run measured."""
-    from meshwright.pictures.comparison import row_tables
-
     plan, program, rows = found.plan, found.program, found.rows
     took = f"in {show_seconds(program.compile_seconds)}{' (cached)' if program.cached else ''}"
     show(console(), title)
