@@ -12,7 +12,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -54,7 +54,9 @@ def compile_all(requests: Sequence[CompileRequest]) -> Iterator[tuple[int, Compi
     waiting: deque[tuple[int, _Job]] = deque()
     for number, request in enumerate(requests):
         try:
-            job = _job(request)
+            system = parse_system(request.hardware)
+            check_compiler(system)
+            job = _Job(request, system, cache_directory() / f"{_key(request, system)}.json.gz")
         except MeshwrightError as error:
             yield number, error
             continue
@@ -62,7 +64,7 @@ def compile_all(requests: Sequence[CompileRequest]) -> Iterator[tuple[int, Compi
             yield number, found
         else:
             waiting.append((number, job))
-    at_once = _num_children()
+    at_once = max(1, min(os.cpu_count() or 1, _free_bytes() // _CHILD_BYTES))
     running: dict[int, tuple[_Job, CompileProcess]] = {}
     with ExitStack() as children:
         while waiting or running:
@@ -88,13 +90,6 @@ class _Job:
     file: Path
 
 
-def _job(request: CompileRequest) -> _Job:
-    """Return the job of a request. Raises MeshwrightError if its compiler is not installed."""
-    system = parse_system(request.hardware)
-    check_compiler(system)
-    return _Job(request, system, cache_directory() / f"{_key(request, system)}.json.gz")
-
-
 def _outcome(job: _Job, child: CompileProcess) -> CompiledProgram | MeshwrightError:
     """Cache and return the program of a finished process, or return its error."""
     with child:
@@ -102,13 +97,10 @@ def _outcome(job: _Job, child: CompileProcess) -> CompiledProgram | MeshwrightEr
             program = child.program()
         except MeshwrightError as error:
             return error
-    _write(job.file, program)
+    with suppress(OSError, MeshwrightError):  # a read-only directory caches nothing
+        job.file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(job.file, gzip.compress(json.dumps(program.to_json()).encode(), compresslevel=3))
     return program
-
-
-def _num_children() -> int:
-    """How many processes may compile at once, at least one."""
-    return max(1, min(os.cpu_count() or 1, _free_bytes() // _CHILD_BYTES))
 
 
 def _free_bytes() -> int:
@@ -162,12 +154,3 @@ def _read(file: Path) -> CompiledProgram | None:
         return program_from_json(json.loads(gzip.decompress(file.read_bytes())), cached=True)
     except (OSError, EOFError, zlib.error, ValueError, TypeError):
         return None
-
-
-def _write(file: Path, program: CompiledProgram) -> None:
-    """Cache a program atomically; a read-only directory caches nothing."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, gzip.compress(json.dumps(program.to_json()).encode(), compresslevel=3))
-    except (OSError, MeshwrightError):
-        return

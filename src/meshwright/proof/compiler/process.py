@@ -63,7 +63,12 @@ class CompileProcess:
         status = self.process.wait()
         messages = _warnings(self.said.read_bytes()[-_MOST_MESSAGES:].decode(errors="replace"))
         if not self.answered.exists():
-            raise MeshwrightError(_died(self.request, status, messages))
+            how = f"signal {-status}" if status < 0 else f"status {status}"
+            last = next((line for line in reversed(messages.splitlines()) if line.strip()), "it said nothing")
+            raise MeshwrightError(
+                f"the process compiling {self.request.function} for {self.request.hardware} ended with {how}:"
+                f" {last.strip()[:200]}"
+            )
         response = json.loads(self.answered.read_text())
         if "error" in response:
             raise compile_error(f"{self.request.function} on {self.request.hardware}", Failure(**response["error"]))
@@ -96,10 +101,3 @@ def compile_error(what: str, failure: Failure) -> MeshwrightError:
         )
     first = failure.message.strip().split("\n")[0]
     return MeshwrightError(f"{what} does not compile: {first}")
-
-
-def _died(request: CompileRequest, status: int, messages: str) -> str:
-    """The error message for a process that ended without a response."""
-    how = f"signal {-status}" if status < 0 else f"status {status}"
-    last = next((line for line in reversed(messages.splitlines()) if line.strip()), "it said nothing")
-    return f"the process compiling {request.function} for {request.hardware} ended with {how}: {last.strip()[:200]}"

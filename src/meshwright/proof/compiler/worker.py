@@ -123,7 +123,8 @@ def compile_lowered(
             dump = {"xla_dump_to": directory, "xla_dump_hlo_pass_re": _DUMPED_PASSES}
             compiled = program.lowered.compile(compiler_options=options | dump)
         except Exception as error:  # XLA raises many types; with any, the dump may show what did not fit
-            raise CompileError(_optimized_dump(directory)) from error
+            files = sorted(Path(directory).glob("*.after_optimizations.txt"))  # none if it failed earlier
+            raise CompileError(files[-1].read_text(errors="replace") if files else "") from error
         dumps = _read_dumps(directory)
     seconds = time.perf_counter() - start
     found = read_compiled(compiled, compiler=compiler, mesh_method=mesh_method)
@@ -144,12 +145,6 @@ def _read_dumps(directory: str) -> dict[str, str]:
     if not all(found.values()):
         return dict.fromkeys(found, "")
     return {name: matching[0].read_text(errors="replace") for name, matching in found.items()}
-
-
-def _optimized_dump(directory: str) -> str:
-    """The optimized module that a compiler dumped before it failed; '' if it failed earlier."""
-    files = sorted(Path(directory).glob("*.after_optimizations.txt"))
-    return files[-1].read_text(errors="replace") if files else ""
 
 
 def read_compiled(compiled: jax.stages.Compiled, *, compiler: str, mesh_method: MeshMethod) -> CompiledProgram:

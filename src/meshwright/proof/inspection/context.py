@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -174,10 +174,12 @@ class ProgramContext:
 
     @cached_property
     def collectives(self) -> tuple[CompiledCollective, ...]:
-        """Every collective in canonical form, with its time."""
+        """Every collective in canonical form, with its time: as lowered, if the compiler has a reduce-scatter."""
         return tuple(
             CompiledCollective(
-                instruction=instruction, kind=entry.kind, collective=replace(one, seconds=self._seconds_of(entry, one))
+                instruction=instruction,
+                kind=entry.kind,
+                collective=replace(one, seconds=self.seconds_of(entry if self.has_reduce_scatter else one)),
             )
             for instruction, entries in self.communicating_instructions
             for entry in entries
@@ -248,13 +250,25 @@ class ProgramContext:
     @cached_property
     def products(self) -> tuple[Product, ...]:
         """Every matmul that runs."""
-        return tuple(self._products())
+        times = self.execution_counts.times
+        return tuple(
+            Product(instruction=instruction, flops=flops)
+            for instruction in self.module.instructions()
+            if (flops := (flops_of(self.module, instruction) or 0) * times[instruction.computation])
+        )
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
         """The arguments of the program, in order."""
         parameters = self.module.computations[self.module.entry].parameters
-        return tuple(self._argument(parameters[number]) for number in sorted(parameters))
+        return tuple(
+            Argument(
+                name=one.op_name.replace("\\'", "'") or one.name,  # the compiler escapes the quotes in a path
+                instruction=one,
+                spec=parse_hlo_sharding(one.attributes.get("sharding", ""), len(one.shape.dims), self.mesh),
+            )
+            for _, one in sorted(parameters.items())
+        )
 
     @cached_property
     def layout(self) -> MeshPlacement | None:
@@ -288,26 +302,7 @@ class ProgramContext:
         """Return source and scopes of an instruction; `moves`: it only moves data."""
         return describe(self.module, instruction, moves=moves)[0].place
 
-    def _seconds_of(self, made: Collective, meant: Collective) -> float | None:
-        """Return the time of a collective as lowered, or in canonical form if the compiler has no reduce-scatter."""
-        return self.seconds_of(made if self.has_reduce_scatter else meant)
-
     def first_use(self, parameter: Instruction) -> str:
         """Return the source and scopes where the program first uses an argument; '' if unknown."""
         places = (self.place(user, moves=True) for user in self.module.users(parameter))
         return next((place for place in places if place and not place.startswith("(")), "")
-
-    def _products(self) -> Iterator[Product]:
-        for instruction in self.module.instructions():
-            times = self.execution_counts.times[instruction.computation]
-            flops = (flops_of(self.module, instruction) or 0) * times
-            if flops:
-                yield Product(instruction=instruction, flops=flops)
-
-    def _argument(self, parameter: Instruction) -> Argument:
-        """Return an argument, with the quotes in its path, which the compiler escapes, restored."""
-        return Argument(
-            name=parameter.op_name.replace("\\'", "'") or parameter.name,
-            instruction=parameter,
-            spec=parse_hlo_sharding(parameter.attributes.get("sharding", ""), len(parameter.shape.dims), self.mesh),
-        )

@@ -25,7 +25,7 @@ from meshwright.proof.compiler.load import load_function
 from meshwright.proof.compiler.program import LoweredProgram, UnusedConstraint
 from meshwright.proof.compiler.worker import error_text
 from meshwright.proof.inspection.advice import advice
-from meshwright.proof.inspection.meshes import Call, function_name, with_types
+from meshwright.proof.inspection.meshes import Call, function_name
 
 LOWER_NAMED = "meshwright.proof.inspection.lower:lower_named"
 
@@ -95,7 +95,7 @@ def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str
     make = load_function(function)
     ways = []
     for kind in types:
-        typed = with_types(mesh, [AxisType[kind]] * len(mesh.axis_names))
+        typed = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType[kind],) * len(mesh.axis_names))
         ways.append((f"with {kind.lower()} axes", functools.partial(_lower_made, make, function, typed)))
     return first_that_lowers(function, ways)
 

@@ -52,11 +52,6 @@ def degrees_of(mesh: MeshLike) -> dict[str, int]:
     return dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else dict(mesh)
 
 
-def with_types(mesh: Mesh, types: Sequence[AxisType]) -> Mesh:
-    """Return a mesh of the same devices with other axis types."""
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(types))
-
-
 def set_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
     """Use a mesh with `jax.set_mesh`, unless it is None or in use already."""
     return nullcontext() if mesh is None or mesh == current_mesh() else jax.set_mesh(mesh)
@@ -246,14 +241,10 @@ def _abstract_leaf(leaf: Any, mesh: Mesh | AbstractMesh) -> Any:
             f"an argument {leaf.dtype}{list(leaf.shape)} asks for the layout {layout.major_to_minor}, which JAX lowers"
             f" only for devices that are here; leave its layout to the compiler, or inspect it without on="
         )
-    moved = NamedSharding(mesh, sharding.spec, memory_kind=_asked_memory(sharding))
+    is_default = sharding.memory_kind in (None, "device", "unpinned_host")
+    moved = NamedSharding(mesh, sharding.spec, memory_kind=None if is_default else sharding.memory_kind)
     placed = moved if layout is None else Format(layout, moved)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed, weak_type=weak)
-
-
-def _asked_memory(sharding: NamedSharding) -> str | None:
-    """Return the requested memory kind; None for the device's default."""
-    return None if sharding.memory_kind in (None, "device", "unpinned_host") else sharding.memory_kind
 
 
 def _asked_layout(leaf: Any) -> Layout | None:

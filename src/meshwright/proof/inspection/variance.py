@@ -15,7 +15,6 @@ from meshwright.description.hlo.collectives import groups_of
 from meshwright.description.hlo.evaluation import evaluate
 from meshwright.description.hlo.groups import axes_of_groups
 from meshwright.description.hlo.module import Instruction, Module
-from meshwright.description.hlo.shapes import Shape
 from meshwright.description.hlo.specs import parse_hlo_sharding
 
 Axes = frozenset[str]
@@ -41,7 +40,8 @@ class Variance:
         self._every = frozenset(self.mesh)
         self._found: dict[tuple[str, str], Axes] = {}
         self._returned: dict[tuple[str, tuple[Value, ...]], Value] = {}
-        self._run(module.entry, tuple(self._argument(one) for one in self._parameters(module.entry)))
+        parameters = module.computations[module.entry].parameters
+        self._run(module.entry, tuple(self._argument(one) for _, one in sorted(parameters.items())))
 
     def axes(self, instruction: Instruction) -> Axes:
         """The axes along which a result may differ; all axes for an instruction that never runs."""
@@ -50,10 +50,6 @@ class Variance:
     def copies(self, instruction: Instruction) -> tuple[str, ...]:
         """The axes along which all devices compute the same result, in the mesh's order."""
         return tuple(axis for axis in self.mesh if axis not in self.axes(instruction))
-
-    def _parameters(self, computation: str) -> list[Instruction]:
-        """The parameters of a computation, in order."""
-        return [one for _, one in sorted(self.module.computations[computation].parameters.items())]
 
     def _argument(self, parameter: Instruction) -> Value:
         """Return the axes that shard a program argument; all axes where its sharding is not known."""
@@ -90,7 +86,9 @@ class Variance:
         if opcode == "while":
             return self._loop(instruction, operands[0])
         if opcode == "conditional":
-            return self._branches(instruction, operands)
+            branches = zip(instruction.branches, operands[1:], strict=False)
+            made = reduce(_join, [self._run(name, (operand,)) for name, operand in branches])
+            return _add_axes(made, _flatten(operands[0]))  # devices may take different branches
         if opcode in _ANYTHING:
             return self._every
         return self._computed(instruction, operands)
@@ -108,8 +106,12 @@ class Variance:
             equal = [_flatten(operand) - (along or _SAME) for operand in operands]
             started = instruction.opcode.endswith("-start")
             return _union(equal) if len(equal) == 1 or started else tuple(equal)
-        axes = _union(operands)
-        return self._of_index(instruction, axes) if axes and _is_index(instruction.shape) else axes
+        axes, shape = _union(operands), instruction.shape
+        if axes and shape.dtype[:1] in ("s", "u", "p") and shape.size <= _SMALL:
+            values = evaluate(self.module, instruction, self.module.num_devices)
+            if values is not None:  # the device's id alone decides them
+                return self._differing(np.asarray(values))
+        return axes
 
     def _permuted(self, permute: Instruction, axes: Axes) -> Axes:
         """The axes along which devices receive from sources that differ, or some receive nothing."""
@@ -120,13 +122,6 @@ class Variance:
         places = np.stack(np.unravel_index(np.maximum(sources, 0), degrees), axis=1)
         seen = places * [axis in axes for axis in self.mesh]
         return self._differing(np.where(sources[:, None] < 0, -1, seen))
-
-    def _of_index(self, instruction: Instruction, axes: Axes) -> Axes:
-        """The axes along which a small integer array really differs, if the device's id alone decides it."""
-        values = evaluate(self.module, instruction, self.module.num_devices)
-        if values is None:
-            return axes
-        return self._differing(np.asarray(values))
 
     def _differing(self, values: np.ndarray) -> Axes:
         """The axes along which values, one row a device, differ between any two devices."""
@@ -144,15 +139,6 @@ class Variance:
             state = trip
         going_on = _flatten(self._run(loop.called("condition")[0], (state,)))
         return _add_axes(state, going_on)
-
-    def _branches(self, conditional: Instruction, operands: list[Value]) -> Value:
-        """The axes of all branches' results, and those along which devices take different branches."""
-        made = [self._run(name, (operand,)) for name, operand in zip(conditional.branches, operands[1:], strict=False)]
-        return _add_axes(reduce(_join, made), _flatten(operands[0]))
-
-
-def _is_index(shape: Shape) -> bool:
-    return shape.dtype[:1] in ("s", "u", "p") and shape.size <= _SMALL
 
 
 def _flatten(value: Value) -> Axes:

@@ -83,11 +83,12 @@ class Fabric:
         axes = largest.axes or _touched_axes(groups, self.slice_mesh)
         placement, nbytes = self.layout.placement(axes), sum(entry.bytes for entry in entries)
         shift = _shift(groups, self.slice_mesh, axes) if largest.kind == "collective-permute" else None
+        direction = () if shift is None else ("forth",) if shift >= 0 else ("back",)
         hops = abs(shift) if shift and placement.rings else 1
         transfer = self._transfer(
             instruction,
             kind=largest.kind,
-            lane=" ".join(("network", ",".join(axes), *_direction(shift))),
+            lane=" ".join(("network", ",".join(axes), *direction)),
             links=_links(placement, shift, self.system),
             seconds=achieved_seconds(largest.kind, hops * nbytes, self.layout, axes),
             num_bytes=nbytes,
@@ -193,11 +194,6 @@ def _links(placement: Placement, shift: int | None, system: System) -> frozenset
     if system.chip.kind == "gpu":
         links.add(_STREAM if shift is None else "stream of permutes")
     return frozenset(links | {crossing.level for crossing in placement.crossings})
-
-
-def _direction(shift: int | None) -> tuple[str, ...]:
-    """Return the direction of a permute as a word of its lane; () for transfers in both directions."""
-    return () if shift is None else ("forth",) if shift >= 0 else ("back",)
 
 
 def _touched_axes(groups: Groups, mesh: Mapping[str, int]) -> Axes:

@@ -48,9 +48,9 @@ def trace(schedule: Schedule, *, max_events: int = MAX_EVENTS) -> dict[str, Any]
     }
 
 
-def write_trace(schedule: Schedule, path: str | Path, *, max_events: int = MAX_EVENTS) -> None:
+def write_trace(schedule: Schedule, path: str | Path) -> None:
     """Write the trace to a file, gzipped if its name ends in .gz; Perfetto opens both."""
-    text = json.dumps(trace(schedule, max_events=max_events))
+    text = json.dumps(trace(schedule))
     write_file(path, gzip.compress(text.encode()) if str(path).endswith(".gz") else text)
 
 
@@ -71,15 +71,8 @@ def _num_slices(event: Event, shown: int) -> int:
     return runs * (2 if event.exposed_seconds else 1)
 
 
-def _starts(event: Event, shown: int) -> Iterator[float]:
-    """Yield the start of each execution of an event, in the first `shown` iterations of its loops."""
-    for trips in product(*(range(min(repeat.count, shown)) for repeat in event.repeats)):
-        passed = sum(trip * repeat.period_seconds for trip, repeat in zip(trips, event.repeats, strict=True))
-        yield event.start_seconds + passed
-
-
 def _slices(event: Event, shown: int, lanes: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield the slices of an event and of its wait."""
+    """Yield the slices of an event and of its wait, in the first `shown` iterations of its loops."""
     said = {
         "phase": event.phase,
         "scope": event.scope,
@@ -92,7 +85,9 @@ def _slices(event: Event, shown: int, lanes: dict[str, int]) -> Iterator[dict[st
     }
     arguments = {key: value for key, value in said.items() if value}
     name = f"{event.name}: {event.note}" if event.kind == "loop" else event.name
-    for start in _starts(event, shown):
+    for trips in product(*(range(min(repeat.count, shown)) for repeat in event.repeats)):
+        passed = sum(trip * repeat.period_seconds for trip, repeat in zip(trips, event.repeats, strict=True))
+        start = event.start_seconds + passed
         end = start + event.seconds
         yield _slice(name, event.kind, start, end, lanes[event.lane], arguments)
         if event.exposed_seconds:

@@ -55,9 +55,11 @@ def check_product(inference: Inference, *, mode: Mode, implementation: Implement
     program = compile_product(
         inference, make_product_mesh(degrees), mode=mode, implementation=implementation, dtype=np.float32
     )
-    arrays = _draw(inference)
+    draws, dims = np.random.default_rng(0), inference.sizes.dims
+    arrays = [draws.integers(-4, 5, size=[dims[d] for d in a.dims]).astype(np.float32) for a in inference.operands]
     found = np.asarray(jax.device_get(program.run(*arrays)))
-    wanted = _unsharded(inference, arrays)
+    formula = einsum_formula(inference.operands, inference.result)
+    wanted = np.einsum(formula, *(array.astype(np.float64) for array in arrays))  # on one device
     traffic = read_collectives(parse_hlo(hlo_text(program.program)), degrees)
     moves = (
         overlapped_collectives(implementation, inference.sizes) if mode == "overlapped" else implementation.collectives
@@ -98,16 +100,3 @@ def _plain(move: Collective, degrees: Mapping[str, int]) -> Collective:
 
 def _amount(move: Collective) -> tuple[str, tuple[str, ...], int]:
     return move.kind, move.axes, move.bytes
-
-
-def _draw(inference: Inference) -> list[np.ndarray]:
-    """Return the global operands: random integers from -4 to 4."""
-    draws = np.random.default_rng(0)
-    dims = inference.sizes.dims
-    return [draws.integers(-4, 5, size=[dims[d] for d in a.dims]).astype(np.float32) for a in inference.operands]
-
-
-def _unsharded(inference: Inference, arrays: list[np.ndarray]) -> np.ndarray:
-    """Compute the matmul on one device, in float64."""
-    formula = einsum_formula(inference.operands, inference.result)
-    return np.einsum(formula, *(array.astype(np.float64) for array in arrays))

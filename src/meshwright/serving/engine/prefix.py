@@ -167,25 +167,19 @@ class PrefixCache:
         self._roots.clear()
         self.num_nodes = 0
 
-    def _path(self, tokens: Sequence[int], limit: int, salt: Hashable) -> list[_Node]:
-        """Return the root and the cached nodes for the full pages of a text's first `limit` tokens."""
-        path = [self._roots.get(salt) or _Node(salt, (), None, [])]
-        for at in range(0, limit - self._page_size + 1, self._page_size):
+    def _longest(self, tokens: Sequence[int], limit: int, salt: Hashable) -> tuple[list[_Node], list[list[int]], int]:
+        """Return a text's path in the tree, the runs that end at each node, and the depth of the longest usable prefix.
+
+        The path is of the root and the cached nodes for the full pages of the first `limit` tokens. A run is, for each
+        group, the first of the consecutive pages that end there.
+        """
+        path, runs = [self._roots.get(salt) or _Node(salt, (), None, [])], [[0] * len(self._pools)]
+        for page, at in enumerate(range(0, limit - self._page_size + 1, self._page_size)):
             child = path[-1].children.get(tuple(tokens[at : at + self._page_size]))
             if child is None:
                 break
             path.append(child)
-        return path
-
-    def _longest(self, tokens: Sequence[int], limit: int, salt: Hashable) -> tuple[list[_Node], list[list[int]], int]:
-        """Return a text's path in the tree, the runs that end at each node, and the depth of the longest usable prefix.
-
-        A run is, for each group, the first of the consecutive pages that end there.
-        """
-        path = self._path(tokens, limit, salt)
-        runs = [[0] * len(self._pools)]
-        for node in path[1:]:
-            runs.append(self._extend(runs[-1], node, len(runs) - 1))
+            runs.append(self._extend(runs[-1], child, page))
         return path, runs, max(d for d, run in enumerate(runs) if self._is_enough(d * self._page_size, run))
 
     def _extend(self, run: list[int], node: _Node, at: int) -> list[int]:

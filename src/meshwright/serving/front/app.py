@@ -174,7 +174,12 @@ class Front:
         if response.rejection is not None:
             await response.respond(response.rejection)
             return
-        raise _replica_lost(number) if tried else _no_replica()
+        if tried:
+            raise _replica_lost(number)
+        raise ApiError(
+            "no replica accepts requests now; try again, /ready answers 200 when one does",
+            status=503, code="not_ready", headers={"retry-after": "5"},
+        )  # fmt: skip
 
     async def _send(self, number: int, request: Request, body: bytes, response: _ResponseSender) -> bool:
         """Forward a request and its response. Return False, with nothing sent to the client, on a rejection."""
@@ -274,10 +279,3 @@ def _prompt_blocks(body: bytes) -> tuple[bytes, ...]:
 def _replica_lost(number: int) -> ApiError:
     return ApiError(f"replica {number} was lost before its answer was complete; try again", status=503, code="lost",
                     headers={"retry-after": "1"})  # fmt: skip
-
-
-def _no_replica() -> ApiError:
-    return ApiError(
-        "no replica accepts requests now; try again, /ready answers 200 when one does",
-        status=503, code="not_ready", headers={"retry-after": "5"},
-    )  # fmt: skip

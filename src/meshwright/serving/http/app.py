@@ -76,7 +76,11 @@ def make_app(service: Service) -> tuple[ASGIApp, AsyncEngine]:
     ]
     app: ASGIApp = Starlette(
         routes=routes,
-        exception_handlers={ApiError: respond_to_error, HTTPException: _routing_error, Exception: _internal_error},
+        exception_handlers={
+            ApiError: respond_to_error,
+            HTTPException: _routing_error,
+            Exception: lambda request, error: internal_error(error, request.scope[REQUEST_ID]).response(),
+        },
     )
     paths = frozenset(route.path for route in routes if isinstance(route, Route))
     return add_middleware(app, service, metrics.requests, paths), async_engine
@@ -169,8 +173,3 @@ def _routing_error(request: Request, error: Exception) -> Response:
     get_paths = "/v1/models, /health, /ready, /metrics"
     message = f"there is no endpoint {request.url.path[:100]!r}; POST to {paths}, or GET {get_paths}"
     return ApiError(message, status=error.status_code).response()
-
-
-def _internal_error(request: Request, error: Exception) -> Response:
-    """Return the response to an unexpected exception."""
-    return internal_error(error, request.scope[REQUEST_ID]).response()

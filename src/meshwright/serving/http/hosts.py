@@ -18,8 +18,8 @@ from meshwright.serving.http.errors import CLOSE, ApiError
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[?[0-9a-f:.]+\]?")
 
 
-def check_cors(origins: Sequence[str], option: str = "--cors") -> tuple[str, ...]:
-    """Return the origins of an option.
+def check_cors(origins: Sequence[str]) -> tuple[str, ...]:
+    """Return the origins of `--cors`.
 
     Raises:
         MeshwrightError: a text is not an origin.
@@ -27,14 +27,14 @@ def check_cors(origins: Sequence[str], option: str = "--cors") -> tuple[str, ...
     for origin in origins:
         if origin != "*" and not _is_origin(origin):
             raise MeshwrightError(
-                f"{option} has {origin!r}; an origin is a scheme, a host and maybe a port, as https://chat.example.com"
+                f"--cors has {origin!r}; an origin is a scheme, a host and maybe a port, as https://chat.example.com"
                 f" or http://localhost:3000, or * for all"
             )
     return tuple(origins)
 
 
-def check_hosts(hosts: Sequence[str], option: str = "--allowed-host") -> tuple[str, ...]:
-    """Return the host names of an option, in lower case.
+def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Return the host names of `--allowed-host`, in lower case.
 
     Raises:
         MeshwrightError: a text is not a host name.
@@ -42,7 +42,8 @@ def check_hosts(hosts: Sequence[str], option: str = "--allowed-host") -> tuple[s
     for host in hosts:
         if host != "*" and not _NAME.fullmatch(host.lower()):
             raise MeshwrightError(
-                f"{option} has {host!r}; it must be a host name without scheme and port, as gpu1.example.com, or *"
+                f"--allowed-host has {host!r}; it must be a host name without scheme and port, as gpu1.example.com,"
+                " or *"
             )
     return tuple(host.lower().strip("[]") for host in hosts)
 

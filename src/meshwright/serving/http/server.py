@@ -41,7 +41,6 @@ def serve_http(
     port: int = 8000,
     grace_seconds: float = 30.0,
     start: Callable[[], None] = lambda: None,
-    announce: Callable[[str], None] = lambda line: print(line, flush=True),
 ) -> None:
     """Serve until SIGTERM or SIGINT, in the main thread.
 
@@ -55,7 +54,6 @@ def serve_http(
         grace_seconds: time for accepted requests to finish.
         start: loads and compiles the model; runs in a thread while `/health` answers 200 and `/ready` 503. Its
             exceptions end the server and are raised here.
-        announce: called with `ready on http://HOST:PORT` when the server accepts requests.
 
     Raises:
         MeshwrightError: the address cannot be listened on.
@@ -71,7 +69,7 @@ def serve_http(
             port=port,
             grace_seconds=grace_seconds,
             start=start,
-            announce=announce,
+            announce=lambda line: print(line, flush=True),
         )
     )
 
@@ -100,7 +98,8 @@ class HttpServer:
         service: limits and lifecycle.
         app: the ASGI app.
         fail: ends all open requests with an error.
-        host, port, grace_seconds, start, announce: as in `serve_http`.
+        host, port, grace_seconds, start: as in `serve_http`.
+        announce: called with `ready on http://HOST:PORT` when the server accepts requests.
         close: called at the end, in the server's event loop.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.description.hlo.module import Instruction
@@ -68,7 +68,10 @@ def exposed_collectives(context: ProgramContext) -> Iterator[Finding]:
             continue
         if exposed < max(_SHARE_OF_STEP * step, _LEAST_SECONDS * times):
             continue
-        free = _independent_seconds(context, instruction, ops)
+        # Ops of the same computation that neither feed it nor use its result.
+        instructions = context.module.computations[instruction.computation].instructions
+        tied = _reached(context, instruction, forward=True) | _reached(context, instruction, forward=False)
+        free = sum(seconds for name, seconds in ops.items() if name in instructions and name not in tied)
         if min(exposed, free) >= _SHARE_OF_STEP * step:
             yield ExposedCollective(
                 collective=largest.kind,
@@ -82,13 +85,6 @@ def exposed_collectives(context: ProgramContext) -> Iterator[Finding]:
                 cost_seconds=min(exposed, free),
                 source=largest.source,
             )
-
-
-def _independent_seconds(context: ProgramContext, instruction: Instruction, ops: Mapping[str, float]) -> float:
-    """Return the time per step of ops in a collective's computation that neither feed it nor use its result."""
-    instructions = context.module.computations[instruction.computation].instructions
-    tied = _reached(context, instruction, forward=True) | _reached(context, instruction, forward=False)
-    return sum(seconds for name, seconds in ops.items() if name in instructions and name not in tied)
 
 
 def _reached(context: ProgramContext, instruction: Instruction, *, forward: bool) -> set[str]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, origin
-from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
@@ -54,8 +53,10 @@ def missing_sums(context: ProgramContext) -> Iterator[Finding]:
         if entry.kind in ("collective-permute", "all-to-all")
         for axis in entry.axes
     }
+    root = context.module.root(context.module.entry)
+    results = context.module.operands(root) if root.opcode == "tuple" else (root,)
     outputs = [pair for pair in context.shardings if pair.role == "output"]
-    for pair, value in zip(outputs, _results(context), strict=False):
+    for pair, value in zip(outputs, results, strict=False):
         made = origin(context.module, value, frozenset(VIEWS | {"convert"}))
         if pair.actual is None or "shard_map" not in made.op_name:
             continue
@@ -71,9 +72,3 @@ def missing_sums(context: ProgramContext) -> Iterator[Finding]:
                 cost_seconds=0.0 if context.system else None,
                 source=context.place(made),
             )
-
-
-def _results(context: ProgramContext) -> tuple[Instruction, ...]:
-    """The results of the program, in order."""
-    root = context.module.root(context.module.entry)
-    return context.module.operands(root) if root.opcode == "tuple" else (root,)

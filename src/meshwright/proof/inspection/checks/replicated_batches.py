@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.redundant_compute import redundant_compute
-from meshwright.proof.inspection.context import Argument, ProgramContext
+from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind
 
 _SPLITS_DATA = re.compile(r"(?:f?s?dp|data|batch|replica|zero)s?(?:_?(?:parallel|axis|\d+))?", re.IGNORECASE)
@@ -40,7 +40,10 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
     """Yield data of train steps not split over axes named for data, unless repeated work on the axis is reported."""
     if not context.is_train_step:
         return
-    data = [one for one in context.arguments if one.spec is not None and _is_data(context, one)]
+    # Data have at least two dims, and no result of the step has their shape.
+    results = {(one.dtype, one.dims) for one in context.module.root(context.module.entry).shape.arrays()}
+    shapes = ((one, one.instruction.shape) for one in context.arguments if one.spec is not None)
+    data = [one for one, shape in shapes if len(shape.dims) > 1 and (shape.dtype, shape.dims) not in results]
     repeated = {getattr(finding, "axis", "") for finding in redundant_compute(context)}
     for axis, degree in context.mesh.items():
         if degree < 2 or not _SPLITS_DATA.fullmatch(axis) or axis in repeated:
@@ -59,10 +62,3 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
                 cost_seconds=0.0 if context.system else None,
                 source=context.first_use(one.instruction),
             )
-
-
-def _is_data(context: ProgramContext, argument: Argument) -> bool:
-    """Whether an argument is data: it has at least two dims, and no result of the step has its shape."""
-    shape = argument.instruction.shape
-    results = {(one.dtype, one.dims) for one in context.module.root(context.module.entry).shape.arrays()}
-    return len(shape.dims) > 1 and (shape.dtype, shape.dims) not in results

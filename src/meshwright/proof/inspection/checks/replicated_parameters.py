@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.description.hlo.shapes import Shape
@@ -82,7 +82,7 @@ def _against_rules(context: ProgramContext) -> Iterator[Finding]:
         rule = next((rule for pattern, rule in context.rules.items() if re.search(pattern, argument.name)), None)
         if rule is None or argument.spec is None:
             continue
-        wanted = {axis for dim in rule for axis in _axes(dim)}
+        wanted = {axis for dim in rule for axis in ((dim,) if isinstance(dim, str) else dim or ())}
         missing = tuple(a for a, n in context.mesh.items() if n > 1 and a in wanted and a not in argument.spec.axes)
         if missing:
             yield _finding(context, argument, missing)
@@ -93,7 +93,8 @@ def _unlike_the_rest(context: ProgramContext, name: str, tree: list[Argument]) -
 
     Everything stored can be sharded over such an axis (FSDP). Over other axes a replica may be intended.
     """
-    sizes = [_global_bytes(context, argument) for argument in tree]
+    # Of each argument, the bytes of all shards.
+    sizes = [one.instruction.shape.bytes * context.degree(one.spec.axes if one.spec else ()) for one in tree]
     whole = sum(sizes)
     for axis, degree in context.mesh.items():
         split = sum(size for one, size in zip(tree, sizes, strict=True) if one.spec and axis in one.spec.axes)
@@ -127,13 +128,3 @@ def _finding(
         cost_seconds=0.0 if context.system else None,
         source=context.first_use(argument.instruction),
     )
-
-
-def _global_bytes(context: ProgramContext, argument: Argument) -> int:
-    """Return the bytes of all shards of an argument."""
-    return argument.instruction.shape.bytes * context.degree(argument.spec.axes if argument.spec else ())
-
-
-def _axes(dim: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the axes of one entry of a PartitionSpec."""
-    return () if dim is None else (dim,) if isinstance(dim, str) else tuple(dim)

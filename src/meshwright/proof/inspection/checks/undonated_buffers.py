@@ -56,7 +56,7 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
     for number, argument in enumerate(context.arguments):
         if number in aliased_arguments:
             continue
-        same = [result for result in free if _fits(context, argument, result)]
+        same = [one for one in free if one.spec == argument.spec and one.shape == context.whole_shape(argument)]
         new = next((result for result in same if _is_update(context, number, argument, result)), None)
         if new is not None:
             free.remove(new)
@@ -74,11 +74,6 @@ def undonated_buffers(context: ProgramContext) -> Iterator[Finding]:
         cost_seconds=0.0 if context.system else None,
         source=context.first_use(largest.instruction),
     )
-
-
-def _fits(context: ProgramContext, argument: Argument, result: Result) -> bool:
-    """Whether a result could have the buffer of an argument."""
-    return result.spec == argument.spec and result.shape == context.whole_shape(argument)
 
 
 def _is_update(context: ProgramContext, number: int, argument: Argument, result: Result) -> bool:

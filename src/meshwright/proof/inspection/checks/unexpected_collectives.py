@@ -215,13 +215,8 @@ def _primitive(instruction: Instruction) -> str:
 
 
 def _is_stored(context: ProgramContext, found: CompiledCollective) -> bool:
-    """Whether a collective moves an argument of the program, as FSDP gathers its weights."""
-    return context.source_of(found).opcode == "parameter" or _comes_from_loop(context, found)
-
-
-def _comes_from_loop(context: ProgramContext, found: CompiledCollective) -> bool:
-    """Whether the value is one layer of a stack that a loop iterates over."""
+    """Whether a collective moves an argument of the program, as FSDP gathers its weights, or one layer of a stack."""
     source = context.source_of(found)
-    if source.opcode != "get-tuple-element":
-        return False
-    return context.module.operand(source).opcode == "parameter"
+    if source.opcode == "get-tuple-element":  # of the state of a loop over layers
+        source = context.module.operand(source)
+    return source.opcode == "parameter"

@@ -110,8 +110,8 @@ async def greedy_until(state: AppState, body: GreedyUntilRequest) -> GreedyUntil
     check_same_length("until", body.until, "prefix_text", body.prefix_text)
     requests = [
         _text_request(
-            service, await _prefix_tokens(service, text), body.max_length, "prefix_text", 0.0,
-            stop=check_stop(service, until, "until"),
+            service, await service.tokens(text, "prefix_text", most=service.context), body.max_length, "prefix_text",
+            temperature=0.0, stop=check_stop(service, until, "until"),
         )
         for text, until in zip(body.prefix_text, body.until, strict=True)
     ]  # fmt: skip
@@ -127,7 +127,9 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
     As in EasyLM, a chat that is too long is cut from the left; with a chat template, by whole turns.
     """
     service = state.service
-    tokenizer, most = service.require_tokenizer("a chat"), _most_prompt_tokens(service, body.max_tokens)
+    tokenizer, limit = service.require_tokenizer("a chat"), service.limits.prompt_tokens
+    rest = service.context // 2 if body.max_tokens is None else service.context - body.max_tokens
+    most = max(1, rest if limit is None else min(rest, limit))
     if not chat_template(tokenizer):
         transcript = body.context + body.prompt
         prompt = (await service.tokens(transcript, "prompt", kept=most))[-most:]
@@ -141,13 +143,6 @@ async def chat_turn(state: AppState, body: ChatTurnRequest) -> ChatTurn:
     (text,) = await _generate(state, [_text_request(service, prompt, body.max_tokens, "prompt", body.temperature)])
     context = json.dumps([*messages, {"role": "assistant", "content": text}], ensure_ascii=False)
     return ChatTurn(response=text, context=context, temperature=body.temperature)
-
-
-def _most_prompt_tokens(service: Service, max_tokens: int | None) -> int:
-    """Return the maximum tokens of a prompt: the context minus max_tokens, or half the context without max_tokens."""
-    limits = service.limits
-    rest = service.context // 2 if max_tokens is None else service.context - max_tokens
-    return max(1, rest if limits.prompt_tokens is None else min(rest, limits.prompt_tokens))
 
 
 async def _end_of_chat(service: Service, messages: list[dict[str, str]], most: int) -> list[int]:
@@ -166,10 +161,6 @@ async def _end_of_chat(service: Service, messages: list[dict[str, str]], most: i
         fits = len(await prompt_from(turns[middle])) <= most
         low, high = (low, middle) if fits else (middle + 1, high)
     return (await prompt_from(turns[low]))[-most:]
-
-
-async def _prefix_tokens(service: Service, text: str) -> list[int]:
-    return await service.tokens(text, "prefix_text", most=service.context)
 
 
 def _text_request(

@@ -162,7 +162,8 @@ async def chat_request(service: Service, body: ChatCompletionRequest) -> Request
     Raises:
         ApiError: a field is invalid, contradicts another one, or is not accepted by the chat template.
     """
-    tools, forced = _tools(body), _forced_call(service, body)
+    tools = [] if body.tool_choice == "none" else [tool.model_dump(exclude_unset=True) for tool in body.tools]
+    forced = _forced_call(service, body)
     num_alternatives = check_logprobs("top_logprobs", body.top_logprobs)
     if num_alternatives is not None and not body.logprobs:
         raise ApiError("top_logprobs is given without logprobs; set logprobs to true", param="top_logprobs")
@@ -199,11 +200,6 @@ def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool)
         "add_generation_prompt": not continue_final_message and add_generation_prompt is not False,
         "continue_final_message": continue_final_message,
     }
-
-
-def _tools(body: ChatCompletionRequest) -> list[dict[str, Any]]:
-    """Return the tools that are passed to the chat template."""
-    return [] if body.tool_choice == "none" else [tool.model_dump(exclude_unset=True) for tool in body.tools]
 
 
 def _forced_call(service: Service, body: ChatCompletionRequest) -> Constraint | None:

@@ -27,15 +27,13 @@ class TokenDecoder:
 
     def decode(self, token: int) -> str:
         """Return the text of a token; bytes that are not a whole character become the replacement character."""
-        if token not in self._cache:
-            self._cache[token] = self._text(token) or self._names.get(token, "")
-        return self._cache[token]
-
-    def _text(self, token: int) -> str:
         if self.tokenizer is None:
             return f"token_id:{token}"
-        anchor = self.tokenizer.encode(ANCHOR, add_special_tokens=False)
-        return self.tokenizer.decode([*anchor, token]).removeprefix(self.tokenizer.decode(anchor))
+        if token not in self._cache:
+            anchor = self.tokenizer.encode(ANCHOR, add_special_tokens=False)
+            text = self.tokenizer.decode([*anchor, token]).removeprefix(self.tokenizer.decode(anchor))
+            self._cache[token] = text or self._names.get(token, "")
+        return self._cache[token]
 
     @cached_property
     def _names(self) -> dict[int, str]:

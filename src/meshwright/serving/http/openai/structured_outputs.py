@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -57,16 +58,17 @@ def requested_constraint(body: StructuredOutputFields) -> Constraint | None:
         ApiError: there is more than one constraint, or it is invalid.
     """
     structured = body.structured_outputs or StructuredOutputs.model_validate({})
+    regex, grammar = partial(Constraint, "regex"), partial(Constraint, "lark")
     fields = [
         ("response_format", _response_format_schema(body.response_format), _json_schema),
         ("structured_outputs.json", structured.json_, _json_schema),
-        ("structured_outputs.regex", structured.regex, _regex),
+        ("structured_outputs.regex", structured.regex, regex),
         ("structured_outputs.choice", structured.choice, _choice),
-        ("structured_outputs.grammar", structured.grammar, _grammar),
+        ("structured_outputs.grammar", structured.grammar, grammar),
         ("guided_json", body.guided_json, _json_schema),
-        ("guided_regex", body.guided_regex, _regex),
+        ("guided_regex", body.guided_regex, regex),
         ("guided_choice", body.guided_choice, _choice),
-        ("guided_grammar", body.guided_grammar, _grammar),
+        ("guided_grammar", body.guided_grammar, grammar),
     ]
     constraints = [(name, make(value)) for name, value, make in fields if value is not None]
     if not constraints:
@@ -89,14 +91,6 @@ def _response_format_schema(response_format: ResponseFormat | None) -> dict[str,
             param="response_format",
         )
     return response_format.json_schema.schema_
-
-
-def _regex(pattern: str) -> Constraint:
-    return Constraint("regex", pattern)
-
-
-def _grammar(source: str) -> Constraint:
-    return Constraint("lark", source)
 
 
 def _json_schema(schema: dict[str, Any] | str) -> Constraint:
