@@ -93,6 +93,15 @@ def test_a_collective_is_shown_on_real_numbers(capsys):
     assert "hop 3 of 3" in printed
 
 
+@pytest.mark.parametrize("degree", [2, 3, 8])
+@pytest.mark.parametrize("kind", ["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute"])
+def test_every_collective_is_shown_on_any_number_of_devices(kind, degree, capsys):
+    words = ["--mesh", f"X={degree}", "--axis", "X", "--on", f"cpu:{degree}", "--bytes", "64k", "--run"]
+    assert main(["collective", kind, *words]) == 0
+    printed = capsys.readouterr().out
+    assert kind == "permute" or f"of {degree - 1 if kind != 'all-reduce' else 2 * (degree - 1)}" in printed
+
+
 @pytest.mark.parametrize(("words", "said"), MISTAKES, ids=lambda v: " ".join(v)[:60])
 def test_a_mistake_is_one_clear_error(words, said, capsys):
     assert main(words) == 2

@@ -199,6 +199,7 @@ def _print_measured(found: CollectiveTime, placement: Placement, measured: float
 
 def _show(kind: str, degree: int) -> None:
     """Run the collective on small numbers on simulated devices and print it, with its ring if it has one."""
+    from meshwright.pictures.collectives import DIGITS
     from meshwright.pictures.showing import show_collective, show_ring
 
     if degree > MOST_SHOWN:
@@ -210,9 +211,11 @@ def _show(kind: str, degree: int) -> None:
         from meshwright.execution.runtime.devices import claim_devices
 
         claim_devices(parse_system(f"cpu:{degree}"))
-        pictures = [show_collective(name, degree=degree)]
+        # Each device's part is cut again into one for every device.
+        values = DIGITS if len(DIGITS) % degree**2 == 0 else tuple(range(degree**2))
+        pictures = [show_collective(name, values, degree=degree)]
         if name != "collective-permute":
-            pictures.append(show_ring(name, degree=degree))
+            pictures.append(show_ring(name, values, degree=degree))
     for picture in pictures:
         print()
         console().print(picture, soft_wrap=True)
