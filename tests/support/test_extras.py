@@ -23,7 +23,11 @@ from meshwright.mesh import MeshShape
 from meshwright.support import extras
 
 ROOT = Path(__file__).parents[2]
-PARTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PARTS = {
+    extra: [text for text in part if ";" not in text]
+    for extra, part in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].items()
+}
+"""What each extra brings on every Python; the compilers of one Python are looked for where they are started."""
 
 TRAIN = ["tiny", "--on", "cpu:8", "--batch", "16", "--seq-len", "64", "--mesh", "fsdp=2,tp=4"]
 
