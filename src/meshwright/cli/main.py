@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any, TextIO
 
-from meshwright.errors import MeshwrightError, TemporaryError
+from meshwright.errors import MeshwrightError, TemporaryError, did_you_mean
 from meshwright.support.signals import handled_signals, not_ignored
 
 COMMANDS = {
@@ -264,8 +264,7 @@ def _no_command(name: str) -> str:
     """Return the error message for an unknown command."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(get_close_matches(name, COMMANDS, n=1))
     return f"no command {name!r}; {hint}commands are {', '.join(COMMANDS)}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from meshwright.description.hardware.chip import MEMORY_HEADROOM
 from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.step.model import largest
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean
 from meshwright.mesh import MeshShape, parse_mesh
 from meshwright.units import parse_count, parse_number
 
@@ -31,8 +31,7 @@ def given(options: Mapping[str, Any], allowed: Iterable[str]) -> dict[str, Any]:
     names = list(allowed)
     for name in options:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(difflib.get_close_matches(name, names, n=1))
             raise MeshwrightError(f"there is no option {name!r}; {hint}options are {', '.join(names)}")
     return {name: value for name, value in options.items() if value is not None}
 

@@ -118,6 +118,7 @@ MISTAKES = [
     ({"nothing": "dp"}, "dp=2", "'nothing' names no class of dims; classes are batch"),
     ({"*:0": "dp"}, "dp=2", "classes of dims; they are"),
     ({"*.q:0": "dp"}, "dp=2", "cannot be split: layers"),
+    ({"*.up:2": "dp", "*.down:1": "dp"}, "dp=2", "'*.down:1' and '*.up:2' name the same class of dims"),
     ({"batch": "xp"}, "dp=2", "'batch' is for mesh axis 'xp'; the mesh has"),
     ({"tokens:1": "dp"}, "dp=2", "has 25 elements, which dp of degree 2 does not divide"),
 ]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from foreign import TINY, make_state, tokens, train_step
 
-from meshwright.proof.programs.classes import classes_of, state_of
+from meshwright.proof.programs.classes import classes_of
 from meshwright.proof.programs.trace import trace
 
 
@@ -55,7 +55,7 @@ def test_names_and_order_of_arguments_change_nothing():
 def test_state_is_what_a_function_takes_and_returns():
     state = abstract(make_state, jax.random.key(0))
     program = trace(train_step, state, tokens())
-    found = state_of(program)
+    found = program.state
     assert len(found) == len(jax.tree.leaves(state))
     assert all(
         program.arguments[one][0].split(".")[1:] == program.results[two][0].split(".")[1:] for one, two in found.items()

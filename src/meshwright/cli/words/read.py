@@ -14,7 +14,7 @@ from typing import Any
 
 from meshwright.cli.words.config_file import read_config_file
 from meshwright.cli.words.options import Option, declared_words
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean
 from meshwright.mesh import our_axis
 
 ALIASES = {"--mesh-dim": "--mesh", "--out": "--output", "--max-tokens": "--num-tokens", "--for": "--serve"}
@@ -203,5 +203,5 @@ def _unknown(name: str, args: type, kinds: Mapping[str, type], hints: Mapping[st
     degree = name.removeprefix("--").removeprefix("parallelism.").replace("-", "_")
     if "--mesh" in known and (ours := our_axis(degree)):
         return f"there is no option {name}; here that is a degree of --mesh: {ours}"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f"there is no option {name}; {f'did you mean {near[0]}? ' if near else ''}--help lists them"
+    hint = did_you_mean(difflib.get_close_matches(name, known, n=1, cutoff=0.7))
+    return f"there is no option {name}; {hint}--help lists them"

@@ -16,8 +16,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from meshwright.description.step.parameter_tree import leaves, parameters
 from meshwright.description.step.rules import Rules, logical_rules, rules_of, spec
 from meshwright.description.step.stages import staged_parameters
-from meshwright.errors import MeshwrightError
-from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.errors import MeshwrightError, did_you_mean
+from meshwright.execution.runtime.mesh import build_mesh, with_axis_type
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.mesh import MeshShape, check_divides
 from meshwright.planning.plan import Plan
@@ -28,9 +28,7 @@ def mesh_of(shape: MeshShape, devices: Sequence[Any] | None, types: Literal["exp
     if types not in ("explicit", "auto"):
         raise MeshwrightError(f"types is {types!r}; it is one of explicit, auto")
     mesh = build_mesh(shape, devices)
-    if types == "explicit":
-        return mesh
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    return mesh if types == "explicit" else with_axis_type(mesh, AxisType.Auto)
 
 
 Axes = Mapping[str, Sequence[str | None] | Literal["replicated"]]
@@ -64,8 +62,7 @@ def _declared(plan: Plan, paths: Sequence[str], shapes: Sequence[tuple[int, ...]
     specs = []
     for path, shape in zip(paths, shapes, strict=True):
         if path not in declared:
-            near = difflib.get_close_matches(path, declared, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(difflib.get_close_matches(path, declared, n=1))
             raise MeshwrightError(
                 f"{model.name} has no parameter {path!r}; {hint}for another tree give axes={{'regular expression':"
                 f" (logical axis of each dim)}}"
@@ -121,8 +118,7 @@ def _spec(path: str, shape: tuple[int, ...], names: tuple[str, ...], mesh: MeshS
     for name in names:
         if name not in rules:
             known = [known for known in rules if known]
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(difflib.get_close_matches(name, known, n=1))
             raise MeshwrightError(f"{path} has logical axis {name!r}; {hint}logical axes are {', '.join(known)}")
     _check_divides(path, shape, names, mesh, rules)
     found = spec(names, mesh=mesh, rules=rules, what=path)

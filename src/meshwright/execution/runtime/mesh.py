@@ -35,6 +35,11 @@ def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     return jax.make_mesh(tuple(shape.layout.values()), tuple(shape.layout), axis_types=types, devices=found)
 
 
+def with_axis_type(mesh: Mesh, kind: AxisType) -> Mesh:
+    """Return the same mesh with all axes of one type."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * len(mesh.axis_names))
+
+
 def mesh_platform() -> str:
     """Return the platform of the current mesh's devices: `cpu`, `gpu` or `tpu`; without a mesh, JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device

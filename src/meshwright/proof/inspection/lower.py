@@ -21,6 +21,7 @@ from jax.stages import Compiled, Lowered, Traced
 import meshwright
 from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.errors import MeshwrightError
+from meshwright.execution.runtime.mesh import with_axis_type
 from meshwright.proof.compiler.load import load_function
 from meshwright.proof.compiler.program import LoweredProgram, UnusedConstraint
 from meshwright.proof.compiler.worker import error_text
@@ -95,7 +96,7 @@ def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str
     make = load_function(function)
     ways = []
     for kind in types:
-        typed = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType[kind],) * len(mesh.axis_names))
+        typed = with_axis_type(mesh, AxisType[kind])
         ways.append((f"with {kind.lower()} axes", functools.partial(_lower_made, make, function, typed)))
     return first_that_lowers(function, ways)
 

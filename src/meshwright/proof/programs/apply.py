@@ -19,10 +19,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
-from meshwright.execution.runtime.mesh import build_mesh
+from meshwright.execution.runtime.carry import mesh_of
 from meshwright.options.values import MeshLike, read_mesh
-from meshwright.proof.programs.classes import DimClass, classes_of, find_classes, splits_of, state_of
-from meshwright.proof.programs.rules import flops
+from meshwright.proof.programs.classes import DimClass, classes_of, find_classes, splits_of
+from meshwright.proof.programs.rules import MATMULS
 from meshwright.proof.programs.trace import CALLS, Body, Program, trace
 
 Table = Mapping[str, str | Sequence[str]]
@@ -57,8 +57,7 @@ def apply(
             do not divide the dims.
     """
     if not isinstance(mesh, Mesh):
-        built = build_mesh(read_mesh(mesh, jax.device_count()))
-        mesh = Mesh(built.devices, built.axis_names, axis_types=(AxisType.Auto,) * len(built.axis_names))
+        mesh = mesh_of(read_mesh(mesh, jax.device_count()), None, "auto")
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise MeshwrightError("the mesh has explicit axes; a table is applied on auto axes: plan.mesh(types='auto')")
     program = trace(function, *args, **kwargs)
@@ -70,7 +69,7 @@ def apply(
             raise MeshwrightError(
                 f"{key!r} has {one.size} elements, which {','.join(axes)} of degree {degree} does not divide"
             )
-        chosen[one.atom] = (*chosen.get(one.atom, ()), *axes)
+        chosen[one.atom] = axes
     return Applied(program, classes, chosen, mesh, _axes(store, mesh, "store"))
 
 
@@ -144,16 +143,15 @@ class Applied:
 
     @cached_property
     def _inputs(self) -> list[NamedSharding]:
-        state = state_of(self.program)
         return [
-            NamedSharding(self.mesh, self._stored(shape) if number in state else self._spec(shape))
+            NamedSharding(self.mesh, self._stored(shape) if number in self.program.state else self._spec(shape))
             for number, (_, shape) in enumerate(self.program.arguments)
         ]
 
     @cached_property
     def _outputs(self) -> list[NamedSharding | None]:
         found: list[NamedSharding | None] = [None] * len(self.program.results)
-        for argument, result in state_of(self.program).items():
+        for argument, result in self.program.state.items():
             found[result] = self._inputs[argument]
         return found
 
@@ -169,7 +167,7 @@ class Applied:
         used = {axis for axes in spec if axes for axis in axes}
         if (axes := tuple(axis for axis in self.store if axis not in used)) and shape:
             degree = math.prod(self.mesh.shape[axis] for axis in axes)
-            barred = self.program.dims.why_barred()
+            barred = {one.atom for one in self.classes if one.barred}
             free = [
                 place
                 for place, dim in enumerate(shape)
@@ -189,7 +187,7 @@ class Applied:
         for number, equation in enumerate(body.jaxpr.eqns):
             given = [var.val if isinstance(var, Literal) else values[var] for var in equation.invars]
             results = self._run(equation, body.called[number], given)
-            if flops(equation):
+            if equation.primitive.name in MATMULS:
                 results = [self._constrained(equation, body, results[0])]
             values.update(zip(equation.outvars, results, strict=True))
         return [var.val if isinstance(var, Literal) else values[var] for var in body.jaxpr.outvars]

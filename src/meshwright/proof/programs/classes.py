@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.proof.programs.rules import Shape, flops
+from meshwright.proof.programs.rules import MATMULS, Shape
 from meshwright.proof.programs.trace import Body, Program
 
 GENERIC = {"kernel", "weight", "value", "w", "b", "bias", "scale", "raw_value"}
@@ -37,34 +36,6 @@ class DimClass:
         return f"{self.name} ({self.size}): {shown or 'values only'}{why}"
 
 
-def state_of(program: Program) -> dict[int, int]:
-    """Return the arguments that a function returns updated: the number of the result by that of the argument.
-
-    A result is the new value of an argument if their shapes and dtypes are equal and their paths end alike. For a step
-    `(state, batch) -> (state, loss)` these are the leaves of `state`.
-    """
-    before: list[Any] = [var.aval for var in program.body.jaxpr.invars]
-    after: list[Any] = [var.aval for var in program.body.jaxpr.outvars]
-    free: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for number, ((path, _), aval) in enumerate(zip(program.arguments, before, strict=True)):
-        for end in _ends(path):
-            free[(end, aval.shape, aval.dtype)].append(number)
-    found: dict[int, int] = {}
-    for number, ((path, _), aval) in enumerate(zip(program.results, after, strict=True)):
-        for end in _ends(path):
-            same = [one for one in free.get((end, aval.shape, aval.dtype), ()) if one not in found]
-            if same:
-                found[same[0]] = number
-                break
-    return found
-
-
-def _ends(path: str) -> list[str]:
-    """Return a path without its first part, then without the first two, and so on: longest first."""
-    parts = path.split(".")
-    return [".".join(parts[start:]) for start in range(min(1, len(parts) - 1), len(parts))]
-
-
 def tie_layers(program: Program) -> None:
     """Unite classes whose arguments' paths differ only in numbers, such as those of layers written one by one."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -82,8 +53,8 @@ def classes_of(program: Program) -> tuple[DimClass, ...]:
     such as the sequence of a step that cuts its last token off.
     """
     tie_layers(program)
-    state, barred = state_of(program), program.dims.why_barred()
-    trained = {program.arguments[number][0] for number in state}
+    barred = program.dims.why_barred()
+    trained = {program.arguments[number][0] for number in program.state}
     vectors = {path for path, shape in program.arguments if len(shape) < 2}
     found: list[DimClass] = []
     taken: set[str] = set()
@@ -109,7 +80,7 @@ def _of_matmuls(program: Program, body: Body) -> Iterator[int]:
     for number, equation in enumerate(body.jaxpr.eqns):
         for called in body.called[number]:
             yield from _of_matmuls(program, called)
-        if flops(equation):
+        if equation.primitive.name in MATMULS:
             for dim in body.shapes[equation.outvars[0]]:
                 yield from program.dims.atoms(dim)
 
@@ -142,7 +113,8 @@ def find_classes(classes: tuple[DimClass, ...], table: Mapping[str, object]) -> 
     """Return the class that each key of a table names: by its name, or by one of its members, also with `*`.
 
     Raises:
-        MeshwrightError: a key names no class, several classes, or one that no axis may split.
+        MeshwrightError: a key names no class, several classes, one that another key names, or one that no axis may
+            split.
     """
     found: dict[str, DimClass] = {}
     for key in table:
@@ -152,6 +124,8 @@ def find_classes(classes: tuple[DimClass, ...], table: Mapping[str, object]) -> 
             names = ", ".join(one.name for one in named or classes)
             what = f"names {len(named)} classes of dims" if named else "names no class of dims"
             raise MeshwrightError(f"{key!r} {what}; {'they are' if named else 'classes are'} {names}")
+        if other := next((other for other, one in found.items() if one is named[0]), None):
+            raise MeshwrightError(f"{key!r} and {other!r} name the same class of dims, {named[0].name}; leave one out")
         if named[0].barred:
             raise MeshwrightError(f"{key!r} cannot be split: {named[0].barred}")
         found[key] = named[0]

@@ -7,7 +7,6 @@ all dims of the results are new: nothing is known about them, so no table splits
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -205,10 +204,6 @@ def _top_k(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
     return [(*one[:place], best, *one[place + 1 :]) for _ in equation.outvars]
 
 
-def _same_rank_one(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    return [operands[0] for _ in equation.outvars]
-
-
 _MATH = [
     "abs",
     "acos",
@@ -318,9 +313,9 @@ RULES: dict[str, Rule] = {
     "pad": _of_equal_size,
     "reduce_window_max": _of_equal_size,
     "reduce_window_sum": _of_equal_size,
-    "rev": _same_rank_one,
-    "sharding_constraint": _same_rank_one,
-    "reshard": _same_rank_one,
+    "rev": _one_by_one,
+    "sharding_constraint": _one_by_one,
+    "reshard": _one_by_one,
     "dynamic_update_slice": _update_slice,
     "gather": _gather,
     **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_min", "scatter_max"), _scatter),
@@ -331,15 +326,5 @@ RULES: dict[str, Rule] = {
 """The rules by the name of the primitive."""
 
 
-def flops(equation: Any) -> int:
-    """Return the flops of a matmul or convolution on whole arrays; 0 for any other equation."""
-    name, out = equation.primitive.name, equation.outvars[0].aval
-    if name == "dot_general":
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        return 2 * math.prod(out.shape) * math.prod(equation.invars[0].aval.shape[place] for place in contracted)
-    if name == "conv_general_dilated":
-        kernel = equation.invars[1].aval.shape
-        return 2 * math.prod(out.shape) * math.prod(kernel) // kernel[equation.params["dimension_numbers"].rhs_spec[0]]
-    if name == "ragged_dot_general":
-        return 2 * math.prod(out.shape) * equation.invars[0].aval.shape[-1]
-    return 0
+MATMULS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
+"""Primitives whose results a table constrains."""

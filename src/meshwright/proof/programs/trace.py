@@ -6,7 +6,8 @@ A called program is walked once for each call, so that two calls of one function
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.stages import Traced
 
 from meshwright.proof.programs.dims import Dims
-from meshwright.proof.programs.rules import RULES, Shape, flops, fresh, new_results
+from meshwright.proof.programs.rules import RULES, Shape, fresh, new_results
 
 TRIP = "layers and steps of a loop run one after the other"
 """Why no mesh axis splits the leading dim of what a `scan` goes through."""
@@ -52,8 +53,8 @@ class Body:
 class Program:
     """A traced function with the dims of all its values.
 
-    arguments, results: the path of each leaf, as `params.kernel`, and its dims. flops: of matmuls and convolutions in
-    one call, loops included; the trips of a `while` loop are unknown and count once.
+    arguments, results: the path of each leaf, as `params.kernel`, and its dims. state: the arguments that the function
+    returns updated, as the number of the result by that of the argument.
     """
 
     traced: Traced
@@ -61,9 +62,7 @@ class Program:
     dims: Dims
     arguments: tuple[tuple[str, Shape], ...]
     results: tuple[tuple[str, Shape], ...]
-    flops: int
-    unknown: Mapping[str, int]
-    """Flops inside primitives whose programs are not walked, such as `shard_map`, by the primitive's name."""
+    state: Mapping[int, int]
 
 
 def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
@@ -76,26 +75,17 @@ def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
     """
     traced = function.trace(*args, **kwargs) if hasattr(function, "trace") else jax.jit(function).trace(*args, **kwargs)
     closed, dims = traced.jaxpr, Dims()
-    walk = _Walk(dims)
-    inputs = [fresh(var.aval.shape, dims) for var in closed.jaxpr.invars]
-    body = walk.body(closed, inputs)
+    inputs = [fresh(aval.shape, dims) for aval in closed.in_avals]
+    body = _Walk(dims).body(closed, inputs)
     outputs = [body.shape(var) for var in closed.jaxpr.outvars]
     called, _ = jax.tree_util.tree_flatten_with_path(traced.args_info)
     positional = _parameters(function)
     names = [_path(path, positional) for path, _ in called]
     returned, _ = jax.tree_util.tree_flatten_with_path(traced.out_info)
-    return Program(
-        traced,
-        body,
-        dims,
-        tuple(zip(names, inputs, strict=True)),
-        tuple(
-            (jax.tree_util.keystr(path, simple=True, separator="."), shape)
-            for (path, _), shape in zip(returned, outputs, strict=True)
-        ),
-        walk.flops,
-        walk.unknown,
-    )
+    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in returned]
+    state = _state(zip(names, closed.in_avals, strict=True), zip(paths, closed.out_avals, strict=True))
+    arguments, results = (tuple(zip(*pair, strict=True)) for pair in ((names, inputs), (paths, outputs)))
+    return Program(traced, body, dims, arguments, results, state)
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -114,14 +104,37 @@ def _path(path: Sequence[Any], positional: list[str]) -> str:
     return jax.tree_util.keystr((first, *rest), simple=True, separator=".")
 
 
+def _state(arguments: Iterable[tuple[str, Any]], results: Iterable[tuple[str, Any]]) -> dict[int, int]:
+    """Return the arguments that a function returns updated: the number of the result by that of the argument.
+
+    A result is the new value of an argument if their shapes and dtypes are equal and their paths end alike. For a step
+    `(state, batch) -> (state, loss)` these are the leaves of `state`.
+    """
+    free: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for number, (path, aval) in enumerate(arguments):
+        for end in _ends(path):
+            free[(end, aval.shape, aval.dtype)].append(number)
+    found: dict[int, int] = {}
+    for number, (path, aval) in enumerate(results):
+        for end in _ends(path):
+            same = [one for one in free.get((end, aval.shape, aval.dtype), ()) if one not in found]
+            if same:
+                found[same[0]] = number
+                break
+    return found
+
+
+def _ends(path: str) -> list[str]:
+    """Return a path without its first part, then without the first two, and so on: longest first."""
+    parts = path.split(".")
+    return [".".join(parts[start:]) for start in range(min(1, len(parts) - 1), len(parts))]
+
+
 class _Walk:
     """Walks the equations of a program and of the programs that it calls."""
 
     def __init__(self, dims: Dims) -> None:
         self.dims = dims
-        self.flops = 0
-        self.unknown: dict[str, int] = {}
-        self._trips = 1
 
     def body(self, program: ClosedJaxpr | Jaxpr, inputs: Sequence[Shape]) -> Body:
         """Return a program with the dims of its values, given those of its arguments."""
@@ -133,7 +146,6 @@ class _Walk:
         body.shapes.update(zip(jaxpr.invars, inputs, strict=True))
         for number, equation in enumerate(jaxpr.eqns):
             operands = [body.shape(var) for var in equation.invars]
-            self.flops += self._trips * flops(equation)
             body.called[number], results = self._equation(equation, operands)
             body.shapes.update(zip(equation.outvars, results, strict=True))
         return body
@@ -154,9 +166,6 @@ class _Walk:
             for others in results[1:]:
                 self._tie(results[0], others)
             return bodies, results[0]
-        for inner in _programs(parameters):
-            if count := sum(flops(one) for one in _equations(inner)):
-                self.unknown[name] = self.unknown.get(name, 0) + self._trips * count
         return (), RULES.get(name, new_results)(equation, operands, self.dims)
 
     def _scan(self, parameters: Mapping[str, Any], operands: list[Shape]) -> tuple[tuple[Body, ...], list[Shape]]:
@@ -164,9 +173,7 @@ class _Walk:
         steps = operands[consts + carried :]
         for one in steps:
             self.dims.bar(one[0], TRIP)
-        self._trips *= length
         body = self.body(parameters["jaxpr"], [*operands[: consts + carried], *(one[1:] for one in steps)])
-        self._trips //= length
         results = [body.shape(var) for var in body.jaxpr.outvars]
         self._tie(operands[consts : consts + carried], results[:carried])
         count = self.dims.new(length)
@@ -174,7 +181,6 @@ class _Walk:
         return (body,), [*operands[consts : consts + carried], *((count, *one) for one in results[carried:])]
 
     def _while(self, parameters: Mapping[str, Any], operands: list[Shape]) -> tuple[tuple[Body, ...], list[Shape]]:
-        """Handle a `while` loop. Its number of trips depends on data, so its flops count once."""
         first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
         carried = operands[first + second :]
         cond = self.body(parameters["cond_jaxpr"], [*operands[:first], *carried])
@@ -187,21 +193,3 @@ class _Walk:
         for one, other in zip(ones, others, strict=True):
             for first, second in zip(one, other, strict=False):
                 self.dims.unite(first, second)
-
-
-def _programs(parameters: Mapping[str, Any]) -> Iterator[Jaxpr]:
-    """Yield the programs among an equation's parameters."""
-    for value in parameters.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(one, ClosedJaxpr):
-                yield one.jaxpr
-            elif isinstance(one, Jaxpr):
-                yield one
-
-
-def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Yield every equation of a program and of those that it calls."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in _programs(equation.params):
-            yield from _equations(inner)
