@@ -41,7 +41,7 @@ from meshwright.planning.cost.flops import window_share
 from meshwright.planning.cost.model_states import trained_elements
 from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
 from meshwright.planning.cost.rates.attention import fused_attention_time
-from meshwright.planning.cost.rates.efficiency import gpu_figures, layer_shares
+from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares
 from meshwright.record import Phase
 
 
@@ -392,7 +392,7 @@ class OpTimer:
 
     def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
         """Return the seconds of kernels that move `nbytes` per element, given for elements of 2 bytes."""
-        launch = gpu_figures(self.system.chip.name).launch_seconds if self.system.chip.kind == "gpu" else 0.0
+        launch = launch_seconds(self.system)
         scale = dtype_bytes(self.dtype) / 2
         return kernels * launch + self._hbm(scale * nbytes * elements)
 
@@ -432,7 +432,7 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
     factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
     if strategy.profile.shard_lists:
         factors = {"all-gather": 3.0, "reduce-scatter": 2.0}
-        launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+        launch = launch_seconds(system)
     seconds: dict[Phase, float] = {}
     for move in filter(is_of_weights, weight_collectives(workload, mesh, strategy)):
         copies = 0 if move.array.endswith((".key", ".value")) else move.count * mesh.degree(move.axes)

@@ -19,7 +19,7 @@ from meshwright.planning.cost.kv_cache import cache_bytes, mean_cache_bytes
 from meshwright.planning.cost.rates.achieved import HBM_SHARE
 from meshwright.planning.cost.rates.attention import attention_share
 from meshwright.planning.cost.rates.collective_time import planned_seconds
-from meshwright.planning.cost.rates.efficiency import gpu_figures, product_efficiency
+from meshwright.planning.cost.rates.efficiency import launch_seconds, product_efficiency
 from meshwright.planning.cost.roofline import OpTime, critical_batch, matmul_bytes
 from meshwright.planning.cost.serving_bytes import weight_bytes
 from meshwright.record import Bound, Collective
@@ -164,7 +164,7 @@ def product_time(
     moved = matmul_bytes(
         rows, inner, columns, weight_dtype=serving.weight_dtype, activation_dtype=serving.activation_dtype
     )
-    launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+    launch = launch_seconds(system)
     return OpTime(flops_seconds, launch + count * moved / (HBM_SHARE * system.hbm_bytes_per_second))
 
 

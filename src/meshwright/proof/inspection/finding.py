@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -32,7 +33,7 @@ class FindingKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(ABC):
     """A mistake in a compiled program. Each check has a subclass with its figures."""
 
     kind: ClassVar[FindingKind]
@@ -49,9 +50,9 @@ class Finding:
     source: str  # file:line (scopes); '' if the compiler kept none.
     elsewhere: tuple[str, ...] = ()  # Other places with the same mistake.
 
+    @abstractmethod
     def _sentences(self) -> tuple[str, str]:
         """Return what the program does, with figures, and what to change."""
-        raise NotImplementedError
 
     @property
     def evidence(self) -> str:

@@ -27,7 +27,7 @@ from meshwright.planning.cost.rates.attention import (
     tpu_kernel_share,
 )
 from meshwright.planning.cost.rates.data_files import tpu_products
-from meshwright.planning.cost.rates.efficiency import gpu_figures, product_efficiency
+from meshwright.planning.cost.rates.efficiency import launch_seconds, product_efficiency
 from meshwright.proof.simulate.hbm import hbm_bytes, is_free
 
 Basis = Literal["compiler", "roofline", "kernel"]
@@ -64,7 +64,7 @@ def op_seconds(module: Module, instruction: Instruction, system: System) -> OpSe
     if (worked := kernel_seconds(module, instruction, system)) is not None:
         return OpSeconds(max(worked, moved), "kernel")
     worked = sum(_product_seconds(module, product, system) for product in _inside(module, instruction))
-    launch = gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+    launch = launch_seconds(system)
     return OpSeconds(max(worked, moved, launch), "roofline")
 
 

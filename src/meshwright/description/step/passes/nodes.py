@@ -16,6 +16,7 @@ from meshwright.description.step.ir import OPERANDS, Array, Block, Dim, Operand,
 from meshwright.description.step.layer import (
     Attention,
 )
+from meshwright.description.step.rules import IN_USE
 from meshwright.description.step.strategy import SequenceMethod, TpStream
 from meshwright.mesh import LAYOUT
 from meshwright.record import Kind
@@ -48,9 +49,6 @@ EXCHANGED_GRADIENTS: Mapping[Operand, str] = {
 """Names of the exchanges of attention's gradients over a split sequence (Ulysses), by operand."""
 
 Phases = tuple[Literal["forward", "recompute", "backward"], ...]
-
-STORAGE_ONLY = {"embed": "activation", "latent_input": "activation"}
-"""Logical axes that shard a parameter only in storage: in use the dim is gathered and sharded like this one."""
 
 
 class Tag(Enum):
@@ -112,7 +110,7 @@ class Layout:
 
     def used(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
         """Return the dims of a parameter as matmuls use it."""
-        return tuple(Dim(LETTERS[name], size, self.axes(STORAGE_ONLY.get(name, name))) for name, size in dims)
+        return tuple(Dim(LETTERS[name], size, self.axes(IN_USE.get(name, name))) for name, size in dims)
 
     def stored(self, dims: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
         """Return the dims of a parameter in storage."""

@@ -122,6 +122,11 @@ def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
 
 
 @cache
+def launch_seconds(system: System) -> float:
+    """Return the time of starting a kernel on a device, which no op on a GPU is shorter than; 0 on other chips."""
+    return gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
+
+
 def gpu_figures(name: str) -> GpuFigures:
     """Return the figures of a GPU. Those that were not measured use a related GPU's, with their own multiprocessors."""
     data = gpu_products()
