@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from meshwright.description.hardware.system import parse_system
-from meshwright.pictures.comparison import row_tables
 from meshwright.pictures.document import Section, html_table, render
 from meshwright.pictures.rows import answer, costs, short_path
+from meshwright.pictures.screens.comparison import row_tables
 from meshwright.pictures.sections import buffers_section, collectives_section, memory_section, timeline_section
 from meshwright.proof.compiler.records import read_optimized
 from meshwright.proof.inspection.finding import Finding

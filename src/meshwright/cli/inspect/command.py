@@ -20,7 +20,7 @@ from meshwright.description.hardware.system import parse_system
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.mesh import parse_axes
 from meshwright.options.declare import Json, Mesh, option, positional
-from meshwright.pictures.inspection import print_buffers, print_screen
+from meshwright.pictures.screens.inspection import print_buffers, print_screen
 from meshwright.pictures.text import next_line
 from meshwright.support.files import check_outputs
 

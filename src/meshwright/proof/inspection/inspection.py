@@ -51,7 +51,7 @@ class Inspection:
 
     def __str__(self) -> str:
         """The screen of `meshwright inspect`, as plain text."""
-        from meshwright.pictures.inspection import screen_text
+        from meshwright.pictures.screens.inspection import screen_text
 
         return screen_text(self)
 
