@@ -103,7 +103,7 @@ def inspect(
             program computes updates of. Gradients are not state.
         rules: regular expressions over argument paths, each with the intended mesh axes of every dim.
         expected: the intended collectives; by default unknown.
-        ignore: findings that do not count, by id and, behind a colon, a glob pattern of files: `padded-arrays:models/*.py`.
+        ignore: ids of findings that do not count, each with the files, if not all: `padded-arrays:models/*.py`.
         baseline: a file by `Inspection.write_baseline`, whose findings do not count.
 
     Raises:

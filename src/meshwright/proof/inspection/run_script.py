@@ -7,10 +7,11 @@ recorded too. The script runs on the devices of this process, with real values; 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -92,7 +93,7 @@ class _Function:
     """A jitted function of a script, and how often it was called. flops: of its matmuls in one call."""
 
     def __init__(self, jitted: Any) -> None:
-        self.jitted = jitted
+        self.code = getattr(inspect.unwrap(jitted), "__code__", jitted)
         self.name = getattr(jitted, "__name__", type(jitted).__name__)
         self.count = 0
         self.flops = 0
@@ -137,20 +138,19 @@ class _Recorder(Generic[T]):
 
     def _add(self, jitted: Any) -> Any:
         self.functions.append(_Function(jitted))
-        return _Recorded(self.functions[-1], self)
+        return _Recorded(jitted, self.functions[-1], self)
 
     def run(self, recorded: _Recorded, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a call from the script itself, and run it. Calls inside jitted functions are not recorded."""
-        is_inside = getattr(self._thread, "is_inside", False)
-        if (
-            is_inside
-            or not self.is_recording
-            or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs)))
-        ):
+        """Record a call from the script itself, and run it. Calls inside jitted functions are not recorded.
+
+        method: the jitted function, or its `lower`.
+        """
+        is_inside = not self.is_recording or getattr(self._thread, "is_inside", False)
+        if is_inside or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return method(*args, **kwargs)
         self._thread.is_inside = True
         try:
-            self.record(recorded, Call(recorded.function.jitted, args, kwargs))
+            self.record(recorded, Call(recorded.jitted, args, kwargs), is_call=method is recorded.jitted)
             return method(*args, **kwargs)
         except Exception:
             self.failed = recorded.function
@@ -158,20 +158,27 @@ class _Recorder(Generic[T]):
         finally:
             self._thread.is_inside = False
 
-    def record(self, recorded: _Recorded, call: Call) -> None:
-        """Record a call: take it where it is the best so far; end the script where no better one is to be expected."""
+    def record(self, recorded: _Recorded, call: Call, *, is_call: bool) -> None:
+        """Record a call: take it where it is the best so far; end the script where no better one is to be expected.
+
+        is_call: False where the function is only lowered: its compiled program is then called, which is not recorded.
+        """
         if self.is_done:
             raise _Cut
         function = recorded.function
+        if function.count == 0 and not self.wanted:
+            function.flops = _flops(call)
+            # A function that is jitted again in each iteration of a loop, as in `jax.jit(step)(state)`, is one.
+            alike = (one for one in self.functions if one.code is function.code and one.flops == function.flops)
+            function = recorded.function = next((one for one in alike if one.count), function)
         function.count += 1
         if self.wanted:
             is_last = self.wanted == function.name or self.names.get(self.wanted) is recorded
             is_best = is_last
         else:
-            if function.count == 1:
-                function.flops = _flops(call)
             is_best = function.flops >= max(one.flops for one in self.functions) and function.count <= 2
-            is_last = (is_best and function.count == 2 and function.flops > 0) or function.count == _MOST_CALLS
+            is_step = is_best and function.flops > 0
+            is_last = (is_step and (function.count == 2 or not is_call)) or function.count == _MOST_CALLS
         if is_best:
             self.chosen = function
             try:
@@ -207,18 +214,17 @@ class _Recorder(Generic[T]):
 class _Recorded:
     """A jitted function that records its calls."""
 
-    def __init__(self, function: _Function, recorder: _Recorder[Any]) -> None:
-        with suppress(AttributeError):
-            functools.update_wrapper(self, function.jitted, updated=())
-        self.__wrapped__ = getattr(function.jitted, "__wrapped__", function.jitted)
-        self.function, self.recorder = function, recorder
+    def __init__(self, jitted: Any, function: _Function, recorder: _Recorder[Any]) -> None:
+        functools.update_wrapper(self, jitted, updated=())
+        self.__wrapped__ = getattr(jitted, "__wrapped__", jitted)
+        self.jitted, self.function, self.recorder = jitted, function, recorder
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.recorder.run(self, self.function.jitted, args, kwargs)
+        return self.recorder.run(self, self.jitted, args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lower the function, which counts as a call: scripts that compile ahead of time call the result."""
-        return self.recorder.run(self, self.function.jitted.lower, args, kwargs)
+        return self.recorder.run(self, self.jitted.lower, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)
@@ -226,11 +232,11 @@ class _Recorded:
     def __getattr__(self, name: str) -> Any:
         if name == "_jit_info":  # by which a function that JAX made itself is known
             raise AttributeError(name)
-        return getattr(self.function.jitted, name)
+        return getattr(self.jitted, name)
 
     def __reduce__(self) -> Any:
         # A copy of a function that calls this one, for another mesh, calls the jitted function itself.
-        return _same, (self.function.jitted,)
+        return _same, (self.jitted,)
 
 
 def _wrapped_call() -> Call | None:
@@ -240,10 +246,11 @@ def _wrapped_call() -> Call | None:
     """
     frame = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
-        here, frame = frame.f_locals, frame.f_back
-        wrapper = here.get("self")
-        if callable(getattr(wrapper, "lower", None)) and not isinstance(wrapper, _Recorded) and "args" in here:
-            return Call(wrapper, here["args"], here.get("kwargs", {}))
+        name, here, frame = frame.f_code.co_name, frame.f_locals, frame.f_back
+        wrapper, args = here.get("self"), here.get("args")
+        is_wrapper = callable(getattr(wrapper, "lower", None)) and not isinstance(wrapper, _Recorded)
+        if name == "__call__" and is_wrapper and isinstance(args, tuple):
+            return Call(wrapper, args, here.get("kwargs", {}))
         if frame is None:
             break
     return None
@@ -264,7 +271,10 @@ def _flops(call: Call) -> int:
 @contextmanager
 def _running(main: ModuleType, script: Script) -> Iterator[None]:
     """Run a script as `python FILE ARGUMENTS…` does: as module `__main__`, with its directory in front of the paths."""
-    replaced = ((sys, "argv", [str(script.file), *script.words]), (sys, "path", [str(script.file.parent), *sys.path]))
+    replaced = (
+        (sys, "argv", [str(script.file), *script.words]),
+        (sys, "path", [str(script.file.parent.resolve()), *sys.path]),
+    )
     own = sys.modules["__main__"]
     with ExitStack() as stack:
         for owner, name, value in replaced:
