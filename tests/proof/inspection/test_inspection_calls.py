@@ -280,6 +280,7 @@ def test_of_a_plan_the_step_is_compiled_that_verify_compiles(monkeypatch, tmp_pa
 
     monkeypatch.setattr("meshwright.proof.inspection.functions.compile_in_child", note)
     plan.write(tmp_path / "plan.yaml")
+    (tmp_path / "run").mkdir()
     begin_run(tmp_path / "run", new_run("tiny", plan, tmp_path / "run", steps=2, settings={"learning_rate": None}), 0)
     for subject in (plan, tmp_path / "plan.yaml", str(tmp_path / "run")):
         with pytest.raises(MeshwrightError, match="train step of tiny was reached"):

@@ -205,7 +205,11 @@ class _Recorder(Generic[T]):
         told = f"{file}: {one.name} at its call {one.count}"
         if self.wanted:
             return told
-        why = f"most flops in matmuls, {show_flops(one.flops)}" if one.flops else "no jitted function has matmuls"
+        why = (
+            f"most flops in matmuls, {show_flops(one.flops)} on all devices"
+            if one.flops
+            else "no jitted function has matmuls"
+        )
         others = list(dict.fromkeys(other.name for other in self.functions if other.name != one.name))
         rest = f"; others: {', '.join(others[:6])}; {file}:NAME takes one of them" if others else ""
         return f"{told} ({why}){rest}"
