@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import meshwright
@@ -219,11 +220,13 @@ def test_a_script_without_such_a_call_is_an_error(text, source, reason, folder):
 
 
 def test_a_script_leaves_the_process_as_it_was(folder):
-    import jax
+    def state():
+        return jax.jit, jax.distributed.initialize, jax.sharding.get_mesh(), sys.argv, sys.path, sys.modules["__main__"]
 
-    jit, argv, paths, main = jax.jit, sys.argv, sys.path, sys.modules["__main__"]
+    (folder / "train.py").write_text(TRAIN.replace("@jax.jit", "jax.set_mesh(mesh)\n\n\n@jax.jit", 1))
+    before = state()
     meshwright.inspect("train.py")
-    assert (jax.jit, sys.argv, sys.path, sys.modules["__main__"]) == (jit, argv, paths, main)
+    assert state() == before
 
 
 def test_a_file_has_functions_of_a_mesh_as_a_module_has(folder):

@@ -285,6 +285,7 @@ def _running(main: ModuleType, script: Script) -> Iterator[None]:
             stack.enter_context(_replaced(owner, name, value))
         stack.callback(sys.modules.__setitem__, "__main__", own)
         sys.modules["__main__"] = main
+        stack.enter_context(jax.set_mesh(jax.sharding.get_mesh()))  # restores it if the script sets another
         yield
 
 
