@@ -38,7 +38,8 @@ class Finding(ABC):
     """A mistake in a compiled program. Each check has a subclass with its figures."""
 
     id: ClassVar[str]
-    """The class's name in kebab-case: `gathered-twice`. `--ignore`, baselines and SARIF name a check by it."""
+    """Names the mistake in options, files and docs/findings.md: the class name in kebab-case, `gathered-twice`."""
+
     kind: ClassVar[FindingKind]
     merged_by: ClassVar[tuple[str, ...]] = ()
     """Findings with the same source are merged if these fields are equal."""
@@ -53,8 +54,8 @@ class Finding(ABC):
     source: str  # file:line (scopes); '' if the compiler kept none.
     elsewhere: tuple[str, ...] = ()  # Other places with the same mistake.
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         cls.id = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     @abstractmethod

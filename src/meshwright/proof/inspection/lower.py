@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import math
 import re
 import site
 import sys
@@ -256,34 +255,9 @@ def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
                     dtype, shape = canonical_dtype(var.aval.dtype.name), tuple(var.aval.shape)
                     where = str(getattr(device, "spec", device))
                     yield UnusedConstraint(dtype, shape, _place(eqn), where.replace("PartitionSpec", "P"))
-        for inner in _inner_jaxprs(eqn):
-            yield from _unused(inner)
-
-
-def matmul_flops(jaxpr: Any) -> int:
-    """Return the flops of a jaxpr's matmuls and convolutions on all devices; of a `while` those of one iteration."""
-    flops = 0
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
-            sizes = eqn.invars[0].aval.shape
-            flops += 2 * eqn.outvars[0].aval.size * math.prod(sizes[dim] for dim in contracted)
-        elif eqn.primitive.name == "conv_general_dilated":
-            kernel, features = eqn.invars[1].aval, eqn.params["dimension_numbers"].rhs_spec[0]
-            flops += 2 * eqn.outvars[0].aval.size * kernel.size // kernel.shape[features]
-        else:
-            inner = [matmul_flops(one) for one in _inner_jaxprs(eqn)]
-            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-            times *= eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else 1
-            flops += times * (max(inner, default=0) if eqn.primitive.name == "cond" else sum(inner))
-    return flops
-
-
-def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
-    """Yield the jaxprs that an equation calls."""
-    for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
-        if hasattr(inner, "eqns"):
-            yield getattr(inner, "jaxpr", inner)
+        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from _unused(getattr(inner, "jaxpr", inner))
 
 
 def _is_dropped(aval: Any, target: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,6 @@ from jax.core import Tracer
 
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.proof.compiler.worker import error_text
-from meshwright.proof.inspection.lower import matmul_flops
 from meshwright.proof.inspection.meshes import Call
 from meshwright.proof.inspection.script import Script
 from meshwright.units import show_flops
@@ -267,9 +267,35 @@ def _same(jitted: Any) -> Any:
 def _flops(call: Call) -> int:
     """Return the flops of a call's matmuls; 0 where it cannot be traced, which the call itself will report."""
     try:
-        return matmul_flops(call.function.trace(*call.args, **call.kwargs).jaxpr.jaxpr)
+        return _matmul_flops(call.function.trace(*call.args, **call.kwargs).jaxpr.jaxpr)
     except Exception:
         return 0
+
+
+def _matmul_flops(jaxpr: Any) -> int:
+    """Return the flops of a jaxpr's matmuls and convolutions on all devices; of a `while` those of one iteration."""
+    flops = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            sizes = eqn.invars[0].aval.shape
+            flops += 2 * eqn.outvars[0].aval.size * math.prod(sizes[dim] for dim in contracted)
+        elif eqn.primitive.name == "conv_general_dilated":
+            kernel, features = eqn.invars[1].aval, eqn.params["dimension_numbers"].rhs_spec[0]
+            flops += 2 * eqn.outvars[0].aval.size * kernel.size // kernel.shape[features]
+        else:
+            inner = [_matmul_flops(one) for one in _inner_jaxprs(eqn)]
+            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            times *= eqn.params["mesh"].size if eqn.primitive.name == "shard_map" else 1
+            flops += times * (max(inner, default=0) if eqn.primitive.name == "cond" else sum(inner))
+    return flops
+
+
+def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """Yield the jaxprs that an equation calls."""
+    for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
+        if hasattr(inner, "eqns"):
+            yield getattr(inner, "jaxpr", inner)
 
 
 @contextmanager
