@@ -90,6 +90,7 @@ def _notes_section(notes: Iterable[str]) -> Section:
 def _finding(number: int, finding: Finding) -> str:
     place = f"<p><code>{escape(short_path(finding.source))}</code></p>" if finding.source else ""
     return (
-        f'<div class="finding">\n<p><strong>{number}. {escape(finding.kind)}</strong> {escape(costs(finding))}</p>\n'
+        f'<div class="finding">\n<p><strong>{number}. {escape(finding.kind)}</strong> [{finding.id}]'
+        f" {escape(costs(finding))}</p>\n"
         f"<p>{escape(finding.evidence)}</p>\n{place}\n<p>fix: {escape(finding.fix)}</p>\n</div>"
     )
