@@ -28,7 +28,7 @@ SETS: dict[str, set[str]] = {
     "moe": {"up:2"},
     "decode": {"up:1", "k:2", "embed:0"},
 }
-"""The dims that an expert would split over one axis in tensor parallelism: heads, MLP, vocabulary, every other filter."""
+"""The dims that an expert would split over one axis in tensor parallelism: heads, MLP, vocabulary, half the filters."""
 
 
 def planned(name: str, **options: Any) -> ProgramPlan:
