@@ -51,7 +51,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     layout = lay_mesh(system, mesh.layout)
     moves = step_collectives(workload, mesh, strategy)
     in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
-    round_ring = ring_shares(moves, workload, mesh, system, strategy)
+    round_ring = ring_shares(workload, mesh, system, strategy)
     budget = overlap_budget(moves, layout, strategy, round_ring)
     breakdown = step_breakdown(workload, mesh, system, strategy, budget)
     exposed = timed_collectives(moves, layout, budget.shares(*windows(breakdown)), round_ring, strategy)
