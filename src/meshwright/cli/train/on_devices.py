@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshwright.cli.loading import byte_bar
-from meshwright.cli.processes import report_end_to_others
 from meshwright.cli.train.args import Args
 from meshwright.cli.train.screen import TrainScreen
 from meshwright.cli.waiting import waiting
 from meshwright.execution.processes.host import FAILED
-from meshwright.execution.processes.member import leave_at_once
+from meshwright.execution.processes.member import leave_at_once, report_end_to_others
+from meshwright.execution.processes.options import processes_of
 from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
 from meshwright.pictures.tables import console, headline, promise, show, speed, table
 from meshwright.pictures.text import next_line
@@ -45,7 +45,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
     with waiting(f"starting {config.hardware}"):
         # Each process may have been started in a folder of its own.
         compared = replace(config, data=replace(config.data, folder=None)).to_json()
-        several = claim_devices(config.system, args.process.processes, compared)
+        several = claim_devices(config.system, processes_of(args.process), compared)
         use_compile_cache(args.run.compile_cache)
     is_first = is_first_process()
     allow = allowed_differences(args.run.allow, args.settings, change=args.run.change)
