@@ -315,7 +315,7 @@ def test_what_is_measured_stands_beside_a_plan(engine):
     assert all(value > 0 for value in (*measured, *planned))
     assert measured.batch <= engine.layout.rows
     assert measured.cache_bytes <= engine.layout.pages[0] * 4 * 2 * SMALL.num_kv_heads * SMALL.head_dim * 4
-    assert "(plan: " in show_means(measured, planned)
+    assert "(predicted: " in show_means(measured, planned)
 
 
 def test_an_engine_that_fails_says_why_and_takes_no_more():

@@ -90,7 +90,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
         )
     if system.chip.kind == "cpu" and experts and (room := dropless_padding(workload, mesh)) > 1:
         notes += (
-            "planned for tokens spread evenly over experts; as none may be dropped, simulated devices exchange"
+            "predicted for tokens spread evenly over experts; as none may be dropped, simulated devices exchange"
             f" {room:.3g}x the rows, TPUs and GPUs only the rows that there are",
         )
     if experts and experts.balance_weight and strategy.num_microbatches > 1:

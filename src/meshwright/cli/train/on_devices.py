@@ -74,7 +74,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
 
     if not screen.is_quiet:
         show(console(), headline(config.workload, config.hardware))
-        show(console(), f"mesh {config.mesh} · plan: {speed(planned)}   {promise(planned)}")
+        show(console(), f"mesh {config.mesh} · predicted: {speed(planned)}   {promise(planned)}")
         sys.stdout.flush()
     try:
         with report_end_to_others(several, RunStoppedError), screen:
@@ -147,7 +147,7 @@ def _print_outcome(
         print(json.dumps(outcome.record.to_json() | {"steps": outcome.taken, "loss": screen.ends}, indent=2))
     elif screen.taken:
         print("\n".join(screen.summary()))
-        show(console(), f"measured: {speed(outcome.record)}   (plan: {speed(planned)})")
+        show(console(), f"measured: {speed(outcome.record)}   (predicted: {speed(planned)})")
         _show_profile(config, directory, planned)
     if outcome.taken < config.steps:
         print(f"stopped at {outcome.taken} of {config.steps}; {_how_to_go_on(directory)}", file=sys.stderr)
