@@ -36,7 +36,7 @@ def run(args: Args) -> int:
         from meshwright.execution.loading.library import Found
         from meshwright.execution.models.inference.loaded import LoadedModel
         from meshwright.execution.training.run_directory.checkpoint import Note
-        from meshwright.serving.library import ServerProgress, run_server
+        from meshwright.serving.server import ServerProgress, run_server
 
     class Screen(ServerProgress):
         """What a server prints: its address on stdout, all else on stderr."""
