@@ -71,13 +71,15 @@ class Row:
 
     @property
     def mechanisms(self) -> frozenset[object]:
-        """What the row has of its own: model, mesh axes, fields of the strategy, policy, and what batches have."""
+        """What the row has of its own: model, adapters, mesh axes, fields of the strategy, policy, and batches."""
         strategy = {name: value for name, value in vars(self.strategy).items() if value != getattr(DEFAULT, name)}
         if "num_microbatches" in strategy:
             strategy["num_microbatches"] = True
+        words = self.model.name.split()  # Its adapters' too, as in `with_lora`.
         axes = {("axis", axis, degree == 8) for axis, degree in self.mesh.degrees.items() if degree > 1}
         return frozenset(
-            {self.model.name, *axes, *strategy.items(), self.remat, ("packed", self.packed), ("z_loss", self.z_loss)}
+            {*words, ("lora" in words, self.model.experts is not None), *axes, *strategy.items(), self.remat}
+            | {("packed", self.packed), ("z_loss", self.z_loss)}
             | set(self.frozen)
         )
 
