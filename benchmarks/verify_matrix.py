@@ -18,7 +18,7 @@ from meshwright.description.step.strategy import DEFAULT, Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.pictures.comparison import row_cells
+from meshwright.pictures.screens.comparison import row_cells
 from meshwright.planning.plan import Plan, make_plan
 from meshwright.proof.verification.plans import Verification, verify_all
 

@@ -60,7 +60,9 @@ NEEDS = {"description.hlo": {"errors", "record", "description.hlo"}}
 BRIDGES = {
     "mesh.py": ("meshwright.execution.runtime.carry",),
     "planning/plan.py": ("meshwright.execution.runtime.carry",),
-    "proof/inspection/inspection.py": ("meshwright.pictures.pages", "meshwright.pictures.inspection"),
+    "planning/library.py": ("meshwright.proof.programs.plan",),
+    "proof/programs/plan.py": ("meshwright.pictures.screens.programs",),
+    "proof/inspection/inspection.py": ("meshwright.pictures.pages", "meshwright.pictures.screens.inspection"),
 }
 
 # A module, or a function in one, that a string names: for import_module, a table of lazy names, or a child's `-m`.

@@ -271,8 +271,8 @@ def test_of_flaxs_rules_the_batch_has_its_axes_first():
 
 
 WRONG = {
-    "a function to plan": (lambda: mw.plan(lambda x: x, 1), "model is a function.*mw.inspect"),
-    "a module to plan": (lambda: mw.plan(Mlp(), on="cpu:1"), "model is a Mlp; it is a preset's name"),
+    "a function to plan": (lambda: mw.plan(lambda x: x, 1), "is planned with on='v5e:4x4', the hardware"),
+    "a module to plan": (lambda: mw.plan(Mlp(), on="cpu:1"), "Mlp is planned with its arguments"),
     "no hardware": (lambda: mw.plan("tiny", batch=4), r"tiny needs hardware: --on \(on=…\), as v5p:4x4x4"),
     "no plan's path": (lambda: mw.Plan.read(None), "path is None; it is the path of a file"),
     "no path to write": (lambda: tiny(mesh="tp=8").write(None), "path is None; it is the path of a file"),

@@ -70,6 +70,7 @@ _HOMES = {
     "apply": "meshwright.proof.programs.apply",
     "inspect": "meshwright.proof.inspection.functions",
     "load": "meshwright.execution.loading.library",
+    "load_ipython_extension": "meshwright.proof.inspection.magic",
     "plan": "meshwright.planning.library",
     "report": "meshwright.pictures.report",
     "serve": "meshwright.serving.library",
@@ -77,7 +78,7 @@ _HOMES = {
     "train": "meshwright.execution.training.library",
     "verify": "meshwright.proof.verification.library",
 }
-"""The module that each public name is loaded from."""
+"""The module that each public name is loaded from, and what `%load_ext meshwright` calls."""
 
 
 def __getattr__(name: str) -> Any:

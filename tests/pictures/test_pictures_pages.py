@@ -24,7 +24,7 @@ from meshwright.pictures.sections import collectives_section, memory_section, ti
 from meshwright.planning.plan import make_plan
 from meshwright.proof.compiler.program import CompiledProgram, MeshMethod
 from meshwright.proof.inspection.checks.duplicate_gathers import GatheredTwice
-from meshwright.proof.inspection.functions import inspect_text
+from meshwright.proof.inspection.dumps import inspect_text
 from meshwright.proof.simulate.schedule import simulate
 from meshwright.proof.verification.comparison import Row
 from meshwright.proof.verification.plans import Verification

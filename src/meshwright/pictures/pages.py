@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from meshwright.description.hardware.system import parse_system
-from meshwright.pictures.comparison import row_tables
 from meshwright.pictures.document import Section, html_table, render
 from meshwright.pictures.rows import answer, costs, short_path
+from meshwright.pictures.screens.comparison import row_tables
 from meshwright.pictures.sections import buffers_section, collectives_section, memory_section, timeline_section
 from meshwright.proof.compiler.records import read_optimized
 from meshwright.proof.inspection.finding import Finding
@@ -90,6 +90,7 @@ def _notes_section(notes: Iterable[str]) -> Section:
 def _finding(number: int, finding: Finding) -> str:
     place = f"<p><code>{escape(short_path(finding.source))}</code></p>" if finding.source else ""
     return (
-        f'<div class="finding">\n<p><strong>{number}. {escape(finding.kind)}</strong> {escape(costs(finding))}</p>\n'
+        f'<div class="finding">\n<p><strong>{number}. {escape(finding.kind)}</strong> [{finding.id}]'
+        f" {escape(costs(finding))}</p>\n"
         f"<p>{escape(finding.evidence)}</p>\n{place}\n<p>fix: {escape(finding.fix)}</p>\n</div>"
     )

@@ -23,9 +23,8 @@ _LONGEST_PATH = 40
 
 def answer(found: Inspection) -> str:
     """Return a line with the number of findings, the cost of the first, and the simulated step if there is one."""
-    count = len(found.findings)
     cost = found.findings[0].cost_seconds if found.findings else None
-    says = "no finding" if not count else f"{count} finding{'s' if count > 1 else ''}"
+    says = found.summary
     if cost:
         says += f", the first of {show_seconds(cost)} a step"
     if found.schedule is not None:

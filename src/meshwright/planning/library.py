@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_mesh, check_positions
@@ -35,6 +35,9 @@ from meshwright.planning.space import Space, run_strategy, runnable_space, whole
 from meshwright.planning.sweep import Point, read_sweep, run_sweep, swept_options
 from meshwright.planning.ties import simplest_first
 from meshwright.planning.why.training_run import training_run
+
+if TYPE_CHECKING:
+    from meshwright.proof.programs.plan import ProgramPlan
 
 PlanLike = ModelLike | Plan
 """A model as in `ModelLike`, a plan, or the path of a plan's file."""
@@ -72,10 +75,21 @@ def plan(
 ) -> Plan: ...
 
 
+@overload
 def plan(
-    model: ModelLike,
+    model: Callable[..., Any],
+    *args: Any,
+    on: SystemLike,
+    mesh: MeshLike | None = None,
+    num_compiled: int = 3,
+    **kwargs: Any,
+) -> ProgramPlan: ...
+
+
+def plan(
+    model: ModelLike | Callable[..., Any],
+    *args: Any,
     on: SystemLike | None = None,
-    *,
     mesh: MeshLike | None = None,
     compare: Sequence[MeshLike] | None = None,
     sweep: str | None = None,
@@ -83,13 +97,18 @@ def plan(
     strategy: Strategy | None = None,
     tokens: Count | None = None,
     price: float | str | None = None,
-    **options: Unpack[SearchOptions],
-) -> Plan | tuple[Plan, ...] | tuple[Point, ...]:
+    **options: Any,
+) -> Plan | tuple[Plan, ...] | tuple[Point, ...] | ProgramPlan:
     """Plan the training of a model on some hardware: find the best mesh and the best strategy to run it.
+
+    A JAX function of your own is planned too, from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims
+    are found in its program, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose
+    `apply()` is the function in that layout.
 
     Args:
         model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or a
-            plan's file, which is read.
+            plan's file, which is read; or a function that JAX traces.
+        args: the arguments of a function, arrays or `jax.ShapeDtypeStruct`s. For a model, its hardware may stand here.
         on: the hardware, as `v5p:4x4x4`, `h100:64` or `cpu:8`, or a System.
         mesh: plan this mesh, `fsdp=-1,tp=4` or a MeshShape, instead of the best.
         compare: plan these meshes instead of the best, and return their plans in this order.
@@ -100,7 +119,8 @@ def plan(
         tokens: also compute the cost of training on this many tokens, as `15T`, in `Plan.training_run`.
         price: with tokens, the price of a chip-hour, for the price of the training.
         options: the workload (`WorkloadOptions`), as seq_len, remat and dtype, with either batch (in sequences) or
-            batch_tokens; single fields of the strategy (`StrategyOptions`); include_planned.
+            batch_tokens; single fields of the strategy (`StrategyOptions`); include_planned. For a function, its
+            arguments by name, and num_compiled: how many of its best layouts are compiled (default 3; 0 for none).
 
     Raises:
         MeshwrightError: nothing is legal, a name is unknown, a value has the wrong type, or an option has no effect
@@ -109,12 +129,20 @@ def plan(
     >>> plan("llama3-8b", on="v5p:4x4x4", batch=512, mesh="fsdp=64").mesh
     MeshShape(dp=1, fsdp=64, tp=1, sp=1, ep=1, pp=1)
     """
-    if is_image_model(model):
-        raise MeshwrightError(f"{model} is a model of images; meshwright.planning.plan_images plans it")
-    check_model(model)
     single = {"mesh": mesh, "top": top, "strategy": strategy, "tokens": tokens, "price": price}
     named = {"compare": compare, "sweep": sweep, **single}
     named = {name: value for name, value in named.items() if value is not None}
+    if callable(model):
+        return _plan_function(model, args, on, named, options)
+    for beside in args:
+        if on is not None:
+            raise MeshwrightError(
+                f"beside a model there is its hardware alone, as on='v5p:4x4x4'; {beside!r} is too many"
+            )
+        on = beside
+    if is_image_model(model):
+        raise MeshwrightError(f"{model} is a model of images; meshwright.planning.plan_images plans it")
+    check_model(model)
     said = given({"on": on, **options}, ("on", *SearchOptions.__annotations__))
     if isinstance(model, str | Path) and (kept := _kept_plan(model, named | said)) is not None:
         return kept
@@ -158,6 +186,25 @@ def plan(
     return replace(
         found, training_run=training_run(found.predicted, system.num_chips, read_count("tokens", tokens), cost)
     )
+
+
+def _plan_function(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    on: SystemLike | None,
+    named: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> ProgramPlan:
+    """Return the plan of a JAX function."""
+    from meshwright.proof.programs.plan import plan_program
+
+    name = getattr(function, "__name__", type(function).__name__)
+    if on is None or not (args or options):
+        missing = "on='v5e:4x4', the hardware" if on is None else "its arguments"
+        raise MeshwrightError(f"{name} is planned with {missing}: mw.plan({name}, state, batch, on='v5e:4x4')")
+    if wrong := sorted(named.keys() - {"mesh"}):
+        raise MeshwrightError(f"{wrong[0]} is for models; of a function give mesh or num_compiled")
+    return plan_program(function, *args, on=on, mesh=named.get("mesh"), **options)
 
 
 def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:

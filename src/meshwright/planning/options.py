@@ -41,12 +41,9 @@ def check_model(model: object) -> None:
     """Raise if `model` has a type that cannot be planned, such as a function or another library's module."""
     if isinstance(model, str | Path | ModelConfig | Workload):
         return
-    shown, hint = (repr(model) if isinstance(model, int | float | None) else f"a {type(model).__name__}"), ""
-    if callable(model):
-        hint = "; of a function of your own mw.inspect(function, *arguments) tells what it does on a mesh"
+    shown = repr(model) if isinstance(model, int | float | None) else f"a {type(model).__name__}"
     raise MeshwrightError(
-        f"model is {shown}; it is a preset's name, the path of a Hugging Face config.json, a ModelConfig or a"
-        f" Workload{hint}"
+        f"model is {shown}; it is a preset's name, the path of a Hugging Face config.json, a ModelConfig or a Workload"
     )
 
 

@@ -13,7 +13,7 @@ from meshwright.description.hlo.text import hlo_text, with_argument_shardings
 from meshwright.mesh import MeshShape
 from meshwright.proof.compiler.program import CompiledProgram, MeshMethod
 from meshwright.proof.compiler.records import read_program
-from meshwright.proof.inspection.functions import inspect_text
+from meshwright.proof.inspection.dumps import inspect_text
 
 
 def install(monkeypatch, **packages):

@@ -15,6 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 import meshwright
 from meshwright.errors import MeshwrightError
+from meshwright.execution.training.library import new_run
+from meshwright.execution.training.run_directory.run import begin_run
 from meshwright.proof.verification.plans import step_request
 
 
@@ -268,7 +270,7 @@ def test_what_cannot_be_inspected_is_one_line(call, reason):
     assert "\n" not in str(raised.value)
 
 
-def test_of_a_plan_the_step_is_compiled_that_verify_compiles(monkeypatch):
+def test_of_a_plan_the_step_is_compiled_that_verify_compiles(monkeypatch, tmp_path):
     plan = meshwright.plan("tiny", on="cpu:8", batch=16, seq_len=64, mesh="fsdp=8")
     requests = []
 
@@ -277,9 +279,13 @@ def test_of_a_plan_the_step_is_compiled_that_verify_compiles(monkeypatch):
         raise MeshwrightError(f"{request.function} was reached")
 
     monkeypatch.setattr("meshwright.proof.inspection.functions.compile_in_child", note)
-    with pytest.raises(MeshwrightError, match="train step of tiny was reached"):
-        meshwright.inspect(plan, effort="fast")
-    assert requests == [step_request(plan, effort="fast")]
+    plan.write(tmp_path / "plan.yaml")
+    (tmp_path / "run").mkdir()
+    begin_run(tmp_path / "run", new_run("tiny", plan, tmp_path / "run", steps=2, settings={"learning_rate": None}), 0)
+    for subject in (plan, tmp_path / "plan.yaml", str(tmp_path / "run")):
+        with pytest.raises(MeshwrightError, match="train step of tiny was reached"):
+            meshwright.inspect(subject, effort="fast")
+    assert requests == [step_request(plan, effort="fast")] * 3
     for said in ({"on": "cpu:8"}, {"mesh": "fsdp=8"}, {"types": "auto"}):
         with pytest.raises(MeshwrightError, match=f"a plan says its {next(iter(said))} itself"):
             meshwright.inspect(plan, **said)

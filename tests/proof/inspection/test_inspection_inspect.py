@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 import meshwright
 from meshwright.errors import MeshwrightError
-from meshwright.proof.inspection.functions import inspect_text
+from meshwright.proof.inspection.dumps import inspect_text
 
 AUTO = (AxisType.Auto,) * 2
 
@@ -116,8 +116,9 @@ def test_an_hlo_text_says_all_but_memory():
 def test_an_inspection_is_plain_data():
     function, args = planted.transformer(mesh_of(dp=2, tp=4), applied=False)
     data = meshwright.inspect(function, *args).to_json()
-    assert set(data) == {"name", "record", "flops_by_scope", "findings"}
-    assert set(data["findings"][0]) == {"kind", "bytes", "cost_seconds", "source", "elsewhere", "evidence", "fix"} | {
+    assert set(data) == {"name", "record", "flops_by_scope", "findings", "ignored", "in_baseline"}
+    named = {"id", "kind", "bytes", "cost_seconds", "source", "elsewhere", "evidence", "fix"}
+    assert set(data["findings"][0]) == named | {
         "axis",
         "degree",
         "flops",

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType
 import meshwright
 from meshwright.description.hlo.parser import parse_hlo
 from meshwright.errors import DoesNotFitError, MeshwrightError
-from meshwright.pictures.inspection import print_buffers, print_screen
+from meshwright.pictures.screens.inspection import print_buffers, print_screen
 from meshwright.proof.simulate.buffers import read_buffers
 
 

@@ -2,11 +2,14 @@
 
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import planted
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import meshwright
+from meshwright.errors import MeshwrightError
 
 
 class Target(NamedTuple):
@@ -61,3 +64,27 @@ def test_a_sum_between_slices_is_told_beside_those_within():
     assert all(one.seconds for one in between)
     assert ("all-reduce", ("tp",)) in {(one.kind, one.axes) for one in found.collectives}
     assert "between slices" in str(found)
+
+
+def with_placed_arrays(mesh):
+    """A product whose operands are real arrays on the devices of a mesh."""
+    w = jax.device_put(jnp.ones((256, 1024)), jax.NamedSharding(mesh, jax.P(None, "tp")))
+    x = jax.device_put(jnp.ones((512, 256)), jax.NamedSharding(mesh, jax.P("dp")))
+    spread = jax.NamedSharding(mesh, jax.P("dp", "tp"))
+    return jax.jit(lambda w, x: jax.lax.with_sharding_constraint(x @ w, spread).sum()), (w, x)
+
+
+def lowered_with_placed_arrays(mesh):
+    function, args = with_placed_arrays(mesh)
+    return function.lower(*args)
+
+
+@pytest.mark.slow
+def test_a_function_may_place_arrays_on_hardware_that_is_not_there():
+    pytest.importorskip("libtpu")
+    options = {"mesh": "dp=2,tp=4", "on": V5E, "types": "auto", "effort": "fast"}
+    found = meshwright.inspect("test_inspection_targets:with_placed_arrays", **options)
+    assert {(one.kind, one.axes) for one in found.collectives} == {("all-reduce", ("dp", "tp"))}
+    assert found.memory["arguments"] >= 4 * (256 * 256 + 256 * 256)  # of each array the shard that a device has
+    with pytest.raises(MeshwrightError, match="places arrays on hardware that is not here and lowers its function"):
+        meshwright.inspect("test_inspection_targets:lowered_with_placed_arrays", **options)

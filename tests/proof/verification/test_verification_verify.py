@@ -11,7 +11,7 @@ from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.pictures.comparison import reason
+from meshwright.pictures.screens.comparison import reason
 from meshwright.planning.plan import make_plan
 from meshwright.proof.verification.comparison import Row, StaticOverhead, compare
 from meshwright.proof.verification.differences import Cause, Difference

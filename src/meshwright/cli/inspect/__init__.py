@@ -1,1 +1,1 @@
-"""`meshwright inspect`: `command` runs it; `pictures.inspection` prints the result."""
+"""`meshwright inspect`: `command` runs it; `pictures.screens.inspection` prints the result."""

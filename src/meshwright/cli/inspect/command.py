@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -20,8 +20,9 @@ from meshwright.description.hardware.system import parse_system
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.mesh import parse_axes
 from meshwright.options.declare import Json, Mesh, option, positional
-from meshwright.pictures.inspection import print_buffers, print_screen
+from meshwright.pictures.screens.inspection import print_buffers, print_screen
 from meshwright.pictures.text import next_line
+from meshwright.proof.inspection.script import read_script
 from meshwright.support.files import check_outputs
 
 if TYPE_CHECKING:
@@ -30,22 +31,29 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "meshwright inspect my_module:make_step --mesh dp=2,fsdp=4",
     "meshwright inspect my_module:make_step --mesh fsdp=16,tp=4 --on v5p:4x4x4 --html report.html",
+    "meshwright inspect train.py --on v5e:4x4",
     "meshwright inspect plan.yaml",
     "meshwright inspect module.after_optimizations.txt --mesh data=2,model=4 --on v5e:2x4",
 )
 
+_COUNT_FLAG = "--xla_force_host_platform_device_count"
+_USUAL_DEVICES = 8
+"""Simulated devices of a script where neither --on nor --mesh says how many."""
+
 
 @dataclass(frozen=True)
 class Args:
-    """Compile a function's result or a plan's train step, or read HLO text: collectives, memory, flops, findings.
+    """Compile any JAX function, script or plan's step, or read HLO text, and report mistakes.
 
-    The function takes a mesh and returns jax.jit(…).lower(…), or (function, arguments).
+    MODULE:FUNCTION or FILE.py:FUNCTION takes a mesh and returns jax.jit(…).lower(…), or (f, args).
+    A SCRIPT, 'FILE.py --its-option', runs on simulated devices until it calls its step again;
+    FILE.py:NAME takes another of its jitted functions.
     """
 
-    subject: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|DUMP|PLAN|RUN")]
-    """A function that takes a mesh, a file of HLO text (.gz too), or a plan.yaml or a run, for its train step."""
+    subject: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|SCRIPT|DUMP|PLAN|RUN")]
+    """A function that takes a mesh, a script, a file of HLO text (.gz too), or a plan.yaml or a run, for its step."""
     mesh: Mesh = None
-    """Axes and degrees, outermost first, any names: dp=2,fsdp=4. Needed, unless a plan has it."""
+    """Axes and degrees, outermost first, any names: dp=2,fsdp=4. Default: a plan's or a script's own."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware to compile for, as v5p:4x4x4 or h100:16; of a dump, for its times. Default: simulated devices."""
     axes: Annotated[Literal["explicit", "auto"] | None, option("explicit|auto")] = None
@@ -67,15 +75,23 @@ class Args:
     memory: bool = False
     """Print the largest buffers at the peak of memory too: shape, bytes, and the line that makes each."""
     check: bool = False
-    """Exit with 1 if there is a finding, for use as a test."""
+    """Exit with 1 if there is a finding that counts, for use as a test."""
+    ignore: Annotated[tuple[str, ...], option("ID[:GLOB]…")] = ()
+    """Findings that do not count, by id; behind a colon only those in files that match: padded-arrays:models/*.py."""
+    baseline: Annotated[Path | None, option("FILE")] = None
+    """A file by --write-baseline: its findings do not count, wherever their lines have moved."""
+    write_baseline: Annotated[Path | None, option("FILE")] = None
+    """Write the findings that there are, without ignored ones, as a baseline to commit."""
+    sarif: Annotated[Path | None, option("FILE")] = None
+    """Write the findings that count as SARIF 2.1.0, for code scanning."""
     json: Json = False
-    """Print {"name", "record", "flops_by_scope", "findings"} instead of the tables."""
+    """Print {"name", "record", "flops_by_scope", "findings", …} instead of the tables."""
 
 
 def run(args: Args) -> int:
     """Compile or read the program, and print it; return 1 if it does not fit, or has findings and --check is given."""
     page, trace, as_json, is_check, memory = args.html, args.trace, args.json, args.check, args.memory
-    check_outputs(page, trace)
+    check_outputs(page, trace, args.write_baseline, args.sarif)
     try:
         found = _inspection(args)
     except DoesNotFitError as error:
@@ -87,6 +103,10 @@ def run(args: Args) -> int:
         found.html(page, trace=trace)
     if trace is not None:
         found.trace(trace)
+    if args.write_baseline is not None:
+        found.write_baseline(args.write_baseline)
+    if args.sarif is not None:
+        found.sarif(args.sarif)
     if as_json:
         data = found.to_json()
         if memory:
@@ -97,7 +117,7 @@ def run(args: Args) -> int:
         if page is None:
             print(next_line(spelled("inspect", args, html="report.html")))
         else:
-            test = spelled("inspect", args, without=("html", "trace", "memory"), check=True)
+            test = spelled("inspect", args, without=("html", "trace", "memory", "write_baseline", "sarif"), check=True)
             print(next_line(test, note="as a test"))
     return int(is_check and bool(found.findings))
 
@@ -114,38 +134,49 @@ def _print_what_does_not_fit(error: DoesNotFitError) -> None:
 
 def _inspection(args: Args) -> Inspection:
     """Return the inspection of the arguments' subject."""
+    options: dict[str, Any] = {"state": args.state or None, "ignore": args.ignore, "baseline": args.baseline}
     if (plan := kept_plan(args.subject)) is not None:
         effort = args.effort if plan.system.chip.kind == "tpu" else "default"
-        state = args.state or None
         _check_trace(args, plan.hardware)
         check_all_read(args, f"of {args.subject}, which is planned already")
         with waiting(f"compiling {plan.workload.model.name} on {plan.mesh} for {plan.hardware}"):
             from meshwright.proof.inspection.functions import inspect
 
-            return inspect(plan, effort=effort, state=state)
-    if args.mesh is None:
+            return inspect(plan, effort=effort, **options)
+    script = read_script(args.subject)
+    is_run = script is not None and not script.takes_mesh(has_mesh=args.mesh is not None)
+    if args.mesh is None and not is_run:
         raise MeshwrightError("--mesh is missing; it has every axis of the program, as dp=2,fsdp=4")
-    mesh, state = parse_axes(args.mesh), args.state or None
-    is_dump = Path(args.subject).is_file()
-    if not is_dump:
-        if ":" not in args.subject:
-            raise MeshwrightError(f"{args.subject!r} is neither a file nor module:function")
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    on = args.on or (None if is_dump else f"cpu:{math.prod(mesh.values())}")
-    _check_trace(args, on)
-    if is_dump:  # It is compiled already.
+    mesh = None if args.mesh is None else parse_axes(args.mesh)
+    if script is None and Path(args.subject).is_file():
+        _check_trace(args, args.on)
         check_all_read(args, "of a dump, which is compiled already")
         from meshwright.proof.inspection.functions import inspect
 
-        return inspect(args.subject, mesh=mesh, on=on, state=state)
-    types = args.axes
-    effort = args.effort if on is None or parse_system(on).chip.kind == "tpu" else "default"
-    check_all_read(args, f"on {on}")
-    with waiting(f"compiling {args.subject} for {on}"):
+        return inspect(args.subject, mesh=mesh, on=args.on, **options)
+    if script is None and ":" not in args.subject:
+        raise MeshwrightError(f"{args.subject!r} is neither a file nor module:function")
+    devices = f"cpu:{math.prod(mesh.values())}" if mesh is not None else None
+    on = args.on or devices
+    if is_run:
+        _simulate(parse_system(on).num_devices if on else _USUAL_DEVICES)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    _check_trace(args, on)
+    options["types"] = args.axes if mesh is not None else None
+    options["effort"] = args.effort if on is None or parse_system(on).chip.kind == "tpu" else "default"
+    check_all_read(args, f"on {on}" if on else "of a script without --mesh and --on")
+    with waiting(f"compiling {args.subject} for {on or 'simulated devices'}"):
         from meshwright.proof.inspection.functions import inspect
 
-        return inspect(args.subject, mesh=mesh, on=on, types=types, effort=effort, state=state)
+        return inspect(args.subject, mesh=mesh, on=on, **options)
+
+
+def _simulate(num_devices: int) -> None:
+    """Give a script this many simulated devices, unless it or its caller asks for another number."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _COUNT_FLAG not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_COUNT_FLAG}={num_devices}".strip()
 
 
 def _check_trace(args: Args, on: str | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.comparison import reason, row_tables
+from meshwright.pictures.screens.comparison import reason, row_tables
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded
 from meshwright.record import Record

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 import traceback
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from meshwright.errors import MeshwrightError
 
 
 def load_function(name: str) -> Any:
-    """Import `module:function`."""
+    """Import `module:function`, or `file.py:function`, whose file may import others beside it."""
     module, _, function = name.partition(":")
     if not module or not function:
         raise MeshwrightError(f"{name!r} is not module:function")
     try:
-        return getattr(importlib.import_module(module), function)
+        return getattr(
+            _load_file(Path(module)) if module.endswith(".py") else importlib.import_module(module), function
+        )
     except ModuleNotFoundError as error:
         raise MeshwrightError(f"cannot import {error.name!r} for {name}; it must be importable where you are") from None
     except AttributeError as error:
@@ -30,6 +36,19 @@ def load_function(name: str) -> Any:
         raise MeshwrightError(
             f"importing {module} fails: {type(error).__name__}: {said} ({_last_frame(error)})"
         ) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Import a file as the module of its name."""
+    path = path.resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _last_frame(error: Exception) -> str:

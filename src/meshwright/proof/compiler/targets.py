@@ -96,9 +96,8 @@ def environment(system: System, inherited: Mapping[str, str]) -> dict[str, str]:
     Inherits this process's variables except those that configure JAX and its compilers, so that results do not depend
     on where a program is compiled. JAX itself runs on the CPU; a topology describes the devices.
     """
-    ours = {"JAX_PLATFORMS": "cpu"}
-    if system.chip.kind == "cpu":
-        ours["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={system.num_devices}"
+    # For TPUs and GPUs too: functions that place arrays get CPU devices, which cost nothing until they are used.
+    ours = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(system.num_devices)}
     if system.chip.kind == "tpu":
         # libtpu would ask a metadata server which TPU it runs on, and take a lock that belongs to one process.
         ours |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}

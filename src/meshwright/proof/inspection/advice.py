@@ -73,6 +73,9 @@ _absent = _says(
     " sharding=NamedSharding(mesh, spec)) in the place of arrays and of jax.device_put"
 )
 
+DEVICES_ABSENT = r"UNIMPLEMENTED|no attribute 'local_devices'"
+"""Errors of JAX where an array is to be placed on devices that are only described."""
+
 _ANSWERS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"ambiguous how the output should be sharded[^(]*lhs_contracting_spec=\((.*?)\) and", _ambiguous),
     (r"dot_general .*illegally sharded result: \w+\[(.*?)\]", _illegal),
@@ -83,7 +86,7 @@ _ANSWERS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"Mesh requires the ndim of its first argument", _flat),
     (r"Arguments to \w+ must be unsharded over the sorting dimension", _sort),
     (r"set a mesh via `jax.set_mesh` if a PartitionSpec is passed to device_put", _inside),
-    (r"UNIMPLEMENTED|no attribute 'local_devices'", _absent),
+    (DEVICES_ABSENT, _absent),
 )
 """Patterns of error messages of JAX 0.10, each with the function that returns its advice."""
 

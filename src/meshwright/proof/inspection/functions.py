@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import os
 import re
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,12 +20,11 @@ from jax.stages import Compiled, Lowered, Traced
 
 from meshwright.description.hardware.load import chip_names
 from meshwright.description.hardware.system import System, parse_system
-from meshwright.description.hlo.parser import parse_hlo
-from meshwright.description.hlo.text import with_argument_shardings
 from meshwright.errors import DoesNotFitError, MeshwrightError
 from meshwright.mesh import MeshShape, parse_axes
 from meshwright.options.values import read_system
-from meshwright.planning.plan import Plan, as_run
+from meshwright.planning.files import is_run_directory
+from meshwright.planning.plan import Plan, as_run, is_plan_file
 from meshwright.proof.compiler.compile import compile_in_child
 from meshwright.proof.compiler.load import load_function
 from meshwright.proof.compiler.module import LOAD_MODULE, pack_module
@@ -35,7 +32,9 @@ from meshwright.proof.compiler.process import compile_error
 from meshwright.proof.compiler.program import CompiledProgram, CompileRequest, LoweredProgram, MeshMethod
 from meshwright.proof.compiler.targets import Effort, compiler_name, device_kind, platform_of
 from meshwright.proof.compiler.worker import CompileError, compile_lowered, failure_of, read_compiled
+from meshwright.proof.inspection.baseline import read_accepted
 from meshwright.proof.inspection.context import Rules
+from meshwright.proof.inspection.dumps import dump_with_shardings, inspect_text
 from meshwright.proof.inspection.inspection import Inspection, read_inspection
 from meshwright.proof.inspection.lower import LOWER_NAMED, first_that_lowers, lower_call, source_hash, stage_of
 from meshwright.proof.inspection.meshes import (
@@ -52,13 +51,15 @@ from meshwright.proof.inspection.meshes import (
     only_mesh,
     set_mesh,
 )
+from meshwright.proof.inspection.run_script import run_script
+from meshwright.proof.inspection.script import Script, read_script
+from meshwright.proof.verification.library import plan_and_measured
 from meshwright.proof.verification.plans import step_request
 from meshwright.record import Collective
 from meshwright.support.field_types import not_a_choice
 
 _SDY_MESH = re.compile(r"sdy\.mesh @\S+ = <\[([^\]]+)\]>")
 _SDY_AXIS = re.compile(r'"([^"]+)"=(\d+)')
-_OPTIMIZED = re.compile(r"(.*)\.(?:\w+_)?after_optimizations\.txt")
 _PARTITIONS = re.compile(r"\A[^\n]* num_partitions=(\d+)")
 
 AxisKind = Literal["explicit", "auto"]
@@ -74,6 +75,8 @@ def inspect(
     rules: Rules | None = None,
     expected: Sequence[Collective] | None = None,
     state: str | Sequence[str] | None = None,
+    ignore: str | Sequence[str] = (),
+    baseline: str | Path | None = None,
     **kwargs: Any,
 ) -> Inspection:
     """Compile a function on some arguments, and report what the program does and what is wrong with it. Nothing runs.
@@ -83,8 +86,9 @@ def inspect(
 
     Args:
         function: any JAX function, jitted or not; an object with `.lower`, as from `nnx.jit`, `eqx.filter_jit` and
-            `jax.pmap`; the result of `.trace`, `.lower` or `.compile`; `module:function`, which takes a mesh, as for
-            the command; the path of an HLO dump; or a plan, whose train step is inspected as `meshwright.verify`
+            `jax.pmap`; the result of `.trace`, `.lower` or `.compile`; `module:function` or `file.py:function`, which
+            takes a mesh, as for the command; the path of a script, with `:name` for one of its jitted functions; the
+            path of an HLO dump; or a plan, its file or a run, whose train step is inspected as `meshwright.verify`
             compiles it.
         args, kwargs: arrays or `jax.ShapeDtypeStruct`s with shardings, and other arguments of the call.
         mesh: the mesh, or its axes and degrees, outermost first, as `dp=2,fsdp=4`; by default that of the arguments, or
@@ -99,12 +103,21 @@ def inspect(
             program computes updates of. Gradients are not state.
         rules: regular expressions over argument paths, each with the intended mesh axes of every dim.
         expected: the intended collectives; by default unknown.
+        ignore: ids of findings that do not count, each with the files, if not all: `padded-arrays:models/*.py`.
+        baseline: a file by `Inspection.write_baseline`, whose findings do not count.
 
     Raises:
         MeshwrightError: the compiler is not installed, or the function does not lower or compile; its error is the
             cause.
     """
-    given = {"rules": rules, "expected": expected, "state": (state,) if isinstance(state, str) else state}
+    given = {
+        "rules": rules,
+        "expected": expected,
+        "state": (state,) if isinstance(state, str) else state,
+        "accepted": read_accepted(ignore, baseline),
+    }
+    if isinstance(function, (str, Path)) and (is_run_directory(function) or is_plan_file(function)):
+        function, _ = plan_and_measured(function, None, {})
     if isinstance(function, Plan):
         said = {"arguments": args or kwargs, "mesh": mesh, "on": on, "types": types}
         for name in (name for name, value in said.items() if value):
@@ -125,11 +138,9 @@ def inspect(
     if not callable(function) and not isinstance(held, (Lowered, Traced)):
         raise MeshwrightError(
             f"{function!r} is no function; inspect takes a JAX function and its arguments, 'module:function', or the"
-            f" path of an HLO dump"
+            f" path of a script or of an HLO dump"
         )
-    if on is None:
-        return _inspect_in_process(call, mesh, types, given)
-    return _inspect_for_target(call, mesh, parse_system(on), types, effort, given)
+    return _lower(call, mesh, on, types, effort, given)()
 
 
 def _inspect_by_name(
@@ -141,15 +152,18 @@ def _inspect_by_name(
     effort: Effort,
     given: Mapping[str, Any],
 ) -> Inspection:
-    """Inspect `module:function` or an HLO dump."""
+    """Inspect `module:function`, a script or an HLO dump."""
+    script = None if has_arguments else read_script(name)
+    if script is not None and not script.takes_mesh(has_mesh=mesh is not None):
+        return _inspect_script(script, mesh, on, types, effort, given)
     if mesh is None or has_arguments:
         wrong = "takes no arguments beside it" if has_arguments else "needs a mesh, as mesh='dp=2,fsdp=4'"
         raise MeshwrightError(f"{name!r} {wrong}")
     degrees, file = degrees_of(mesh), Path(name)
-    if file.is_file():
+    if file.is_file() and script is None:
         if types is not None or effort != "default":
             raise MeshwrightError(f"{name} is compiled already; types (--axes) and effort would change nothing")
-        return inspect_text(_dump_with_shardings(file), mesh=degrees, on=on, name=file.name, **given)
+        return inspect_text(dump_with_shardings(file), mesh=degrees, on=on, name=file.name, **given)
     if ":" not in name:
         raise MeshwrightError(f"{name!r} is neither a file nor module:function")
     # Imported here too, so that what it imports is known, and a mistake in its name is told at once.
@@ -165,75 +179,60 @@ def _inspect_by_name(
     return _inspect_in_child(name, request, given)
 
 
-def read_dump(file: Path) -> str:
-    """Return the HLO text of a file, gzipped or not."""
-    try:
-        data = file.read_bytes()
-        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise MeshwrightError(f"cannot read {file} as HLO text: {error}") from None
-
-
-def _dump_with_shardings(file: Path) -> str:
-    """The HLO text of a file, with the arguments' shardings that XLA dumped beside it.
-
-    Of the modules that XLA dumps the optimized one has none from jaxlib 0.12 on (checked with 0.12.0.1); the one before
-    optimization has, in a file whose name differs in its end.
-    """
-    text, found = read_dump(file), _OPTIMIZED.fullmatch(file.name)
-    before = file.with_name(f"{found[1]}.before_optimizations.txt") if found else None
-    if before is None or not before.is_file():
-        return text
-    module = parse_hlo(read_dump(before))
-    parameters = sorted(module.computations[module.entry].parameters.items())
-    return with_argument_shardings(text, [one.attributes.get("sharding", "") for _, one in parameters])
-
-
-def inspect_text(
-    text: str,
-    *,
-    mesh: Mapping[str, int],
-    on: str | None = None,
-    name: str = "",
-    rules: Rules | None = None,
-    expected: Sequence[Collective] | None = None,
-    state: Sequence[str] | None = None,
+def _inspect_script(
+    script: Script,
+    mesh: MeshLike | None,
+    on: str | None,
+    types: AxisKind | None,
+    effort: Effort,
+    given: Mapping[str, Any],
 ) -> Inspection:
-    """Inspect a compiled program from HLO text alone, as printed by `compiled.as_text()` or dumped by XLA.
-
-    mesh: every axis and its degree in device order, outermost first. on: the program's hardware, for times. Memory and
-    the partitioner's decisions are not in the text.
-    """
-    system = parse_system(on) if on else None
-    is_scheduled = "is_scheduled=true" in text[:4096] and system is not None and system.chip.kind != "cpu"
-    return read_inspection(
-        name,
-        text,
-        mesh,
-        hardware=on or "",
-        system=system,
-        is_scheduled=is_scheduled,
-        rules=rules,
-        expected=expected,
-        state=state,
+    """Inspect a call of a script's jitted function: lowered inside the script, compiled when it has ended."""
+    if mesh is not None and on is None:
+        on = f"cpu:{math.prod(degrees_of(mesh).values())}"  # the script's own devices may be others
+    taken = run_script(script, lambda call: _lower(call, mesh, on, types, effort, given))
+    found = taken.result()
+    return replace(
+        found,
+        name=f"{script.file}:{taken.name}",
+        record=replace(found.record, notes=(taken.note, *found.record.notes)),
     )
 
 
-def _inspect_in_process(
+def _lower(
+    call: Call,
+    mesh: MeshLike | None,
+    on: str | None,
+    types: AxisKind | None,
+    effort: Effort,
+    given: Mapping[str, Any],
+) -> Callable[[], Inspection]:
+    """Lower a call, and return a function that compiles and inspects the program."""
+    if on is None:
+        return _lower_here(call, mesh, types, given)
+    return _lower_for_target(call, mesh, parse_system(on), types, effort, given)
+
+
+def _lower_here(
     call: Call, mesh: MeshLike | None, types: AxisKind | None, given: Mapping[str, Any]
-) -> Inspection:
+) -> Callable[[], Inspection]:
     name = function_name(call.function)
-    compiler = f"jaxlib {version('jaxlib')}"
-    with _capture_stderr() as said:
+    with _capture_stderr() as lowering:
         lowered = first_that_lowers(name, _ways_here(call, mesh, types))
-        try:
-            program = compile_lowered(lowered, options={}, compiler=compiler, mesh_method=MeshMethod.OWN)
-        except CompileError as error:
-            raise compile_error(name, failure_of(error)) from error.__cause__
-    count = _PARTITIONS.search(program.hlo)
-    held = _mesh_held(call, int(count[1])) if count and int(count[1]) > 1 else None
-    found = _mesh_of(call, mesh) or _mesh_of_module(lowered) or held
-    return _read_here(name, replace(program, messages=said()), found, given)
+    found = _mesh_of(call, mesh) or _mesh_of_module(lowered)
+
+    def compiled() -> Inspection:
+        compiler = f"jaxlib {version('jaxlib')}"
+        with _capture_stderr() as compiling:
+            try:
+                program = compile_lowered(lowered, options={}, compiler=compiler, mesh_method=MeshMethod.OWN)
+            except CompileError as error:
+                raise compile_error(name, failure_of(error)) from error.__cause__
+        count = _PARTITIONS.search(program.hlo)
+        held = _mesh_held(call, int(count[1])) if not found and count and int(count[1]) > 1 else None
+        return _read_here(name, replace(program, messages=lowering() + compiling()), found or held, given)
+
+    return compiled
 
 
 def _ways_here(
@@ -313,20 +312,25 @@ def _read_here(
     )
 
 
-def _inspect_for_target(
+def _lower_for_target(
     call: Call,
     mesh: MeshLike | None,
     system: System,
     types: AxisKind | None,
     effort: Effort,
     given: Mapping[str, Any],
-) -> Inspection:
+) -> Callable[[], Inspection]:
     if isinstance(stage_of(call.function), Lowered):
         lowered = _check_platform(lower_call(call), system)
         found = mesh or _mesh_of_module(lowered) or {"dp": 1}
     else:
         chips = system.num_devices
         found = _mesh_of(call, mesh) or (_mesh_held(call, chips) if chips > 1 else None) or {"dp": 1}
+        if (count := math.prod(degrees_of(found).values())) != chips:
+            shown = ",".join(f"{axis}={degree}" for axis, degree in degrees_of(found).items())
+            raise MeshwrightError(
+                f"mesh {shown} has {count} devices; {system} has {chips}; mesh= (--mesh) gives the target's degrees"
+            )
         lowered = first_that_lowers(function_name(call.function), _ways_there(call, mesh, found, system, types))
     request = CompileRequest(
         function=LOAD_MODULE,
@@ -335,7 +339,7 @@ def _inspect_for_target(
         arguments=pack_module(lowered),
         effort=effort,
     )
-    return _inspect_in_child(function_name(call.function), request, given)
+    return partial(_inspect_in_child, function_name(call.function), request, given)
 
 
 def _check_platform(program: LoweredProgram, system: System) -> LoweredProgram:

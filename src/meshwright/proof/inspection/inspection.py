@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,11 @@ from meshwright.errors import MeshwrightError
 from meshwright.planning.cost.rates.collective_time import achieved_seconds
 from meshwright.proof.compiler.program import CompiledProgram
 from meshwright.proof.compiler.records import read_optimized
+from meshwright.proof.inspection.baseline import NOTHING_ACCEPTED, Accepted, write_baseline
 from meshwright.proof.inspection.context import ProgramContext, Rules
 from meshwright.proof.inspection.finding import Finding
 from meshwright.proof.inspection.run_checks import run_checks
+from meshwright.proof.inspection.sarif import sarif_log
 from meshwright.proof.simulate.buffers import Buffer, read_buffers
 from meshwright.proof.simulate.perfetto import write_trace
 from meshwright.proof.simulate.schedule import Schedule, simulate
@@ -36,7 +39,8 @@ from meshwright.units import show_degrees, show_flops, show_seconds
 class Inspection:
     """Result of an inspection, per device and step.
 
-    record: like a plan's; each collective with its source, and its time if the hardware is known. flops_by_scope: of
+    record: like a plan's; each collective with its source, and its time if the hardware is known. findings: those that
+    count. ignored, in_baseline: findings that do not count because of `ignore` or `baseline`. flops_by_scope: of
     matmuls, by named scope. schedule: the simulated step; None for simulated devices and the TPU compiler's fast
     effort. program: None for HLO text alone.
     """
@@ -48,10 +52,12 @@ class Inspection:
     module: Module
     program: CompiledProgram | None = None
     schedule: Schedule | None = None
+    ignored: tuple[Finding, ...] = ()
+    in_baseline: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
         """The screen of `meshwright inspect`, as plain text."""
-        from meshwright.pictures.inspection import screen_text
+        from meshwright.pictures.screens.inspection import screen_text
 
         return screen_text(self)
 
@@ -75,6 +81,14 @@ class Inspection:
             )
         write_trace(self.schedule, file)
 
+    def write_baseline(self, file: str | Path) -> None:
+        """Write the findings, without the ignored ones, as a file for `baseline`."""
+        write_baseline((*self.findings, *self.in_baseline), file)
+
+    def sarif(self, file: str | Path) -> None:
+        """Write the findings that count as SARIF 2.1.0, which code hosts show beside the lines of a change."""
+        write_file(file, json.dumps(sarif_log(self.findings, self.name), indent=2) + "\n")
+
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """The buffers in a device's memory at the peak, largest first; none where the program has no schedule."""
@@ -83,12 +97,12 @@ class Inspection:
     def __repr__(self) -> str:
         """A line: the program, its mesh, how much it moves, and the findings; the rest is in the fields."""
         mesh, kinds = show_degrees(self.record.mesh), ", ".join(finding.kind for finding in self.findings[:3])
-        found = f"{len(self.findings)} findings: {kinds}" if self.findings else "no finding"
+        found = f"{self.summary}: {kinds}" if self.findings else self.summary
         return f"<Inspection of {self.name} on {mesh}: {len(self.collectives)} collectives, {found}>"
 
     def _repr_html_(self) -> str:
         """The inspection in a notebook: the findings, then collectives, memory and flops by scope."""
-        record, count = self.record, len(self.findings)
+        record = self.record
         mesh = show_degrees(record.mesh)
         rows = [
             (found.kind, show_seconds(found.cost_seconds) if found.cost_seconds else "", found.evidence, found.fix)
@@ -100,8 +114,19 @@ class Inspection:
             *record.tables(),
             (("flops by scope", ""), scopes[:MOST_SHOWN]),
         )
-        answer = f"{count} finding{'s' if count != 1 else ''}" if count else "no finding"
-        return card(f"{self.name} · {mesh} · {record.hardware}", answer, tables, record.notes)
+        return card(f"{self.name} · {mesh} · {record.hardware}", self.summary, tables, record.notes)
+
+    @property
+    def summary(self) -> str:
+        """How many findings there are, and how many do not count: `2 findings (1 ignored, 3 in the baseline)`."""
+        count = len(self.findings)
+        found = f"{count} finding{'s' if count > 1 else ''}" if count else "no finding"
+        others = [
+            f"{len(those)} {where}"
+            for where, those in (("ignored", self.ignored), ("in the baseline", self.in_baseline))
+            if those
+        ]
+        return f"{found} ({', '.join(others)})" if others else found
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -125,6 +150,8 @@ class Inspection:
             "record": self.record.to_json(),
             "flops_by_scope": dict(self.flops_by_scope),
             "findings": [finding.to_json() for finding in self.findings],
+            "ignored": [finding.to_json() for finding in self.ignored],
+            "in_baseline": [finding.to_json() for finding in self.in_baseline],
         }
 
 
@@ -140,6 +167,7 @@ def read_inspection(
     rules: Rules | None = None,
     expected: Sequence[Collective] | None = None,
     state: Sequence[str] | None = None,
+    accepted: Accepted = NOTHING_ACCEPTED,
 ) -> Inspection:
     """Inspect a compiled program given as HLO text.
 
@@ -154,6 +182,7 @@ def read_inspection(
         rules: see `ProgramContext`.
         expected: see `ProgramContext`.
         state: see `ProgramContext`.
+        accepted: findings that do not count.
     """
     module = read_optimized(program) if program else parse_hlo(hlo)
     within = within_slice(mesh, system.num_slices) if system else dict(mesh)
@@ -172,7 +201,8 @@ def read_inspection(
     )
     context.check_state()
     with contradictions_as_errors(module):
-        findings, notes = run_checks(context)
+        found, notes = run_checks(context)
+        findings, ignored, in_baseline = accepted.split(found)
         record = _with_times(_with_memory(record, mesh, system, program), context, system)
         return Inspection(
             name=name,
@@ -182,6 +212,8 @@ def read_inspection(
             module=module,
             program=program,
             schedule=schedule,
+            ignored=ignored,
+            in_baseline=in_baseline,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import re
 import site
 import sys
 import sysconfig
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.interpreters import mlir
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
@@ -23,10 +25,11 @@ from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.mesh import with_axis_type
 from meshwright.proof.compiler.load import load_function
+from meshwright.proof.compiler.module import load_module, pack_module
 from meshwright.proof.compiler.program import LoweredProgram, UnusedConstraint
 from meshwright.proof.compiler.worker import error_text
-from meshwright.proof.inspection.advice import advice
-from meshwright.proof.inspection.meshes import Call, function_name
+from meshwright.proof.inspection.advice import DEVICES_ABSENT, advice
+from meshwright.proof.inspection.meshes import Call, for_target, function_name, only_mesh
 
 LOWER_NAMED = "meshwright.proof.inspection.lower:lower_named"
 
@@ -115,15 +118,46 @@ def source_hash() -> str:
 
 def _lower_made(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
     """Call a function with a mesh, and lower its result under that mesh."""
-    made = make(mesh)
+    try:
+        made = make(mesh)
+    except Exception as error:
+        if not re.search(DEVICES_ABSENT, str(error)):
+            raise
+        return _lower_placed(make, name, mesh)
     if isinstance(stage_of(made), (Lowered, Traced)):
         return lower_call(Call(made))
+    call = _call_of(made, name)
+    with jax.set_mesh(mesh):
+        return lower_call(call)
+
+
+def _lower_placed(make: Any, name: str, mesh: Mesh) -> LoweredProgram:
+    """Lower the result of a function that places arrays: it gets a mesh of CPU devices, which its result then leaves.
+
+    mesh: of described devices, on which no array can be placed.
+    """
+    target = mesh.abstract_mesh
+    devices = np.array(jax.devices("cpu")[: mesh.size]).reshape(mesh.devices.shape)
+    made = make(Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types))
+    if isinstance(stage_of(made), (Lowered, Traced)):
+        raise MeshwrightError(
+            f"{name} places arrays on hardware that is not here and lowers its function for them; return (function,"
+            f" args) instead, or use jax.ShapeDtypeStruct(shape, dtype, sharding=…) in the place of arrays"
+        )
+    call = for_target(_call_of(made, name), target)
+    platform = mesh.devices.flat[0].platform
+    with only_mesh(target):
+        program = lower_call(call, {"gpu": "cuda"}.get(platform, platform))
+    return load_module(mesh, **pack_module(program))
+
+
+def _call_of(made: Any, name: str) -> Call:
+    """Return the call in `(function, args)`."""
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
         raise MeshwrightError(
             f"{name} returned {type(made).__name__}; it must return jax.jit(...).lower(...) or (function, args)"
         )
-    with jax.set_mesh(mesh):
-        return lower_call(Call(made[0], tuple(made[1])))
+    return Call(made[0], tuple(made[1]))
 
 
 def _stage(call: Call) -> Any:

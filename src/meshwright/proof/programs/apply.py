@@ -16,13 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.carry import mesh_of
 from meshwright.options.values import MeshLike, read_mesh
-from meshwright.proof.programs.classes import DimClass, classes_of, find_classes, splits_of
-from meshwright.proof.programs.rules import MATMULS
+from meshwright.proof.programs.classes import DimClass, classes_of, find_classes
+from meshwright.proof.programs.flat import Atoms
+from meshwright.proof.programs.layout import Axis, Layout, Sizes, dims_at_rest
+from meshwright.proof.programs.rules import MATMULS, Shape
 from meshwright.proof.programs.trace import CALLS, Body, Program, trace
 
 Table = Mapping[str, str | Sequence[str]]
@@ -70,7 +72,13 @@ def apply(
                 f"{key!r} has {one.size} elements, which {','.join(axes)} of degree {degree} does not divide"
             )
         chosen[one.atom] = axes
-    return Applied(program, classes, chosen, mesh, _axes(store, mesh, "store"))
+    stored = _axes(store, mesh, "store")
+    axes = tuple(
+        Axis(name, degree, frozenset(atom for atom, split in chosen.items() if name in split), name in stored)
+        for name, degree in mesh.shape.items()
+    )
+    barred = frozenset(one.atom for one in classes if one.barred)
+    return Applied(program, classes, Layout(axes, Sizes(program), barred), mesh)
 
 
 def _axes(given: str | Sequence[str], mesh: Mesh, what: str) -> tuple[str, ...]:
@@ -88,13 +96,12 @@ class Applied:
 
     program: Program
     classes: tuple[DimClass, ...]
-    table: Mapping[int, tuple[str, ...]]
-    mesh: Mesh
-    store: tuple[str, ...]
+    layout: Layout
+    mesh: Mesh | AbstractMesh
 
     def __str__(self) -> str:
         """The classes of dims, each with its mesh axes."""
-        lines = [f"{','.join(self.table.get(one.atom, ())) or '-':<10}{one}" for one in self.classes]
+        lines = [f"{','.join(self.layout.table.get(one.atom, ())) or '-':<10}{one}" for one in self.classes]
         return "\n".join(lines)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,9 +134,10 @@ class Applied:
             donate_argnums=tuple(number for number, is_donated in enumerate(donated) if is_donated),
         )
 
-    def lower(self) -> Any:
-        """Lower the function for the devices of the mesh (`jax.stages.Lowered`)."""
-        return self.jitted.lower(*(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in self._jaxpr.invars))
+    def lower(self, platform: str | None = None) -> Any:
+        """Lower the function for the devices of the mesh (`jax.stages.Lowered`), or for a platform that is not here."""
+        abstract = (jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in self._jaxpr.invars)
+        return self.jitted.trace(*abstract).lower(lowering_platforms=None if platform is None else (platform,))
 
     @property
     def shardings(self) -> Any:
@@ -155,30 +163,24 @@ class Applied:
             found[result] = self._inputs[argument]
         return found
 
+    def _dims(self, shape: Any) -> Atoms:
+        return tuple(self.program.dims.atoms(dim) for dim in shape)
+
     def _spec(self, shape: Any, *, rest: Any = None) -> PartitionSpec:
         """Return the spec of some dims by the table; `rest` is the entry of dims that the table does not split."""
-        splits = splits_of(self.program, shape, self.table)
-        return PartitionSpec(*(PartitionSpec.UNCONSTRAINED if axes is None else axes or rest for axes in splits))
+        dims = self._dims(shape)
+        entries = zip(dims, self.layout.split(dims), strict=True)
+        return PartitionSpec(
+            *(PartitionSpec.UNCONSTRAINED if self.layout.is_open(dim) else axes or rest for dim, axes in entries)
+        )
 
     def _stored(self, shape: Any) -> PartitionSpec:
         """Return the spec of a leaf of the state between steps: the table's, and `store` on its largest free dim."""
-        spec = list(self._spec(shape))
-        spec = [None if one is PartitionSpec.UNCONSTRAINED else one for one in spec]
-        used = {axis for axes in spec if axes for axis in axes}
-        if (axes := tuple(axis for axis in self.store if axis not in used)) and shape:
-            degree = math.prod(self.mesh.shape[axis] for axis in axes)
-            barred = {one.atom for one in self.classes if one.barred}
-            free = [
-                place
-                for place, dim in enumerate(shape)
-                if spec[place] is None
-                and (atoms := self.program.dims.atoms(dim))
-                and atoms[0] not in barred
-                and self.program.dims.size(dim) % degree == 0
-            ]
-            if free:
-                spec[max(free, key=lambda place: (self.program.dims.size(shape[place]), -place))] = axes
-        return PartitionSpec(*spec)
+        dims = self._dims(shape)
+        entries = [axes or None for axes in self.layout.split(dims)]
+        if stored := self.layout.stored(dims):
+            entries[stored[0]] = stored[1]
+        return PartitionSpec(*entries)
 
     def _evaluate(self, body: Body, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
         """Evaluate a program, with a constraint on the result of each matmul and convolution."""
@@ -186,8 +188,14 @@ class Applied:
         values.update(zip(body.jaxpr.invars, operands, strict=True))
         for number, equation in enumerate(body.jaxpr.eqns):
             given = [var.val if isinstance(var, Literal) else values[var] for var in equation.invars]
+            is_constrained = equation.primitive.name in MATMULS or equation.primitive.name == "gather"
+            if is_constrained:
+                given = [
+                    self._gathered(equation, body.shape(var), value)
+                    for var, value in zip(equation.invars, given, strict=True)
+                ]
             results = self._run(equation, body.called[number], given)
-            if equation.primitive.name in MATMULS:
+            if is_constrained:
                 results = [self._constrained(equation, body, results[0])]
             values.update(zip(equation.outvars, results, strict=True))
         return [var.val if isinstance(var, Literal) else values[var] for var in body.jaxpr.outvars]
@@ -230,6 +238,21 @@ class Applied:
         ]
         return jax.make_jaxpr(lambda *given: self._evaluate(body, program.consts, given))(*avals)
 
+    @cached_property
+    def _of_state(self) -> frozenset[Atoms]:
+        """The dims of the leaves of the state, and of one turn of a loop over them, in any order."""
+        return dims_at_rest(self.program, self.layout.barred)
+
+    def _gathered(self, equation: Any, shape: Shape, value: Any) -> Any:
+        """Constrain an operand that is a parameter stored split to the table's layout, so that it is gathered for use.
+
+        Otherwise the compiler may split the matmul like the parameter, and move activations instead.
+        """
+        dims = self._dims(shape)
+        if not self.layout.stored_over(dims) or tuple(sorted(dims)) not in self._of_state:
+            return value
+        return _constrain(value, NamedSharding(self.mesh, self._spec(shape)), equation)
+
     def _constrained(self, equation: Any, body: Body, value: Any) -> Any:
         """Constrain the result of a matmul or convolution by the table.
 
@@ -240,10 +263,18 @@ class Applied:
         summed = self._is_partial(equation, body)
         shape = body.shapes[equation.outvars[0]]
         spec = self._spec(shape, rest=PartitionSpec.UNCONSTRAINED if summed else None)
-        return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, spec))
+        return _constrain(value, NamedSharding(self.mesh, spec), equation)
 
     def _is_partial(self, equation: Any, body: Body) -> bool:
         """Whether a mesh axis splits a dim that the equation sums over."""
         kept = {atom for dim in body.shapes[equation.outvars[0]] for atom in self.program.dims.atoms(dim)}
         operands = {atom for var in equation.invars for dim in body.shape(var) for atom in self.program.dims.atoms(dim)}
-        return any(self.table.get(atom) for atom in operands - kept)
+        return any(self.layout.table.get(atom) for atom in operands - kept)
+
+
+def _constrain(value: Any, sharding: NamedSharding, equation: Any) -> Any:
+    """Constrain a value, with the source line and the scope of an equation."""
+    closed = jax.make_jaxpr(lambda one: jax.lax.with_sharding_constraint(one, sharding))(value)
+    (constraint,) = closed.jaxpr.eqns
+    there = closed.jaxpr.replace(eqns=[constraint.replace(source_info=equation.source_info)])
+    return jaxpr_as_fun(ClosedJaxpr(there, closed.consts))(value)[0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from meshwright.errors import MeshwrightError
-from meshwright.proof.programs.rules import MATMULS, Shape
+from meshwright.proof.programs.rules import MATMULS
 from meshwright.proof.programs.trace import Body, Program
 
 GENERIC = {"kernel", "weight", "value", "w", "b", "bias", "scale", "raw_value"}
@@ -56,14 +56,15 @@ def classes_of(program: Program) -> tuple[DimClass, ...]:
     barred = program.dims.why_barred()
     trained = {program.arguments[number][0] for number in program.state}
     vectors = {path for path, shape in program.arguments if len(shape) < 2}
+    batch = _batch(program, trained)
     found: list[DimClass] = []
     taken: set[str] = set()
     for atom, members in sorted(
         _members(program).items(), key=lambda item: any(path in trained for path, _ in item[1])
     ):
         size = program.dims.size((atom,))
-        of_data = not any(path in trained for path, _ in members)
-        name = next(one for one in _names(members, vectors, of_data=of_data) if one not in taken)
+        names = _names(members, vectors, is_batch=atom == batch)
+        name = next(one for one in names if one not in taken)
         taken.add(name)
         found.append(DimClass(name, size, atom, tuple(path + place for path, place in members), barred.get(atom, "")))
     known = {one.atom for one in found}
@@ -85,9 +86,20 @@ def _of_matmuls(program: Program, body: Body) -> Iterator[int]:
                 yield from program.dims.atoms(dim)
 
 
-def _names(members: list[tuple[str, str]], vectors: set[str], *, of_data: bool) -> Iterator[str]:
-    """Yield names for a class, best first: `batch` for the first dim of data, then the end of a member's path."""
-    if of_data and any(place == ":0" for _, place in members):
+def _batch(program: Program, trained: set[str]) -> int | None:
+    """Return the class that is the batch: of those that lead an argument that is not state, the one in most matmuls."""
+    leading = {
+        atom: len(members)
+        for atom, members in _members(program).items()
+        if any(place == ":0" for _, place in members) and not any(path in trained for path, _ in members)
+    }
+    counts = Counter(_of_matmuls(program, program.body))
+    return max(leading, key=lambda atom: (counts[atom], -leading[atom], -atom), default=None)
+
+
+def _names(members: list[tuple[str, str]], vectors: set[str], *, is_batch: bool) -> Iterator[str]:
+    """Yield names for a class, best first: `batch`, or the end of a member's path."""
+    if is_batch:
         yield "batch"
     # Matrices say more than vectors, and parameters have shorter paths than their moments.
     path, place = min(members, key=lambda member: (member[0] in vectors, len(member[0]), member))
@@ -129,24 +141,4 @@ def find_classes(classes: tuple[DimClass, ...], table: Mapping[str, object]) -> 
         if named[0].barred:
             raise MeshwrightError(f"{key!r} cannot be split: {named[0].barred}")
         found[key] = named[0]
-    return found
-
-
-def splits_of(program: Program, shape: Shape, table: Mapping[int, tuple[str, ...]]) -> list[tuple[str, ...] | None]:
-    """Return the mesh axes of each dim of a value, by a table over atoms; None for a dim that cannot follow the table.
-
-    Only the first atom of a dim can be split. A mesh axis splits at most one dim of a value, the first in its table.
-    """
-    used: set[str] = set()
-    found: list[tuple[str, ...] | None] = []
-    for dim in shape:
-        atoms = program.dims.atoms(dim)
-        axes = table.get(atoms[0], ()) if atoms else ()
-        if any(table.get(atom) for atom in atoms[1:]) and not axes:
-            found.append(None)
-        elif axes and not used & set(axes):
-            used |= set(axes)
-            found.append(axes)
-        else:
-            found.append(())
     return found

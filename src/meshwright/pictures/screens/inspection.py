@@ -116,7 +116,7 @@ def _print_flops(found: Inspection) -> None:
 
 def _told(number: int, finding: Finding) -> str:
     """Return a finding in full, as lines of text."""
-    head, price, width = f" finding {number}  {finding.kind}", costs(finding), prose_width()
+    head, price, width = f" finding {number}  {finding.kind} [{finding.id}]", costs(finding), prose_width()
     is_beside = len(head) + 2 + len(price) <= width
     lines = [f"{head}{price:>{width - len(head)}}"] if is_beside else [head, f"{price:>{width}}"]
     for words in (

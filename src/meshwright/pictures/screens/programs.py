@@ -1,0 +1,99 @@
+"""The screen of a plan of any JAX function: its mesh, the dims that are split, and the layouts that were compared."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
+
+from meshwright.pictures.tables import Lines, collective_table, console, show, table
+from meshwright.pictures.text import folded
+from meshwright.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from meshwright.proof.programs.plan import Candidate, ProgramPlan
+
+MOST_SHOWN = 8
+"""The number of layouts, best first, in the table."""
+
+
+def plan_text(plan: ProgramPlan) -> str:
+    """Return the screen as plain text."""
+    with redirect_stdout(io.StringIO()) as out:
+        print_plan(plan)
+    return out.getvalue().rstrip()
+
+
+def print_plan(plan: ProgramPlan) -> None:
+    """Print the chosen mesh, the classes of dims, the collectives, and the layouts that were compared."""
+    count = sum(one.compiled is not None or bool(one.wrong) for one in plan.candidates)
+    print(f"{plan.name} on {plan.system} · {plan.num_layouts} layouts priced, {count} compiled\n")
+    best = plan.best
+    step = _seconds(best.seconds, "compiled") or _seconds(plan.predicted.step_seconds, "predicted")
+    print(f"  {_mesh(best)}   step {step}   {_memory(best)} a device\n")
+    show(console(), _class_table(plan))
+    print()
+    show(console(), collective_table(best.compiled or plan.predicted))
+    print()
+    show(console(), _candidate_table(plan))
+    for note in plan.notes:
+        print(folded(f"note: {note}"))
+
+
+def _class_table(plan: ProgramPlan) -> Lines:
+    """Return the classes of dims with their mesh axes; those that are split first."""
+    rows = []
+    for one in sorted(plan.classes, key=lambda one: one.atom not in plan.layout.table):
+        axes = "*".join(plan.layout.table.get(one.atom, ())) or "–"
+        members = ", ".join(one.members[:3]) + (f" and {len(one.members) - 3} more" if len(one.members) > 3 else "")
+        rows.append(
+            [one.name, f"{one.size:,}", axes, f"not split: {one.barred}" if one.barred else members or "values only"]
+        )
+    if plan.store:
+        rows.append(["state between steps", "", "*".join(plan.store), "each leaf along its largest dim"])
+    return table(["dims", "size", "split over", "of"], rows, left=(0, 2, 3), folds=-1)
+
+
+def _candidate_table(plan: ProgramPlan) -> Lines:
+    """Return the compared layouts: predicted and compiled step, and memory."""
+    compiled = [one for one in plan.candidates if one.compiled is not None or one.wrong]
+    rest = [one for one in plan.candidates if one not in compiled]
+    shown = [*compiled, *rest[: max(0, MOST_SHOWN - len(compiled))]]
+    rows = [
+        [
+            _mesh(one),
+            _splits(plan, one),
+            _seconds(one.predicted.step_seconds) if one.predicted else "",
+            _seconds(one.seconds),
+            _memory(one) + ("" if one.fits else ", does not fit"),
+        ]
+        for one in shown
+    ]
+    return table(["mesh", "splits", "predicted", "compiled", "memory"], rows, left=(0, 1), folds=1)
+
+
+def _splits(plan: ProgramPlan, one: Candidate) -> str:
+    """Return what each axis of a layout splits, by the names of the classes."""
+    if one.layout is None:
+        return "as its arguments are"
+    parts = []
+    for axis in one.layout.axes:
+        names = [each.name for each in plan.classes if each.atom in axis.atoms]
+        if axis.degree > 1:
+            parts.append(f"{axis.name}: {', '.join(names)}" + (" and the state" if axis.is_stored else ""))
+    return "; ".join(parts)
+
+
+def _mesh(one: Candidate) -> str:
+    if one.layout is None:
+        return "as given"
+    return ",".join(f"{axis.name}={axis.degree}" for axis in one.layout.axes if axis.degree > 1) or "1 device"
+
+
+def _memory(one: Candidate) -> str:
+    known = one.compiled or one.predicted
+    return show_bytes(known.memory_bytes["peak"]) if known else ""
+
+
+def _seconds(seconds: float | None, word: str = "") -> str:
+    return "" if seconds is None else f"{show_seconds(seconds)} {word}".rstrip()

@@ -1,0 +1,111 @@
+"""A traced function as lists of ops over numbered values, with the functions that it calls inlined, as XLA does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend.core import Literal
+
+from meshwright.proof.programs.dims import Dims
+from meshwright.proof.programs.trace import Body, Program
+
+Atoms = tuple[tuple[int, ...], ...]
+"""The dims of an array, each as the numbers of its atoms."""
+
+INLINED = frozenset(
+    ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+)
+"""Primitives that call a function, which XLA inlines. Loops, branches and recomputed parts stay programs."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array: its dims, and the bytes of an element."""
+
+    dims: Atoms
+    width: float
+
+
+@dataclass(frozen=True)
+class Op:
+    """One equation. inputs: the numbers of its operands, None for constants. called: the programs that it calls."""
+
+    equation: Any
+    scope: str
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+    called: tuple[Flat, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its primitive."""
+        return self.equation.primitive.name
+
+
+@dataclass
+class Flat:
+    """A program: its ops in order, and its values by number. given: its arguments; results: None for constants."""
+
+    values: list[Value] = field(default_factory=list[Value])
+    given: tuple[int, ...] = ()
+    ops: list[Op] = field(default_factory=list[Op])
+    results: tuple[int | None, ...] = ()
+
+
+def flatten(program: Program) -> Flat:
+    """Return a traced function as one list of ops."""
+    return _flat(program.body, program.dims, "")
+
+
+def _flat(body: Body, dims: Dims, scope: str) -> Flat:
+    flat = Flat()
+    numbers: dict[Any, int | None] = {
+        var: _add(flat, var, body, dims) for var in (*body.jaxpr.invars, *body.jaxpr.constvars)
+    }
+    flat.given = tuple(range(len(body.jaxpr.invars)))
+    flat.results = tuple(_inline(flat, body, dims, scope, numbers))
+    return flat
+
+
+def _add(flat: Flat, var: Any, body: Body, dims: Dims) -> int:
+    width = float(getattr(getattr(var.aval, "dtype", None), "itemsize", 0) or 0)
+    flat.values.append(Value(tuple(dims.atoms(dim) for dim in body.shape(var)), width))
+    return len(flat.values) - 1
+
+
+def _inline(flat: Flat, body: Body, dims: Dims, scope: str, numbers: dict[Any, int | None]) -> Iterator[int | None]:
+    """Add a program's equations to a list of ops, and yield the numbers of its results."""
+
+    def number(var: Any) -> int | None:
+        return None if isinstance(var, Literal) else numbers[var]
+
+    for place, equation in enumerate(body.jaxpr.eqns):
+        inputs = tuple(number(var) for var in equation.invars)
+        called, inner = body.called[place], f"{scope}/{equation.source_info.name_stack}"
+        if called and equation.primitive.name in INLINED:
+            own: dict[Any, int | None] = dict(zip(called[0].jaxpr.invars, inputs, strict=True))
+            own.update((var, _add(flat, var, called[0], dims)) for var in called[0].jaxpr.constvars)
+            numbers.update(zip(equation.outvars, _inline(flat, called[0], dims, inner, own), strict=True))
+            continue
+        outputs = tuple(_add(flat, var, body, dims) for var in equation.outvars)
+        numbers.update(zip(equation.outvars, outputs, strict=True))
+        programs = tuple(_flat(one, dims, inner) for one in _run(equation.primitive.name, called))
+        flat.ops.append(Op(equation, inner, inputs, outputs, programs))
+    yield from (number(var) for var in body.jaxpr.outvars)
+
+
+def _run(name: str, called: Sequence[Body]) -> Sequence[Body]:
+    """Return the programs of an equation that count: of a loop its body, of branches the longest."""
+    if name == "while":
+        return called[1:]
+    return (max(called, key=lambda body: len(body.jaxpr.eqns)),) if called else ()
+
+
+def operands(op: Op) -> tuple[int | None, ...]:
+    """Return the numbers of the values that an op's called program is called with."""
+    if op.name == "while":
+        first = op.equation.params["cond_nconsts"]
+        return op.inputs[first:]
+    return op.inputs[1:] if op.name == "cond" else op.inputs

@@ -1,0 +1,133 @@
+"""A layout of a program: the classes of dims that each mesh axis splits, and the axes that split the state at rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from meshwright.proof.programs.flat import Atoms, Value
+from meshwright.proof.programs.trace import Program
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A mesh axis: its degree, the atoms of the classes that it splits, and whether it splits the state at rest."""
+
+    name: str
+    degree: int
+    atoms: frozenset[int] = frozenset()
+    is_stored: bool = False
+
+
+class Sizes(dict[int, int]):
+    """The size of each atom of a program, read when it is first wanted."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+
+    def __missing__(self, atom: int) -> int:
+        self[atom] = self.program.dims.size((atom,))
+        return self[atom]
+
+
+def dims_at_rest(program: Program, barred: Container[int]) -> frozenset[Atoms]:
+    """Return the dims of all leaves of the state, sorted, also without the dim of a loop over them.
+
+    An array with these dims is a leaf, a copy of one, or its gradient.
+    """
+    whole = {tuple(program.dims.atoms(dim) for dim in program.arguments[number][1]) for number in program.state}
+    whole |= {dims[1:] for dims in whole if dims and dims[0] and dims[0][0] in barred}
+    return frozenset(tuple(sorted(dims)) for dims in whole)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Mesh axes, outermost first, over the classes of a program.
+
+    sizes: the size of each atom. barred: atoms that no axis may split.
+    """
+
+    axes: tuple[Axis, ...]
+    sizes: Mapping[int, int] = field(hash=False, compare=False)
+    barred: frozenset[int] = frozenset()
+    _splits: dict[Atoms, tuple[tuple[str, ...], ...]] = field(default_factory=dict, hash=False, compare=False)
+    _elements: dict[Atoms, float] = field(default_factory=dict, hash=False, compare=False)
+    _stored: dict[Atoms, tuple[int, tuple[str, ...]] | None] = field(default_factory=dict, hash=False, compare=False)
+
+    @cached_property
+    def degrees(self) -> dict[str, int]:
+        """The degree of each axis, outermost first."""
+        return {axis.name: axis.degree for axis in self.axes}
+
+    @cached_property
+    def table(self) -> dict[int, tuple[str, ...]]:
+        """The axes of each atom that is split."""
+        found: dict[int, tuple[str, ...]] = {}
+        for axis in self.axes:
+            for atom in axis.atoms:
+                found[atom] = (*found.get(atom, ()), axis.name)
+        return found
+
+    @cached_property
+    def store(self) -> tuple[str, ...]:
+        """The axes that split the state at rest."""
+        return tuple(axis.name for axis in self.axes if axis.is_stored)
+
+    def degree(self, axes: Iterable[str]) -> int:
+        """Return the product of the degrees of some axes."""
+        return math.prod(self.degrees[axis] for axis in axes)
+
+    def split(self, dims: Atoms) -> tuple[tuple[str, ...], ...]:
+        """Return the axes of each dim: those of its first atom, each axis once, in the order of the dims."""
+        if (known := self._splits.get(dims)) is not None:
+            return known
+        used: set[str] = set()
+        found: list[tuple[str, ...]] = []
+        for dim in dims:
+            axes = self.table.get(dim[0], ()) if dim else ()
+            found.append(() if used & set(axes) else axes)
+            used |= set(axes)
+        self._splits[dims] = tuple(found)
+        return self._splits[dims]
+
+    def elements(self, dims: Atoms) -> float:
+        """Return how many elements of an array a device holds."""
+        if (known := self._elements.get(dims)) is None:
+            whole = math.prod(self.sizes[atom] for dim in dims for atom in dim)
+            known = self._elements[dims] = whole / self.degree(axis for axes in self.split(dims) for axis in axes)
+        return known
+
+    def size(self, value: Value) -> float:
+        """Return the bytes of an array on a device."""
+        return value.width * self.elements(value.dims)
+
+    def is_open(self, dim: tuple[int, ...]) -> bool:
+        """Whether a dim cannot follow the table: only a minor part of it is in a class that is split."""
+        return not self.table.get(dim[0] if dim else -1) and any(self.table.get(atom) for atom in dim[1:])
+
+    def stored_over(self, dims: Atoms) -> tuple[str, ...]:
+        """Return the axes that split a leaf of the state at rest, beside the table's; none if they divide no dim."""
+        found = self.stored(dims)
+        return found[1] if found else ()
+
+    def stored(self, dims: Atoms) -> tuple[int, tuple[str, ...]] | None:
+        """Return which dim of a leaf of the state is further split at rest, its largest free one, and the axes."""
+        if self.store and dims not in self._stored:
+            self._stored[dims] = self._free(dims)
+        return self._stored.get(dims)
+
+    def _free(self, dims: Atoms) -> tuple[int, tuple[str, ...]] | None:
+        splits = self.split(dims)
+        used = {axis for axes in splits for axis in axes}
+        axes = tuple(axis for axis in self.store if axis not in used)
+        degree = self.degree(axes)
+        sizes = {
+            place: math.prod(self.sizes[atom] for atom in dim)
+            for place, dim in enumerate(dims)
+            if axes and dim and not splits[place] and dim[0] not in self.barred
+        }
+        free = [place for place, size in sizes.items() if size % degree == 0]
+        return (max(free, key=lambda place: (sizes[place], -place)), axes) if free else None

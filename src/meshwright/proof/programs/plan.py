@@ -1,0 +1,280 @@
+"""Plan any JAX function: search its layouts, compile the best, and keep the one whose compiled program is fastest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
+
+from meshwright.description.hardware.system import System
+from meshwright.errors import DoesNotFitError, MeshwrightError
+from meshwright.mesh import MeshShape, parse_axes
+from meshwright.options.values import MeshLike, SystemLike, read_system
+from meshwright.proof.compiler.targets import device_kind, platform_of
+from meshwright.proof.inspection.functions import inspect
+from meshwright.proof.inspection.inspection import Inspection
+from meshwright.proof.programs.apply import Applied
+from meshwright.proof.programs.classes import DimClass, classes_of
+from meshwright.proof.programs.layout import Layout
+from meshwright.proof.programs.price import Priced
+from meshwright.proof.programs.search import Found, find_layouts
+from meshwright.proof.programs.trace import Program, trace
+from meshwright.proof.programs.work import work_of
+from meshwright.record import Record
+
+COMPILED = 3
+"""How many layouts are compiled by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A layout of a program: its predicted record, and that of the compiled program if it was compiled.
+
+    layout: None for the function as it is given, with the shardings of its arguments. wrong: why its program does not
+    compile, or ''.
+    """
+
+    layout: Layout | None
+    predicted: Record | None = None
+    compiled: Record | None = None
+    wrong: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """The step of the compiled program on this hardware, as simulated; None if it is not known."""
+        return self.compiled.step_seconds if self.compiled else None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits: by its compiled program, or as predicted."""
+        known = self.compiled or self.predicted
+        return not self.wrong and known is not None and known.fits is not False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramPlan:
+    """A plan of a JAX function: which mesh axes split which classes of its dims.
+
+    candidates: the layouts that were compared, the chosen one first. notes: what the plan does not know.
+    """
+
+    name: str
+    program: Program
+    classes: tuple[DimClass, ...]
+    system: System
+    candidates: tuple[Candidate, ...]
+    num_layouts: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Candidate:
+        """The chosen candidate."""
+        return self.candidates[0]
+
+    @property
+    def layout(self) -> Layout:
+        """The chosen layout."""
+        assert self.best.layout is not None
+        return self.best.layout
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """The axes of the mesh and their degrees, outermost first."""
+        return self.layout.degrees
+
+    @cached_property
+    def table(self) -> dict[str, tuple[str, ...]]:
+        """The mesh axes of each class that is split, by its name: the table that `meshwright.apply` takes."""
+        return {one.name: self.layout.table[one.atom] for one in self.classes if one.atom in self.layout.table}
+
+    @property
+    def store(self) -> tuple[str, ...]:
+        """The mesh axes that split the state between steps (`meshwright.apply`)."""
+        return self.layout.store
+
+    @property
+    def predicted(self) -> Record:
+        """The predicted record of the chosen layout."""
+        assert self.best.predicted is not None
+        return self.best.predicted
+
+    @property
+    def compiled(self) -> Record | None:
+        """The record of its compiled program, with the simulated step of TPUs and GPUs; None if none was compiled."""
+        return self.best.compiled
+
+    def apply(self, devices: Sequence[Any] | None = None) -> Applied:
+        """Return the planned function in this layout, on devices of this process (default: all)."""
+        degrees = self.mesh
+        mesh = jax.make_mesh(
+            tuple(degrees.values()), tuple(degrees), axis_types=(AxisType.Auto,) * len(degrees), devices=devices
+        )
+        return Applied(self.program, self.classes, self.layout, mesh)
+
+    def shardings(self, devices: Sequence[Any] | None = None) -> Any:
+        """Return the sharding of each argument, as the trees `(args, kwargs)`."""
+        return self.apply(devices).shardings
+
+    def __str__(self) -> str:
+        """The screen of `meshwright plan module:function`, as plain text."""
+        from meshwright.pictures.screens.programs import plan_text
+
+        return plan_text(self)
+
+    def __repr__(self) -> str:
+        mesh = ",".join(f"{axis}={degree}" for axis, degree in self.mesh.items())
+        return f"<Plan of {self.name} on {self.system}: {mesh}, {self.predicted}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return this plan as plain data."""
+        return {
+            "name": self.name,
+            "hardware": str(self.system),
+            "mesh": dict(self.mesh),
+            "table": {name: list(axes) for name, axes in self.table.items()},
+            "store": list(self.store),
+            "classes": [
+                {"name": one.name, "size": one.size, "members": list(one.members), "barred": one.barred}
+                for one in self.classes
+            ],
+            "predicted": self.predicted.to_json(),
+            "compiled": self.compiled.to_json() if self.compiled else None,
+            "notes": list(self.notes),
+        }
+
+
+def plan_program(
+    function: Callable[..., Any],
+    *args: Any,
+    on: SystemLike,
+    mesh: MeshLike | Mapping[str, int] | None = None,
+    num_compiled: int = COMPILED,
+    **kwargs: Any,
+) -> ProgramPlan:
+    """Plan a JAX function: find the mesh, and what its axes split, with the fastest compiled program.
+
+    Args:
+        function: a train step or any other function that JAX traces; jitted or not.
+        args: its arguments, arrays or abstract values; shapes and dtypes are read. If they have shardings over several
+            devices, the function as it is is compiled too, and compared.
+        on: the hardware, as `v5e:4x4`, which need not be present.
+        mesh: axes and degrees, as `data=4,model=4`, for which only the table is found; by default every mesh is tried.
+        num_compiled: how many layouts to compile, those of the shortest predicted steps that differ in strategy; and
+            data parallelism with the state whole and split, so that the chosen one is never slower. 0 for none.
+        kwargs: its arguments by name.
+
+    Raises:
+        MeshwrightError: the function does not trace, or none of its dims can be split over all devices.
+    """
+    system = read_system(on)
+    if isinstance(num_compiled, bool) or not isinstance(num_compiled, int) or num_compiled < 0:
+        raise MeshwrightError(f"num_compiled is {num_compiled!r}; it is a whole number, 0 to compile none")
+    program = trace(function, *args, **kwargs)
+    classes = classes_of(program)
+    priced = Priced(program, work_of(program, is_tpu=system.chip.kind == "tpu"), system)
+    degrees = None if mesh is None else _degrees(mesh, system)
+    found = find_layouts(priced, classes, degrees)
+    name = getattr(function, "__name__", "") or program.traced.fun_name
+    candidates = [Candidate(layout=one.layout, predicted=one.record) for one in found]
+    if num_compiled:
+        chosen = _to_compile(found, candidates, num_compiled)
+        tried = [_compiled(candidate, program, classes, system) for candidate in chosen]
+        own = _as_given(function, args, kwargs, system)
+        candidates = _ranked([*tried, *own], candidates)
+    best = candidates[0]
+    if best.layout is None or not best.fits:
+        # The function as it is was fastest: it stays beside the best layout, for the reader to see.
+        chosen = next(one for one in candidates if one.layout is not None)
+        candidates = [chosen, *(one for one in candidates if one is not chosen)]
+    return ProgramPlan(
+        name=name,
+        program=program,
+        classes=classes,
+        system=system,
+        candidates=tuple(candidates),
+        num_layouts=len(found),
+        notes=_notes(priced, candidates[0]),
+    )
+
+
+def _degrees(mesh: MeshLike | Mapping[str, int], system: System) -> dict[str, int]:
+    if isinstance(mesh, MeshShape):
+        degrees = {axis: degree for axis, degree in mesh.layout.items() if degree > 1}
+    else:
+        degrees = parse_axes(mesh) if isinstance(mesh, str) else dict(mesh)
+    if (count := math.prod(degrees.values())) != system.num_devices:
+        raise MeshwrightError(f"mesh {mesh} has {count} devices, {system} {system.num_devices}")
+    return degrees
+
+
+def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> list[Candidate]:
+    """Return the candidates to compile: the best that differ in strategy, and data parallelism, whole and stored."""
+    chosen: dict[int, Candidate] = {}
+    strategies: set[frozenset[tuple[frozenset[int], bool]]] = set()
+    for place, one in enumerate(found):
+        strategy = frozenset((axis.atoms, axis.is_stored) for axis in one.layout.axes if axis.degree > 1)
+        names = [axis.name for axis in one.layout.axes if axis.degree > 1]
+        is_data_parallel = names in (["dp"], ["fsdp"])
+        if not one.record.fits and place:
+            continue
+        if (len(strategies) < count and strategy not in strategies) or is_data_parallel:
+            strategies.add(strategy)
+            chosen[place] = candidates[place]
+    return list(chosen.values())
+
+
+def _compiled(candidate: Candidate, program: Program, classes: tuple[DimClass, ...], system: System) -> Candidate:
+    """Return a candidate with the record of its compiled program, or why there is none."""
+    assert candidate.layout is not None
+    kind, cores = device_kind(system)
+    platform, degrees = platform_of(system), candidate.layout.degrees
+    mesh = AbstractMesh(
+        tuple(degrees.values()),
+        tuple(degrees),
+        axis_types=(AxisType.Auto,) * len(degrees),
+        abstract_device=AbstractDevice(device_kind=kind, num_cores=cores, platform=platform),
+    )
+    lowered = Applied(program, classes, candidate.layout, mesh).lower(platform)
+    return _with_program(candidate, lambda: inspect(lowered, mesh=degrees, on=system))
+
+
+def _with_program(candidate: Candidate, inspected: Callable[[], Inspection]) -> Candidate:
+    try:
+        return replace(candidate, compiled=inspected().record)
+    except DoesNotFitError:
+        return replace(candidate, wrong="does not fit, says its compiler")
+
+
+def _as_given(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], system: System) -> list[Candidate]:
+    """Return the function with its arguments' shardings as a candidate; none if they are on one device."""
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((args, kwargs))]
+    meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding) and one.mesh.size == system.num_devices]
+    if not meshes or system.num_devices == 1:
+        return []
+    step = function if hasattr(function, "lower") else jax.jit(function)
+    return [_with_program(Candidate(layout=None), lambda: inspect(step, *args, on=system, **kwargs))]
+
+
+def _ranked(tried: list[Candidate], candidates: list[Candidate]) -> list[Candidate]:
+    """Return all candidates: those that were compiled first, the fastest that fits first."""
+    tried.sort(key=lambda one: (not one.fits, one.seconds is None, one.seconds or 0.0))
+    layouts = {id(one.layout) for one in tried if one.layout is not None}
+    return [*tried, *(one for one in candidates if id(one.layout) not in layouts)]
+
+
+def _notes(priced: Priced, best: Candidate) -> tuple[str, ...]:
+    """Return what a plan does not know or did not reach."""
+    work, notes = priced.work, []
+    if not best.fits:
+        notes.append("no layout fits; the first takes the least memory")
+    notes.extend(
+        f"{name} is called {times} times; what it does inside is not priced" for name, times in work.opaque.items()
+    )
+    if work.whiles:
+        notes.append("a while loop is priced as one turn: how many it takes depends on data")
+    return tuple(notes)

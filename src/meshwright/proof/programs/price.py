@@ -1,0 +1,254 @@
+"""The predicted record of a program in a layout: time, memory and collectives, at the rates that planning knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from meshwright.description.hardware.fabric import lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
+from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
+from meshwright.planning.cost.rates.efficiency import launch_seconds
+from meshwright.proof.programs.flat import Atoms, Value
+from meshwright.proof.programs.layout import Layout, dims_at_rest
+from meshwright.proof.programs.trace import Program
+from meshwright.proof.programs.work import Live, Moved, Product, Work
+from meshwright.record import Bound, Collective, Kind, Phase, Record, merge
+
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32", "int8": "int8", "float64": "float32"}
+"""The planner's names of JAX's dtypes; others are priced as bf16."""
+
+
+Sent = tuple[Kind, tuple[str, ...], Phase, float, bool, int]
+"""A collective: kind, axes, phase, bytes of one run as in `record.Collective`, whether ops can hide it, runs."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A program on a system, whose layouts are priced."""
+
+    program: Program
+    work: Work
+    system: System
+
+    @cached_property
+    def state(self) -> tuple[Value, ...]:
+        """The leaves of the state."""
+        return tuple(self._argument(number) for number in self.program.state)
+
+    @cached_property
+    def inputs(self) -> tuple[Value, ...]:
+        """The arguments that are not state."""
+        count = len(self.program.arguments)
+        return tuple(self._argument(number) for number in range(count) if number not in self.program.state)
+
+    @cached_property
+    def rest(self) -> frozenset[Atoms]:
+        """The dims of the state (`layout.dims_at_rest`)."""
+        return dims_at_rest(self.program, self.barred)
+
+    def _is_of_state(self, value: Value) -> bool:
+        """Whether a value has the dims of a leaf of the state, such as its gradient."""
+        return tuple(sorted(value.dims)) in self.rest
+
+    @cached_property
+    def barred(self) -> frozenset[int]:
+        """Atoms that no axis may split."""
+        return frozenset(self.program.dims.why_barred())
+
+    def _argument(self, number: int) -> Value:
+        aval: Any = self.program.body.jaxpr.invars[number].aval
+        _, shape = self.program.arguments[number]
+        width = float(getattr(aval.dtype, "itemsize", 0) or 0)
+        return Value(tuple(self.program.dims.atoms(dim) for dim in shape), width)
+
+    def record(self, layout: Layout) -> Record:
+        """Return the predicted record of a layout.
+
+        Collectives of weights and of their gradients hide behind ops, as far as these last; all others are exposed.
+        """
+        computing = self._computing(layout)
+        total = sum(computing.values())
+        collectives = self._timed(layout, total)
+        exposed = sum(move.exposed_seconds or 0.0 for move in collectives)
+        breakdown = computing | {"exposed communication": exposed}
+        memory = self.memory(layout)
+        step = sum(breakdown.values())
+        bound: dict[Bound, float] = {
+            "compute": computing["matmuls"],
+            "memory": computing["passes over memory"],
+            "communication": exposed,
+        }
+        return Record(
+            origin="predicted",
+            mesh=layout.degrees,
+            hardware=str(self.system),
+            step_seconds=step,
+            flops=self.flops(layout),
+            memory_bytes=memory,
+            fits=memory["peak"] <= self.system.plannable_bytes,
+            bound=max(bound, key=bound.__getitem__),
+            breakdown_seconds=breakdown,
+            collectives=merge(collectives),
+            notes=lay_mesh(self.system, layout.degrees).notes,
+        )
+
+    def _timed(self, layout: Layout, computing: float) -> list[Collective]:
+        """Return the collectives with their seconds; ops hide those of weights and their gradients."""
+        placed = lay_mesh(self.system, layout.degrees)
+        counts = Counter[tuple[Kind, tuple[str, ...], Phase, float, bool]]()
+        for *sent, times in self._collectives(layout):
+            counts[tuple(sent)] += times  # type: ignore[index]
+        moves = []
+        for (kind, axes, phase, size, hides), times in counts.items():
+            if size:
+                move = Collective(kind=kind, axes=axes, phase=phase, bytes=round(size * times), count=times)
+                hides = hides and not reduce_scatter_runs_as_all_reduce(move, placed)
+                moves.append((replace(move, seconds=planned_seconds(move, placed)), hides))
+        wanted = sum(move.seconds or 0.0 for move, hides in moves if hides)
+        share = max(0.0, 1 - computing / wanted) if wanted else 0.0
+        return [
+            replace(move, exposed_seconds=(share if hides else 1.0) * (move.seconds or 0.0)) for move, hides in moves
+        ]
+
+    def flops(self, layout: Layout) -> float:
+        """Return the flops of a device's matmuls."""
+        return sum(
+            times * 2 * rows * inner * columns
+            for product, times in self.work.products.items()
+            for rows, inner, columns in (_sizes(product, layout),)
+        )
+
+    def _computing(self, layout: Layout) -> dict[str, float]:
+        products = sum(times * self._product_seconds(one, layout) for one, times in self.work.products.items())
+        moved = sum(times * self._at_rest(value, layout) for value, times in self.work.passes.items())
+        passes = moved / (HBM_SHARE * self.system.hbm_bytes_per_second)
+        return {
+            "matmuls": products,
+            "passes over memory": passes,
+            "launches": self.work.kernels * launch_seconds(self.system),
+        }
+
+    def _product_seconds(self, product: Product, layout: Layout) -> float:
+        rows, inner, columns = _sizes(product, layout)
+        moved = sum(layout.size(value) for value in (product.left, product.right, product.result))
+        dtype = DTYPES.get(product.dtype, "bf16")
+        return product_seconds(rows, inner, columns, system=self.system, dtype=dtype, moved_bytes=moved)
+
+    def _at_rest(self, value: Value, layout: Layout) -> float:
+        """Return the bytes of a value on a device; of one that is shaped as the state, split as the state at rest."""
+        size = layout.size(value)
+        return size / layout.degree(layout.stored_over(value.dims)) if self._is_of_state(value) else size
+
+    def _collectives(self, layout: Layout) -> Iterator[Sent]:
+        """Yield each collective."""
+        for (value, phase), times in self.work.gathered.items():
+            if axes := layout.stored_over(value.dims):
+                yield "all-gather", axes, phase, layout.size(value), True, times
+        for product, times in self.work.products.items():
+            yield from self._of_product(product, times, layout)
+        for moved, times in self.work.moved.items():
+            yield from self._of_moved(moved, times, layout)
+
+    def _of_product(self, product: Product, times: int, layout: Layout) -> Iterator[Sent]:
+        for value, axes in _lost_axes(product, layout):
+            size = layout.size(value) * layout.degree(axes)
+            yield "all-gather", axes, product.phase, size, False, times
+        if partial := _partial(product, layout):
+            yield from self._sum(product.result, partial, product.phase, times, layout)
+
+    def _of_moved(self, moved: Moved, times: int, layout: Layout) -> Iterator[Sent]:
+        splits = dict(zip(moved.operand.dims, layout.split(moved.operand.dims), strict=True))
+        axes = tuple(axis for dim in dict.fromkeys(moved.dims) for axis in splits.get(dim, ()))
+        if not axes:
+            return
+        if moved.kind == "whole":
+            size = layout.size(moved.operand) * layout.degree(axes)
+            yield "all-gather", axes, moved.phase, size, False, times
+        else:
+            kept = {axis for split in layout.split(moved.result.dims) for axis in split}
+            if partial := tuple(axis for axis in axes if axis not in kept):
+                yield from self._sum(moved.result, partial, moved.phase, times, layout)
+
+    def _sum(self, value: Value, axes: tuple[str, ...], phase: Phase, times: int, layout: Layout) -> Iterator[Sent]:
+        """Yield the collectives that add up partial sums; those of a gradient are scattered to where its leaf lies."""
+        size, is_gradient = layout.size(value), phase == "backward" and self._is_of_state(value)
+        scattered = tuple(axis for axis in layout.stored_over(value.dims) if axis in axes) if is_gradient else ()
+        if scattered:
+            yield "reduce-scatter", scattered, phase, size, True, times
+            size /= layout.degree(scattered)
+        if rest := tuple(axis for axis in axes if axis not in scattered):
+            yield "all-reduce", rest, phase, size, is_gradient, times
+
+    def memory(self, layout: Layout) -> dict[str, int]:
+        """Return the bytes of a device at the peak, by term."""
+        state = sum(self._at_rest(value, layout) for value in self.state)
+        inputs = sum(layout.size(value) for value in self.inputs)
+        values = self._peak(self.work.live, layout)
+        return {
+            "state": round(state),
+            "inputs": round(inputs),
+            "values": round(values),
+            "peak": round(state + inputs + values),
+        }
+
+    def _peak(self, live: Live, layout: Layout) -> float:
+        """Return the most bytes that the values of a program take at once, its arguments not counted."""
+        now = most = 0.0
+        for made, called, gone in live.events:
+            now += self._bytes(made, layout)
+            most = max(most, now + max((self._peak(one, layout) for one in called), default=0.0))
+            now -= self._bytes(gone, layout)
+        return most
+
+    def _bytes(self, values: Iterable[Value], layout: Layout) -> float:
+        return sum(self._at_rest(value, layout) for value in values)
+
+
+def _sizes(product: Product, layout: Layout) -> tuple[float, float, float]:
+    """Return the rows, inner dims and columns of a matmul on a device; the rows of all matmuls of a batch together."""
+    columns = layout.elements(product.result.dims[product.batch + product.rows :])
+    whole = layout.elements(product.result.dims)
+    split = layout.degree(_partial(product, layout))
+    inner = _whole(product.inner, layout) * product.window / split
+    columns = whole / max(1.0, whole / columns)
+    return whole / columns, inner, columns
+
+
+def _whole(dims: Atoms, layout: Layout) -> float:
+    found = 1.0
+    for dim in dims:
+        for atom in dim:
+            found *= layout.sizes[atom]
+    return found
+
+
+def _partial(product: Product, layout: Layout) -> tuple[str, ...]:
+    """Return the axes over which a matmul leaves partial sums: those of its inner dims that its result has not."""
+    kept = {axis for split in layout.split(product.result.dims) for axis in split}
+    found = dict.fromkeys(axis for dim in product.inner if dim for axis in layout.table.get(dim[0], ()))
+    return tuple(axis for axis in found if axis not in kept)
+
+
+def _lost_axes(product: Product, layout: Layout) -> Iterator[tuple[Value, tuple[str, ...]]]:
+    """Yield the operands that are gathered, as an axis that splits them is taken by another dim, and those axes."""
+    result = product.result.dims
+    splits = layout.split(result)
+    first = product.batch + product.rows
+    partial = _partial(product, layout)
+    inner = {axis for dim in product.inner if dim for axis in layout.table.get(dim[0], ())}
+    for value, places in (
+        (product.left, range(first)),
+        (product.right, (*range(product.batch), *range(first, len(result)))),
+    ):
+        kept = {axis for place in places for axis in splits[place]} | set(partial)
+        own = {axis for split in layout.split(value.dims) for axis in split}
+        if lost := tuple(axis for axis in layout.degrees if axis in own - kept):
+            # An axis of the inner dim that the result has too: one operand is gathered, the smaller.
+            if set(lost) <= inner and layout.size(value) > min(layout.size(product.left), layout.size(product.right)):
+                continue
+            yield value, lost

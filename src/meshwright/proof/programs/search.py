@@ -1,0 +1,205 @@
+"""The layouts of a program on some devices: sets of classes that never meet in one array, over the axes of a mesh.
+
+Classes that meet in one array cannot share an axis, so an axis splits a set of classes that never meet. The largest
+such sets are the known strategies: the batch (data parallel), the heads, the MLP and the vocabulary together (tensor
+parallel), the sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from meshwright.description.hardware.system import System
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import divisors
+from meshwright.proof.programs.classes import DimClass
+from meshwright.proof.programs.flat import Atoms
+from meshwright.proof.programs.layout import Axis, Layout, Sizes
+from meshwright.proof.programs.price import Priced
+from meshwright.proof.programs.work import Work
+from meshwright.record import Record
+
+BATCH = "batch"
+"""The name of the class that data parallel axes split (`classes`)."""
+
+MOST_SETS = 24
+"""How many sets of classes a search tries on one axis, those that split most flops first."""
+
+MOST_PAIRED = 6
+"""How many of these it also tries two at a time, on two axes."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A layout and its predicted record."""
+
+    layout: Layout
+    record: Record
+
+
+def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping[str, int] | None) -> list[Found]:
+    """Return all layouts on a system, best first: those that fit by their step, then the others by their memory.
+
+    Args:
+        priced: the program on the system.
+        classes: its classes of dims.
+        degrees: the axes of a mesh, outermost first; by default every mesh of all devices.
+
+    Raises:
+        MeshwrightError: no class can be split so that all devices have work.
+    """
+    splittable = [one for one in classes if not one.barred]
+    sets, weights = model_sets(priced, splittable), _of_weights(priced)
+    batch = frozenset(one.atom for one in splittable if one.name == BATCH)
+    sizes = Sizes(priced.program)
+    made = _layouts(priced.system, batch, sets, weights, sizes) if degrees is None else _on_mesh(degrees, batch, sets)
+    found: dict[tuple[Axis, ...], Found] = {}
+    for axes in made:
+        axes = tuple(axis for axis in (_cut(axis, axes, sizes) for axis in axes) if axis.degree > 1 or degrees)
+        if axes in found or any(axis.degree > 1 and not axis.atoms for axis in axes):
+            continue
+        layout = Layout(axes, sizes, priced.barred)
+        found[axes] = Found(layout, priced.record(layout))
+    if not found:
+        sizes_of = ", ".join(f"{one.name} {one.size}" for one in splittable)
+        raise MeshwrightError(
+            f"no class of dims can be split over {priced.system.num_devices} devices; the classes have the sizes"
+            f" {sizes_of or 'of nothing'}"
+        )
+    return sorted(found.values(), key=_order)
+
+
+def _order(found: Found) -> tuple[bool, float, int, str]:
+    record, axes = found.record, found.layout.axes
+    wanted = record.step_seconds if record.fits else record.memory_bytes["peak"]
+    return not record.fits, round(wanted or 0.0, 9), len(axes), str(record.mesh)
+
+
+def _cut(axis: Axis, axes: tuple[Axis, ...], sizes: Mapping[int, int]) -> Axis:
+    """Return an axis without the classes that it, with the axes that split them too, does not divide."""
+
+    def degree(atom: int) -> int:
+        return math.prod(other.degree for other in axes if atom in other.atoms)
+
+    return Axis(axis.name, axis.degree, frozenset(a for a in axis.atoms if sizes[a] % degree(a) == 0), axis.is_stored)
+
+
+def _layouts(
+    system: System,
+    batch: frozenset[int],
+    sets: list[frozenset[int]],
+    weights: frozenset[int],
+    sizes: Mapping[int, int],
+) -> Iterator[tuple[Axis, ...]]:
+    """Yield axes for every mesh of a system: dp and fsdp over the batch, and up to two axes over other classes.
+
+    These are named tp if they split dims of weights, and sp if they do not.
+    """
+
+    def name(atoms: frozenset[int]) -> str:
+        return "tp" if atoms & weights else "sp"
+
+    count = system.num_devices
+    for data in divisors(count) if batch else [1]:
+        if batch and any(sizes[atom] % data for atom in batch):
+            continue
+        for stored in divisors(data):
+            first = (Axis("dp", data // stored, batch), Axis("fsdp", stored, batch, True))
+            rest = count // data
+            if rest == 1:
+                yield first
+                continue
+            for chosen in sets:
+                yield (*first, Axis(name(chosen), rest, chosen))
+                if stored == 1:
+                    # Without an axis of the batch to store over, the state can be split over this one.
+                    yield (*first, Axis(name(chosen), rest, chosen, True))
+            for one, other in combinations(sets[:MOST_PAIRED], 2):
+                outer = name(one) + ("2" if name(one) == name(other) else "")
+                for degree in divisors(rest):
+                    if 1 < degree < rest:
+                        yield (*first, Axis(outer, degree, one), Axis(name(other), rest // degree, other))
+
+
+def _of_weights(priced: Priced) -> frozenset[int]:
+    """Return the atoms of the leaves of the state, which any of their dims begins with."""
+    return frozenset(dim[0] for value in priced.state for dim in value.dims if dim)
+
+
+def _on_mesh(
+    degrees: Mapping[str, int], batch: frozenset[int], sets: list[frozenset[int]]
+) -> Iterator[tuple[Axis, ...]]:
+    """Yield what each axis of a given mesh may split: the batch, also with the state at rest, or another set."""
+    choices = [(batch, False), (batch, True), *((one, False) for one in sets)]
+    choices = [choice for choice in choices if choice[0]]
+
+    def rest(names: list[str]) -> Iterator[tuple[Axis, ...]]:
+        if not names:
+            yield ()
+            return
+        name, *others = names
+        tried = choices if degrees[name] > 1 else [(frozenset[int](), False)]
+        for atoms, is_stored in tried:
+            for axes in rest(others):
+                yield (Axis(name, degrees[name], atoms, is_stored), *axes)
+
+    yield from rest(list(degrees))
+
+
+def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
+    """Return sets of classes beside the batch that never meet in one array: the largest, then single classes.
+
+    Those that split most flops come first.
+    """
+    meets = _meetings(priced.work, {value.dims for value in priced.state})
+    ours = [one.atom for one in classes if one.name != BATCH]
+    largest = list(_maximal(frozenset(ours), meets))
+    singles = [frozenset((atom,)) for atom in ours]
+    flops, weights = _flops_by_atom(priced), _of_weights(priced)
+    # Of classes without flops, a table that is looked up goes with weights, and indices go with nothing.
+    largest = [frozenset(atom for atom in one if atom in weights or flops.get(atom)) for one in largest]
+    largest = [one if any(flops.get(atom) for atom in one & weights) else one - weights for one in largest]
+    found = dict.fromkeys([*largest, *singles])
+    ranked = sorted(found, key=lambda one: (-sum(flops.get(atom, 0.0) for atom in one), sorted(one)))
+    return [one for one in ranked if any(flops.get(atom) for atom in one)][:MOST_SETS]
+
+
+def _flops_by_atom(priced: Priced) -> dict[int, float]:
+    """Return the flops of all matmuls that have each atom in an operand."""
+    found: dict[int, float] = {}
+    sizes = Sizes(priced.program)
+    for product, times in priced.work.products.items():
+        dims = {dim for value in (product.left, product.right) for dim in value.dims if dim}
+        flops = times * product.window * math.prod(float(sizes[atom]) for dim in dims for atom in dim)
+        for dim in dims:
+            found[dim[0]] = found.get(dim[0], 0.0) + flops
+    return found
+
+
+def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
+    """Return, for each atom that can be split, the others that are in one array with it."""
+    found: dict[int, set[int]] = {}
+    arrays = {value.dims for product in work.products for value in (product.left, product.right, product.result)}
+    for dims in arrays | state:
+        firsts = {dim[0] for dim in dims if dim}
+        for atom in firsts:
+            found.setdefault(atom, set()).update(firsts - {atom})
+    return found
+
+
+def _maximal(atoms: frozenset[int], meets: Mapping[int, set[int]]) -> Iterator[frozenset[int]]:
+    """Yield the largest sets of atoms that never meet (Bron and Kerbosch, 1973, on the pairs that do not meet)."""
+
+    def extend(chosen: frozenset[int], left: frozenset[int], done: frozenset[int]) -> Iterator[frozenset[int]]:
+        if not left and not done:
+            yield chosen
+        for atom in sorted(left):
+            apart = frozenset(other for other in atoms if other != atom and other not in meets.get(atom, ()))
+            yield from extend(chosen | {atom}, left & apart, done & apart)
+            left, done = left - {atom}, done | {atom}
+
+    if atoms:
+        yield from extend(frozenset(), atoms, frozenset())

@@ -1,0 +1,288 @@
+"""What a traced function does, by the classes of its dims: matmuls, passes over memory, sums, values in memory.
+
+Nothing here depends on a mesh: `price` lays this work out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jax.lax import Precision
+
+from meshwright.proof.programs.flat import Atoms, Flat, Op, Value, flatten, operands
+from meshwright.proof.programs.rules import MATMULS
+from meshwright.proof.programs.trace import Program
+from meshwright.record import Phase
+
+REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"))
+"""Ops whose result is a sum, or alike, over some dims."""
+
+LINES = frozenset(("sort", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "fft", "argmax", "argmin"))
+"""Ops that need whole lines along a dim."""
+
+CUTS = frozenset(("slice", "dynamic_slice", "dynamic_update_slice", "concatenate", "pad", "rev", "reshape", "split"))
+"""Ops that cut, join or shift dims."""
+
+OPAQUE = frozenset(("shard_map", "pallas_call", "custom_call", "pure_callback", "io_callback"))
+"""Calls of programs that nothing here reads."""
+
+_SCATTERS = frozenset(("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_min", "scatter_max"))
+_UNFUSED = MATMULS | _SCATTERS | frozenset(("gather", "sort", "top_k", "dynamic_update_slice", "fft"))
+_COPIES = frozenset(("convert_element_type", "transpose", "reshape", "squeeze", "copy", "mul", "div", "dynamic_slice"))
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matmul or a convolution.
+
+    batch: how many dims of the result are of both operands. rows: how many after these are of the left operand alone.
+    inner: the dims that it sums over. window: the elements of a filter, for convolutions.
+    """
+
+    phase: Phase
+    left: Value
+    right: Value
+    result: Value
+    batch: int
+    rows: int
+    inner: Atoms
+    dtype: str
+    window: int = 1
+
+
+@dataclass(frozen=True)
+class Moved:
+    """An op that is no matmul and communicates if an axis splits the dims that it sums, sorts or cuts.
+
+    kind: `sum` if the result is a sum over `dims`, `whole` if the operand has to be whole along them, `rows` if rows
+    that `dims` number are added to the result.
+    """
+
+    kind: Literal["sum", "whole", "rows"]
+    phase: Phase
+    operand: Value
+    result: Value
+    dims: Atoms
+
+
+@dataclass
+class Live:
+    """The values of one program in memory, as events in the order of its ops.
+
+    events: for some ops, the values made, the programs called, and the values that nothing needs afterwards.
+    """
+
+    events: list[tuple[list[Value], list[Live], list[Value]]] = field(default_factory=list)
+
+
+@dataclass
+class Work:
+    """All work of a step, each with how often it runs.
+
+    gathered: parameters that are used, each once in every loop body and recomputed part, with the bytes of an element
+    that are sent. passes: arrays that are read and written between matmuls, each time they are. kernels: how many ops
+    are launched. whiles: loops whose number of turns is unknown, counted as one. opaque: calls of programs that nothing
+    here reads.
+    """
+
+    products: Counter[Product] = field(default_factory=Counter[Product])
+    moved: Counter[Moved] = field(default_factory=Counter[Moved])
+    gathered: Counter[tuple[Value, Phase]] = field(default_factory=Counter[tuple[Value, Phase]])
+    passes: Counter[Value] = field(default_factory=Counter[Value])
+    live: Live = field(default_factory=Live)
+    kernels: int = 0
+    whiles: int = 0
+    opaque: Counter[str] = field(default_factory=Counter[str])
+    is_tpu: bool = False
+
+
+def work_of(program: Program, *, is_tpu: bool) -> Work:
+    """Return the work of a traced function.
+
+    is_tpu: whether its compiler fuses elementwise ops into matmuls, and rounds float32 operands to bfloat16 first
+    (JAX's default precision).
+    """
+    flat, work = flatten(program), Work(is_tpu=is_tpu)
+    copies = {number: argument for argument, number in enumerate(flat.given) if argument in program.state}
+    work.live = _collect(work, flat, 1, copies)
+    return work
+
+
+def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int]) -> Live:
+    """Add the work of a program that runs `times` times.
+
+    copies: the values that are copies of an argument that is state, with the argument's number.
+    """
+    reads, made = _reads(flat, is_tpu=work.is_tpu)
+    last = _last_uses(flat, reads, made)
+    live, gathered = Live(), set[int]()
+    for place, op in enumerate(flat.ops):
+        called: list[Live] = []
+        for program in op.called:
+            turns = times * (op.equation.params["length"] if op.name == "scan" else 1)
+            work.whiles += op.name == "while"
+            given = zip(program.given, operands(op), strict=True)
+            called.append(
+                _collect(work, program, turns, {ours: copies[theirs] for ours, theirs in given if theirs in copies})
+            )
+        if not op.called:
+            _follow(op, flat, copies)
+            for value in _newly_used(op, copies, gathered):
+                one = flat.values[value]
+                sent = Value(one.dims, min(one.width, 2.0)) if work.is_tpu and _rounds(op) else one
+                work.gathered[(sent, _phase(op))] += times
+            _add(work, op, flat, times)
+            if op.name in MATMULS:
+                # What is computed on the way into a matmul is not written, but all that it comes from is read.
+                fused = (
+                    reads[value] for value in op.inputs if value is not None and value in reads and value not in made
+                )
+                for leaves in fused:
+                    by_size = sorted(leaves, key=lambda leaf: len(flat.values[leaf].dims))
+                    work.passes.update({flat.values[leaf]: times for leaf in by_size[:-1]})
+        for value in op.outputs:
+            if value in made and op.name not in MATMULS and not op.called:
+                for one in (*reads[value], value):
+                    work.passes[flat.values[one]] += times
+                work.kernels += times
+        new = [flat.values[value] for value in op.outputs if value in made]
+        if new or called or place in last:
+            live.events.append((new, called, [flat.values[value] for value in last.get(place, ())]))
+    return live
+
+
+def _reads(flat: Flat, *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
+    """Return what each value is computed from, of values in memory, and the values that are written to memory.
+
+    Elementwise ops are fused into what reads their results, so only what a matmul or a loop needs is written.
+    """
+    made: set[int] = {value for value in flat.results if value is not None}
+    for op in flat.ops:
+        if op.called or op.name in _UNFUSED:
+            made.update(op.outputs)
+            if not (is_tpu and op.name in MATMULS):
+                made.update(value for value in op.inputs if value is not None)
+        elif op.name in REDUCTIONS or op.name in LINES:
+            made.update(op.outputs)
+    there = set(range(len(flat.values))) - {number for op in flat.ops for number in op.outputs}
+    reads: dict[int, tuple[int, ...]] = {}
+    for op in flat.ops:
+        found: dict[int, None] = {}
+        for value in op.inputs:
+            if value is not None:
+                found.update(dict.fromkeys((value,) if value in made or value in there else reads[value]))
+        if not found and not op.called and op.name not in _UNFUSED:
+            # Constants that are spread out are part of what reads them.
+            made.difference_update(op.outputs)
+        for value in op.outputs:
+            reads[value] = tuple(found)
+    return reads, made - there
+
+
+def _last_uses(flat: Flat, reads: dict[int, tuple[int, ...]], made: set[int]) -> dict[int, list[int]]:
+    """Return the values in memory that are read for the last time, by the place of the op."""
+    last: dict[int, int] = {}
+    for place, op in enumerate(flat.ops):
+        for value in op.outputs:
+            last.update((one, place) for one in reads[value])
+            if value in made:
+                last[value] = place
+    kept, found = set(flat.results), dict[int, list[int]]()
+    for value, place in last.items():
+        if value in made and value not in kept:
+            found.setdefault(place, []).append(value)
+    return found
+
+
+def _rounds(op: Op) -> bool:
+    """Whether a matmul has JAX's default precision, with which TPUs multiply in bfloat16."""
+    precision = op.equation.params.get("precision")
+    return op.name in MATMULS and all(one is None or one == Precision.DEFAULT for one in precision or (None,))
+
+
+def _follow(op: Op, flat: Flat, copies: dict[int, int]) -> None:
+    """Record that a cast, a part or a scaled copy of a parameter is that parameter."""
+    arrays = [value for value in op.inputs if value is not None and flat.values[value].dims]
+    if op.name in _COPIES and len(arrays) == 1 and arrays[0] in copies:
+        copies[op.outputs[0]] = copies[arrays[0]]
+
+
+def _newly_used(op: Op, copies: dict[int, int], gathered: set[int]) -> list[int]:
+    """Return the parameters that an op uses whole, and that no op of the same program did before."""
+    found = []
+    if op.name in MATMULS or op.name == "gather":
+        for value in op.inputs:
+            if value in copies and copies[value] not in gathered:
+                gathered.add(copies[value])
+                found.append(value)
+    return found
+
+
+def _add(work: Work, op: Op, flat: Flat, times: int) -> None:
+    """Add the work of an op that calls no program."""
+    name, phase = op.name, _phase(op)
+    if name in OPAQUE:
+        work.opaque[name] += times
+    if name not in MATMULS | REDUCTIONS | LINES | CUTS | _SCATTERS | {"gather"}:
+        return
+    inputs = [flat.values[value] if value is not None else Value((), 0.0) for value in op.inputs]
+    results = [flat.values[value] for value in op.outputs]
+    first, result = inputs[0], results[0]
+    moved: list[tuple[Any, Value, Atoms]] = []
+    if name in MATMULS:
+        work.products[_product(op, phase, inputs, result)] += times
+        work.kernels += times
+    elif name in REDUCTIONS:
+        axes = op.equation.params["axes"]
+        moved.append(("sum", first, tuple(dim for place, dim in enumerate(first.dims) if place in axes)))
+    elif name in LINES:
+        moved.append(("whole", first, _lost(first, results)))
+    elif name in _SCATTERS:
+        kept = set(first.dims)
+        moved.append(("rows", inputs[2], tuple(dim for dim in inputs[2].dims if dim not in kept)))
+    elif name == "gather":
+        # A table that is split along the dim that is looked up gives each device a part of the rows: their sum.
+        moved.append(("sum", first, _lost(first, results)))
+    else:
+        moved.extend(("whole", value, _lost(value, results)) for value in inputs)
+    for kind, operand, dims in moved:
+        if dims := tuple(dim for dim in dims if dim):
+            work.moved[Moved(kind, phase, operand, result, dims)] += times
+
+
+def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Product:
+    left, right = inputs[:2]
+    equation = op.equation
+    dtype, parameters = str(equation.invars[0].aval.dtype), equation.params
+    if op.name == "conv_general_dilated":
+        numbers, shape = parameters["dimension_numbers"], equation.invars[1].aval.shape
+        window = math.prod(shape[place] for place in numbers.rhs_spec[2:])
+        inner = (right.dims[numbers.rhs_spec[1]],)
+        return Product(phase, left, right, result, 0, len(result.dims) - 1, inner, dtype, window)
+    is_ragged = op.name == "ragged_dot_general"
+    numbers = (
+        parameters["ragged_dot_dimension_numbers"].dot_dimension_numbers
+        if is_ragged
+        else parameters["dimension_numbers"]
+    )
+    (left_sum, _), (left_batch, _) = numbers
+    rows = len(left.dims) - len(left_sum) - len(left_batch)
+    inner = tuple(left.dims[place] for place in left_sum)
+    return Product(phase, left, right, result, len(left_batch), rows, inner, dtype)
+
+
+def _lost(operand: Value, results: Sequence[Value]) -> Atoms:
+    """Return the dims of an operand that no result has."""
+    kept = {atom for result in results for dim in result.dims for atom in dim}
+    return tuple(dim for dim in operand.dims if dim and dim[0] not in kept)
+
+
+def _phase(op: Op) -> Phase:
+    """Return the phase of an op, by the names that JAX gives to what it differentiates and recomputes."""
+    if "rematted" in op.scope:
+        return "recompute"
+    return "backward" if "transpose(" in op.scope else "forward"
