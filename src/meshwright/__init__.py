@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from meshwright.proof.programs.apply import apply
     from meshwright.proof.verification.library import verify
     from meshwright.record import Record
+    from meshwright.serving.library import serve
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "load",
     "plan",
     "report",
+    "serve",
     "show",
     "train",
     "verify",
@@ -71,6 +73,7 @@ _HOMES = {
     "load_ipython_extension": "meshwright.proof.inspection.magic",
     "plan": "meshwright.planning.library",
     "report": "meshwright.pictures.report",
+    "serve": "meshwright.serving.library",
     "show": "meshwright.pictures.showing",
     "train": "meshwright.execution.training.library",
     "verify": "meshwright.proof.verification.library",

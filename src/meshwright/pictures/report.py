@@ -118,7 +118,7 @@ def _headline(run: Run) -> str:
 
 def _overview(runs: Sequence[Run]) -> Section:
     """Return a row for each run: how far it is, its loss, and its speed."""
-    columns = ("run", "steps", "loss", "held-out loss", "tokens/s", "MFU", "step", "planned", "goodput")
+    columns = ("run", "steps", "loss", "held-out loss", "tokens/s", "MFU", "step", "predicted", "goodput")
     cells = []
     for run in runs:
         seconds = run.goodput
