@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,6 +37,9 @@ class FindingKind(StrEnum):
 class Finding(ABC):
     """A mistake in a compiled program. Each check has a subclass with its figures."""
 
+    id: ClassVar[str]
+    """Names the mistake in options, files and docs/findings.md: the class name in kebab-case, `gathered-twice`."""
+
     kind: ClassVar[FindingKind]
     merged_by: ClassVar[tuple[str, ...]] = ()
     """Findings with the same source are merged if these fields are equal."""
@@ -49,6 +53,10 @@ class Finding(ABC):
     cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
     source: str  # file:line (scopes); '' if the compiler kept none.
     elsewhere: tuple[str, ...] = ()  # Other places with the same mistake.
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.id = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     @abstractmethod
     def _sentences(self) -> tuple[str, str]:
@@ -74,7 +82,7 @@ class Finding(ABC):
     def to_json(self) -> dict[str, Any]:
         """This finding as plain data."""
         figures = {key: _plain(value) for key, value in vars(self).items()}
-        return {"kind": self.kind} | figures | {"evidence": self.evidence, "fix": self.fix}
+        return {"id": self.id, "kind": self.kind} | figures | {"evidence": self.evidence, "fix": self.fix}
 
 
 def joined(axes: tuple[str, ...]) -> str:
