@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from meshwright.description.hlo.specs import Spec, parse_hlo_sharding
 from meshwright.description.hlo.updates import Share, Updates
 from meshwright.errors import MeshwrightError
 from meshwright.planning.cost.rates.collective_time import achieved_seconds
-from meshwright.proof.compiler.program import CompiledProgram
+from meshwright.proof.compiler.program import CompiledProgram, TracedMistake
 from meshwright.proof.compiler.shardings import ShardingPair, read_shardings
 from meshwright.proof.inspection.variance import Variance
 from meshwright.proof.simulate.schedule import Schedule
@@ -115,6 +115,10 @@ class ProgramContext:
             Result(name=name, shape=shape, spec=spec, instruction=one)
             for (name, shape, spec), one in zip(told, made, strict=False)
         )
+
+    def traced(self, finding: str) -> Iterator[TracedMistake]:
+        """The mistakes of a kind that were read in the jaxpr; none for HLO text alone."""
+        return (one for one in (self.program.mistakes if self.program else ()) if one.finding == finding)
 
     def check_state(self) -> None:
         """Raise if a name in `state` is not an argument. Unused arguments are not in a compiled program."""

@@ -8,24 +8,25 @@ import inspect
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.interpreters import mlir
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 from jax.stages import Compiled, Lowered, Traced
 
 import meshwright
-from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.mesh import with_axis_type
 from meshwright.proof.compiler.load import load_function
-from meshwright.proof.compiler.program import LoweredProgram, UnusedConstraint
+from meshwright.proof.compiler.program import LoweredProgram, TracedMistake
 from meshwright.proof.compiler.worker import error_text
 from meshwright.proof.inspection.advice import advice
+from meshwright.proof.inspection.jaxprs.places import without_packages
+from meshwright.proof.inspection.jaxprs.read import read_mistakes
 from meshwright.proof.inspection.meshes import Call, function_name
 
 LOWER_NAMED = "meshwright.proof.inspection.lower:lower_named"
@@ -52,10 +53,10 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
         call: the function and its arguments.
         platform: the platform to lower for, as in `lowering_platforms`; by default that of the devices.
     """
-    with _lowering_for(platform):
+    with _lowering_for(platform), without_packages():
         stage = _stage(call)
         if isinstance(stage, Traced):
-            return LoweredProgram(stage.lower(), tuple(dict.fromkeys(_unused(stage.jaxpr.jaxpr))))
+            return LoweredProgram(stage.lower(), _unique(read_mistakes(stage)))
     if not isinstance(stage, Lowered):
         raise MeshwrightError(
             f"lowering {function_name(call.function)} returned {type(stage).__name__}, in which JAX lowered nothing"
@@ -208,39 +209,6 @@ def _in_a_line(text: str) -> str:
     return f"{told}; {what_to_do}" if (what_to_do := advice(text)) else told
 
 
-def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
-    """Yield the constraints in a jaxpr and its inner ones that JAX drops: unused ones, and `device_put`s in `jit`."""
-    used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "sharding_constraint" and id(eqn.outvars[0]) not in used:
-            aval = eqn.outvars[0].aval
-            yield UnusedConstraint(canonical_dtype(aval.dtype.name), tuple(aval.shape), _place(eqn))
-        if eqn.primitive.name == "device_put":
-            for old, var, device in zip(eqn.invars, eqn.outvars, eqn.params["devices"], strict=True):
-                if isinstance(device, jax.Device) or _is_dropped(old.aval, device):
-                    dtype, shape = canonical_dtype(var.aval.dtype.name), tuple(var.aval.shape)
-                    where = str(getattr(device, "spec", device))
-                    yield UnusedConstraint(dtype, shape, _place(eqn), where.replace("PartitionSpec", "P"))
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
-            if hasattr(inner, "eqns"):
-                yield from _unused(getattr(inner, "jaxpr", inner))
-
-
-def _is_dropped(aval: Any, target: Any) -> bool:
-    """Whether a `device_put` inside `jit` would only reshard an array, which JAX does not do there.
-
-    It does move arrays between memories.
-    """
-    if not isinstance(target, NamedSharding) or target.is_fully_replicated:
-        return False
-    is_device = target.memory_kind in (None, "device", "unpinned_host")
-    return is_device and "host" not in str(getattr(aval, "memory_space", "")).lower()
-
-
-def _place(eqn: Any) -> str:
-    """Return file:line of the user code of an equation."""
-    traceback = eqn.source_info.traceback
-    frames = traceback.frames if traceback is not None else []
-    own = Path(jax.__file__).parent
-    frame = next((one for one in frames if not Path(one.file_name).is_relative_to(own)), None)
-    return f"{frame.file_name}:{frame.line_num}" if frame else "an unknown line"
+def _unique(mistakes: Iterable[TracedMistake]) -> tuple[TracedMistake, ...]:
+    """Each mistake once: a function that is called twice is traced once, and found twice."""
+    return tuple({repr(one): one for one in mistakes}.values())
