@@ -31,6 +31,16 @@ class FindingKind(StrEnum):
     EXPOSED_COMMUNICATION = "exposed communication"
     PADDING = "padding"
     UNEVEN_STAGES = "uneven stages"
+    BRANCHED_COLLECTIVE = "collective in a branch"
+    RING_TOO_LONG = "ring too long"
+    SENT_COPIES = "copies exchanged"
+    SUM_IN_LOOP = "sum in every iteration"
+    GATHERED_TO_SUM = "gathered to be summed"
+    CAPTURED_CONSTANT = "captured constant"
+    HOST_CALL_IN_LOOP = "host call in a loop"
+    WIDE_PRODUCT = "float32 by accident"
+    STATE_CHANGED = "state comes back changed"
+    MISLAID_STATE = "state unlike its parameter"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +63,7 @@ class Finding(ABC):
     cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
     source: str  # file:line (scopes); '' if the compiler kept none.
     elsewhere: tuple[str, ...] = ()  # Other places with the same mistake.
+    link: str = ""  # That the cost is on, as `x: ring of 4`; '' if it moves nothing, or the hardware is unknown.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -67,7 +78,7 @@ class Finding(ABC):
         """What the compiled program does, with figures."""
         others = len(self.elsewhere)
         lines = f"; the same at {others} other line{'s' if others > 1 else ''}" if others else ""
-        return self._sentences()[0] + lines
+        return self._sentences()[0] + (f"; over {self.link}" if self.link else "") + lines
 
     @property
     def fix(self) -> str:

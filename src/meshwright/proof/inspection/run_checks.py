@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from meshwright.proof.inspection.checks.accidental_values import accidental_values
+from meshwright.proof.inspection.checks.changed_states import changed_states
 from meshwright.proof.inspection.checks.constraints import constraints_without_effect
 from meshwright.proof.inspection.checks.duplicate_gathers import duplicate_gathers
 from meshwright.proof.inspection.checks.duplicate_reductions import duplicate_reductions
 from meshwright.proof.inspection.checks.exposed_collectives import exposed_collectives
 from meshwright.proof.inspection.checks.full_rematerializations import full_rematerializations
+from meshwright.proof.inspection.checks.loop_sums import loop_sums
+from meshwright.proof.inspection.checks.manual_collectives import manual_collectives
 from meshwright.proof.inspection.checks.mesh_order import mesh_order
 from meshwright.proof.inspection.checks.missing_sums import missing_sums
 from meshwright.proof.inspection.checks.padding import padding
@@ -38,6 +42,10 @@ CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
     duplicate_gathers,
     duplicate_reductions,
     missing_sums,
+    manual_collectives,
+    loop_sums,
+    changed_states,
+    accidental_values,
     mesh_order,
     exposed_collectives,
     padding,
@@ -67,7 +75,8 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
             place = "" if finding.is_one_everywhere else finding.source
             key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
             merged[key] = _merge(merged[key], finding) if key in merged else finding
-    told = sorted(merged.values(), key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
+    told = [_with_link(context, finding) for finding in merged.values()]
+    told = sorted(told, key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
     step = context.schedule.step_seconds if context.schedule else 0.0
     least = max(_LEAST_SECONDS, _LEAST_SHARE * step)
     small = [
@@ -76,6 +85,14 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
         if 0 < (found.cost_seconds or 0.0) < least and not (found.is_wrong or found.is_share_of_work)
     ]
     return tuple(found for found in told if found not in small), (*_unknown(context), *_notes(small, least))
+
+
+def _with_link(context: ProgramContext, finding: Finding) -> Finding:
+    """Name the links that a finding's collectives run on. Simulated devices have none."""
+    axes = tuple(axis for axis in getattr(finding, "axes", ()) if context.mesh[axis] > 1)
+    if context.layout is None or not context.has_reduce_scatter or not axes or not finding.cost_seconds:
+        return finding
+    return replace(finding, link=str(context.layout.placement(axes)))
 
 
 def _unknown(context: ProgramContext) -> Iterator[str]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, origin, uses
 from meshwright.description.hlo.module import Instruction
-from meshwright.description.hlo.phases import Description, describe
+from meshwright.description.hlo.phases import Description, describe, phase_of
 from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
@@ -21,7 +22,8 @@ _FORWARDS = frozenset(VIEWS | {"convert"})
 class ReducedTwice(Finding):
     """A reduction of equal values. equal_axes: axes along which all `degree` devices hold the same value.
 
-    is_sum: the result is `degree` times the value; if False, the reduction has no effect.
+    is_sum: the result is `degree` times the value; if False, the reduction has no effect. is_transposed: it is the
+    transpose of a sum in the forward pass.
     """
 
     kind = FindingKind.REDUCED_TWICE
@@ -34,6 +36,7 @@ class ReducedTwice(Finding):
     equal_axes: tuple[str, ...]
     degree: int
     is_sum: bool
+    is_transposed: bool = False
 
     @property
     def is_wrong(self) -> bool:
@@ -43,6 +46,13 @@ class ReducedTwice(Finding):
     def _sentences(self) -> tuple[str, str]:
         over = joined(self.equal_axes)
         makes = f"makes {self.degree} times the value" if self.is_sum else "changes nothing"
+        if self.is_transposed:
+            return (
+                f"the gradient of a sum over {joined(self.axes)} sums again, what all {self.degree} devices along"
+                f" {over} hold alike: gradients are {self.degree} times what they should be (check_vma=False)",
+                "differentiate the device's own loss and sum the gradients, or take the gradient outside of shard_map,"
+                " or let JAX keep count: check_vma=True",
+            )
         return (
             f"{self.collective} of {self.shape} over {joined(self.axes)} in {self.phase}, but all {self.degree}"
             f" devices along {over} hold the same: it {makes}",
@@ -53,6 +63,9 @@ class ReducedTwice(Finding):
 
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
     """Yield reductions over an axis along which all devices hold the same value; combined ones array by array."""
+    traced = [_traced(context, one) for one in context.traced(ReducedTwice.id)]
+    yield from traced
+    known = {one.source for one in traced}
     for instruction, (first, *_) in context.communicating_instructions:
         if first.kind not in ("all-reduce", "reduce-scatter"):
             continue
@@ -66,7 +79,28 @@ def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
             is_sum = is_sum and not _is_divided(context, instruction, context.degree(first.axes))
             # A value summed twice is wrong, however small it is; a reduction that changes nothing only costs.
             if is_sum or operand.shape.bytes >= LEAST_BYTES:
-                yield _finding(context, instruction, first, operand, axes, description, is_sum=is_sum)
+                found = _finding(context, instruction, first, operand, axes, description, is_sum=is_sum)
+                if found.source.partition(" ")[0] not in known:
+                    yield found
+
+
+def _traced(context: ProgramContext, one: TracedMistake) -> ReducedTwice:
+    """The finding of a sum of equal values that was read in the jaxpr."""
+    shape, equal, op = Shape(one.dtype, one.dims), tuple(one.figures["equal_axes"]), one.figures["op"]
+    kind: Kind = "reduce-scatter" if "scatter" in op else "all-reduce"
+    return ReducedTwice(
+        collective=kind,
+        shape=shape,
+        axes=one.axes,
+        phase=phase_of(one.figures["scope"]),
+        equal_axes=equal,
+        degree=context.degree(equal),
+        is_sum=True,
+        is_transposed=one.figures["is_transposed"],
+        bytes=one.count * shape.bytes,
+        cost_seconds=context.collective_seconds(kind, shape.bytes, one.axes, count=one.count),
+        source=one.source,
+    )
 
 
 def _is_divided(context: ProgramContext, instruction: Instruction, degree: int) -> bool:
@@ -98,7 +132,7 @@ def _finding(
     description: Description,
     *,
     is_sum: bool,
-) -> Finding:
+) -> ReducedTwice:
     times = context.execution_counts.times[instruction.computation]
     return ReducedTwice(
         collective=first.kind,
