@@ -131,6 +131,10 @@ class ProgramContext:
         """Return the numbers of the arguments that a result updates, and the fraction that it keeps of each."""
         return self._with_names.of(result.instruction)
 
+    def result_place(self, result: Result) -> str:
+        """Return source and scopes of what computes a result."""
+        return describe(self._with_names.module, result.instruction)[0].place
+
     @cached_property
     def differentiated(self) -> frozenset[int]:
         """Numbers of arguments that JAX differentiates by, or that the differentiated function reads."""

@@ -40,6 +40,13 @@ class FindingKind(StrEnum):
     HOST_CALL_IN_LOOP = "host call in a loop"
     WIDE_PRODUCT = "float32 by accident"
     STATE_CHANGED = "state comes back changed"
+    HOISTED_GATHER = "gathered before the loop"
+    UNSHARDING_CONSTRAINT = "constraint that un-shards"
+    SPLIT_CONTRACTION = "split on the contraction"
+    MOVED_STATE = "state moved in each step"
+    GATHERED_RESULT = "result asked whole"
+    RECOMPUTED_COLLECTIVE = "collective recomputed"
+    WHOLE_BESIDE_BATCH = "whole beside a split batch"
     MISLAID_STATE = "state unlike its parameter"
 
 

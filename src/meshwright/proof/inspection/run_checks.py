@@ -12,19 +12,25 @@ from meshwright.proof.inspection.checks.duplicate_gathers import duplicate_gathe
 from meshwright.proof.inspection.checks.duplicate_reductions import duplicate_reductions
 from meshwright.proof.inspection.checks.exposed_collectives import exposed_collectives
 from meshwright.proof.inspection.checks.full_rematerializations import full_rematerializations
+from meshwright.proof.inspection.checks.hoisted_gathers import hoisted_gathers
 from meshwright.proof.inspection.checks.loop_sums import loop_sums
 from meshwright.proof.inspection.checks.manual_collectives import manual_collectives
 from meshwright.proof.inspection.checks.mesh_order import mesh_order
 from meshwright.proof.inspection.checks.missing_sums import missing_sums
+from meshwright.proof.inspection.checks.moved_values import moved_values
 from meshwright.proof.inspection.checks.padding import padding
+from meshwright.proof.inspection.checks.recomputed_collectives import recomputed_collectives
 from meshwright.proof.inspection.checks.redundant_compute import redundant_compute
 from meshwright.proof.inspection.checks.replicated_batches import replicated_batches
 from meshwright.proof.inspection.checks.replicated_parameters import replicated_parameters
 from meshwright.proof.inspection.checks.replicated_states import replicated_states
 from meshwright.proof.inspection.checks.sliced_all_reduces import sliced_all_reduces
+from meshwright.proof.inspection.checks.split_contractions import split_contractions
 from meshwright.proof.inspection.checks.undonated_buffers import undonated_buffers
 from meshwright.proof.inspection.checks.uneven_stages import uneven_stages
 from meshwright.proof.inspection.checks.unexpected_collectives import unexpected_collectives
+from meshwright.proof.inspection.checks.unsharding_constraints import unsharding_constraints
+from meshwright.proof.inspection.checks.whole_tables import whole_tables
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding
 from meshwright.units import show_seconds
@@ -46,6 +52,12 @@ CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
     loop_sums,
     changed_states,
     accidental_values,
+    hoisted_gathers,
+    unsharding_constraints,
+    split_contractions,
+    moved_values,
+    recomputed_collectives,
+    whole_tables,
     mesh_order,
     exposed_collectives,
     padding,

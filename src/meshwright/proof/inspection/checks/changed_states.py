@@ -44,7 +44,7 @@ def changed_states(context: ProgramContext) -> Iterator[Finding]:
         yield _finding(context, one.figures["name"], shape, before, after, one.source)
     for argument, result in _updated(context):
         shape = context.whole_shape(argument)
-        source = context.place(result.instruction) or context.first_use(argument.instruction)
+        source = context.result_place(result) or context.first_use(argument.instruction)
         if result.shape.dtype != shape.dtype:
             before, after = f"dtype {shape.dtype}", f"dtype {result.shape.dtype}"
             yield _finding(context, argument.name, shape, before, after, source)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshwright.description.hlo.dataflow import VIEWS, origin, uses
+from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.units import show_bytes
+
+_SCALED = frozenset(VIEWS | {"convert", "multiply", "divide", "negate"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,87 @@ class GatheredToSum(Finding):
 
 
 def loop_sums(context: ProgramContext) -> Iterator[Finding]:
-    """Yield sums in every iteration, and gathers that are then added up, as read in the jaxpr."""
+    """Yield sums in every iteration, and gathers that are then added up: those by hand, and the partitioner's."""
+    known = {one.source for finding in (SumInLoop.id, GatheredToSum.id) for one in context.traced(finding)}
+    for found in (*_partitioned_sums(context), *_partitioned_gathers(context)):
+        if found.source.partition(" ")[0] not in known:
+            yield found
+    yield from _traced(context)
+
+
+def _partitioned_sums(context: ProgramContext) -> Iterator[SumInLoop]:
+    """Yield all-reduces inside of loops whose results are only added to a value that the loop carries."""
+    module = context.module
+    for move in context.collectives:
+        one, instruction = move.collective, move.instruction
+        iterations = _iterations(context, instruction)
+        if one.kind != "all-reduce" or one.bytes < LEAST_BYTES or iterations < 2:
+            continue
+        if module.root(instruction.called("to_apply")[0]).opcode != "add":
+            continue
+        arrays = [one for one in module.users(instruction) if one.opcode == "get-tuple-element"]
+        if all(_is_accumulated(context, each) for each in arrays or [instruction]):
+            times = one.count - one.count // iterations
+            size = one.bytes // one.count
+            yield SumInLoop(
+                array=one.array,
+                axes=one.axes,
+                iterations=iterations,
+                bytes=times * size,
+                cost_seconds=context.collective_seconds("all-reduce", size, one.axes, count=times),
+                source=one.source,
+            )
+
+
+def _iterations(context: ProgramContext, instruction: Instruction) -> int:
+    """How often the loop runs whose body has an instruction; 1 outside of loops."""
+    callers = context.module.callers[instruction.computation]
+    if len(callers) != 1 or callers[0].opcode != "while":
+        return 1
+    times = context.execution_counts.times
+    return times[instruction.computation] // max(1, times[callers[0].computation])
+
+
+def _is_accumulated(context: ProgramContext, value: Instruction) -> bool:
+    """Whether all that a loop's body does with a value is to add it to an element of the loop's state."""
+    module, found = context.module, False
+    for user, held in uses(module, value, _SCALED):
+        if user.opcode != "add":
+            return False
+        others = [one for one in module.operands(user) if one.name != held.name]
+        carried = [origin(module, one) for one in others]
+        if not all(one.opcode == "get-tuple-element" and module.operand(one).opcode == "parameter" for one in carried):
+            return False
+        leaves = list(uses(module, user))
+        if not all(last.opcode == "tuple" and module.computations[last.computation].root == last.name for last, _ in leaves):
+            return False
+        found = True
+    return found
+
+
+def _partitioned_gathers(context: ProgramContext) -> Iterator[GatheredToSum]:
+    """Yield the partitioner's all-gathers of computed values that are then summed along the gathered dim."""
+    for move in context.collectives:
+        one, gather = move.collective, move.instruction
+        if one.kind != "all-gather" or one.bytes < LEAST_BYTES or context.source_of(move).opcode == "parameter":
+            continue
+        parts, (whole, *_) = context.module.operand(gather).shape, gather.shape.arrays()
+        dims = {dim for dim, (part, all_) in enumerate(zip(parts.dims, whole.dims, strict=False)) if part != all_}
+        used = list(uses(context.module, gather, _SCALED - {"transpose", "reshape"}))
+        sums = [user for user, _ in used if user.opcode == "reduce" and dims <= set(user.dimensions)]
+        if used and len(sums) == len(used) and all(user.shape.size > 1 for user in sums):
+            yield GatheredToSum(
+                array=str(parts),
+                axes=one.axes,
+                degree=context.degree(one.axes),
+                bytes=one.bytes,
+                cost_seconds=one.seconds,
+                source=one.source,
+            )
+
+
+def _traced(context: ProgramContext) -> Iterator[Finding]:
+    """Yield the findings that were read in the jaxpr."""
     for one in context.traced(SumInLoop.id):
         shape, times = Shape(one.dtype, one.dims), one.count - one.count // one.figures["iterations"]
         if shape.bytes >= LEAST_BYTES:

@@ -176,7 +176,7 @@ def _each(context: ProgramContext) -> Iterator[UnexpectedCollective]:
                 phase=one.phase,
                 count=one.count,
                 because=because,
-                primitive=_primitive(found.instruction),
+                primitive=primitive_of(found.instruction),
                 bytes=one.bytes,
                 cost_seconds=one.seconds,
                 source=one.source,
@@ -193,7 +193,7 @@ def _is_expected(expected: tuple[Collective, ...], found: Collective) -> bool:
 
 def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBecause | None:
     """Return why a collective cannot be intended; None where it can."""
-    primitive = _primitive(found.instruction)
+    primitive = primitive_of(found.instruction)
     if not primitive or primitive in _ASKED_FOR or primitive in _ONE_OPERAND:
         return None
     kind = found.collective.kind
@@ -209,7 +209,7 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
     return None
 
 
-def _primitive(instruction: Instruction) -> str:
+def primitive_of(instruction: Instruction) -> str:
     """Return the JAX primitive for which a collective runs; '' where the compiler kept no name."""
     return scope_of(split_op_name(instruction.op_name)[0]).rpartition("/")[2]
 

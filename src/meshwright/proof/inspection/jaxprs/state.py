@@ -15,16 +15,17 @@ def state_mistakes(traced: Any) -> Iterator[TracedMistake]:
     """Yield arguments whose result of the same path and shape is weakly typed where they are not, or the reverse."""
     arguments, _ = jax.tree_util.tree_flatten_with_path(traced.args_info)
     results, _ = jax.tree_util.tree_flatten_with_path(traced.out_info)
-    free = [(_ends(path), aval) for (path, _), aval in zip(results, traced.jaxpr.out_avals, strict=True)]
+    free = [(end, aval) for (path, _), aval in zip(results, traced.jaxpr.out_avals, strict=True) for end in _ends(path)]
     for (path, _), aval in zip(arguments, traced.jaxpr.in_avals, strict=True):
-        ends = _ends(path)
-        same = [one for one in free if one[0] and ends[-len(one[0]) :] == one[0] and one[1].shape == aval.shape]
-        if len(same) == 1 and same[0][1].dtype == aval.dtype and same[0][1].weak_type != aval.weak_type:
+        own = tuple(str(key) for key in path[2:])
+        same = [other for end, other in free if own and end == own and other.shape == aval.shape]
+        if len(same) == 1 and same[0].dtype == aval.dtype and same[0].weak_type != aval.weak_type:
             name = jax.tree_util.keystr(path[1:])
             figures = {"name": name, "was_weak": bool(aval.weak_type)}
             yield TracedMistake("state-changed", canonical_dtype(aval.dtype.name), tuple(aval.shape), "", (), 1, figures)
 
 
-def _ends(path: Any) -> tuple[str, ...]:
-    """The keys of a leaf within its argument, or within its element of a result."""
-    return tuple(str(key) for key in path[1:] if not isinstance(key, jax.tree_util.SequenceKey) or len(path) > 2)
+def _ends(path: Any) -> set[tuple[str, ...]]:
+    """The keys of a result's leaf, with and without its place in a tuple."""
+    keys = tuple(str(key) for key in path)
+    return {keys, keys[1:]} if path and isinstance(path[0], jax.tree_util.SequenceKey) else {keys}

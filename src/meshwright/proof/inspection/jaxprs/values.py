@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value
 from meshwright.proof.inspection.jaxprs.places import place, says_so
@@ -49,15 +50,21 @@ def wide_product_mistakes(block: Block) -> Iterator[TracedMistake]:
         if "transpose(" in op.scope or flops < 0.05 * total:
             continue
         for value, other in (op.operands, op.operands[::-1]):
-            widened = value.op
-            if widened is None or widened.name != "convert_element_type" or op.results[0].dtype != "float32":
-                continue
-            before = widened.operands[0]
-            if before.dtype in _NARROW and value.dtype == "float32" and not says_so(widened.equation):
-                figures = {"flops": flops, "share": flops / total, "narrow": before.text[0], "other": other.text[0]}
+            narrow = _narrow_dtype(value)
+            if narrow and other.dtype == "float32":
+                figures = {"flops": flops, "share": flops / total, "narrow": canonical_dtype(narrow)}
                 figures["widened_at"] = _widened_at(other)
                 yield TracedMistake("wide-product", *value.text, place(op.equation), (), count, figures)
                 break
+
+
+def _narrow_dtype(value: Value) -> str:
+    """The 16-bit dtype of a matmul's operand, whether JAX widened it for the product or XLA is to; '' for others."""
+    if value.dtype in _NARROW:
+        return value.dtype
+    op = value.op
+    is_widened = op is not None and op.name == "convert_element_type" and not says_so(op.equation)
+    return op.operands[0].dtype if is_widened and op.operands[0].dtype in _NARROW else ""
 
 
 def _widened_at(value: Value) -> str:

@@ -1,0 +1,96 @@
+"""Stacked layers that are gathered whole before the loop that uses one layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.dataflow import VIEWS, uses
+from meshwright.description.hlo.module import Instruction
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.units import show_bytes
+
+_FORWARDS = frozenset(VIEWS | {"convert"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoistedGather(Finding):
+    """Stacked weights gathered before a loop over their layers. is_along_stack: the dim of layers itself is split."""
+
+    kind = FindingKind.HOISTED_GATHER
+    merged_by = ("axes", "is_along_stack")
+    is_one_everywhere = True
+
+    name: str
+    shape: Shape
+    axes: tuple[str, ...]
+    layers: int
+    is_along_stack: bool
+
+    def _sentences(self) -> tuple[str, str]:
+        over = joined(self.axes)
+        return (
+            f"{self.name} {self.shape} is gathered over {over} before the loop that uses one of its {self.layers}"
+            f" layers at a time: all layers are whole on every device at once, {show_bytes(self.bytes)} more than one",
+            f"split another dim over {over} than the one of layers, P(None, {over!r}, …): then each layer is gathered"
+            " when the loop comes to it"
+            if self.is_along_stack
+            else "gather one layer inside of the scan: move the constraint (or the all_gather) from the stack into the"
+            " function that the scan runs",
+        )
+
+
+def hoisted_gathers(context: ProgramContext) -> Iterator[Finding]:
+    """Yield all-gathers of stacked arguments whose result a loop slices along its first dim."""
+    names = {one.instruction.name: one.name for one in context.arguments}
+    for move in context.collectives:
+        one, source = move.collective, context.source_of(move)
+        if one.kind != "all-gather" or one.bytes < LEAST_BYTES or source.opcode != "parameter":
+            continue
+        if context.execution_counts.times[move.instruction.computation] != 1 or len(move.instruction.operands) != 1:
+            continue
+        shape = next(iter(move.instruction.shape.arrays()))
+        stored = source.shape.dims
+        loop = _layered_loop(context, move.instruction, shape.dims[0]) if len(shape.dims) > 1 else None
+        if loop is None or len(stored) != len(shape.dims):
+            continue
+        size = source.shape.bytes * context.degree(one.axes)
+        yield HoistedGather(
+            name=names.get(source.name, source.op_name or source.name),
+            shape=shape,
+            axes=one.axes,
+            layers=shape.dims[0],
+            is_along_stack=stored[0] != shape.dims[0],
+            bytes=size - size // shape.dims[0],
+            cost_seconds=0.0 if context.system else None,
+            source=one.source,
+        )
+
+
+def _layered_loop(context: ProgramContext, gather: Instruction, layers: int) -> Instruction | None:
+    """Return the loop that takes one slice of a gathered stack in each iteration; None if anything else uses it."""
+    module, loop = context.module, None
+    for user, held in uses(module, gather, _FORWARDS):
+        if user.opcode != "tuple":
+            return None
+        loops = [one for one in module.users(user) if one.opcode == "while"]
+        places = [place for place, name in enumerate(user.operands) if name == held.name]
+        if not loops or not all(_is_layered(context, loops[0], place, layers) for place in places):
+            return None
+        loop = loops[0]
+    return loop
+
+
+def _is_layered(context: ProgramContext, loop: Instruction, place: int, layers: int) -> bool:
+    """Whether a loop's body takes only slices of size 1 along the first dim of an element of its state."""
+    module = context.module
+    parameter = module.computations[loop.called("body")[0]].parameters[0]
+    taken = [one for one in module.users(parameter) if one.opcode == "get-tuple-element" and one.index == place]
+    used = [pair for one in taken for pair in uses(module, one, _FORWARDS)]
+    slices = [user for user, held in used if user.opcode == "dynamic-slice" and user.operands[0] == held.name]
+    carried = [user for user, _ in used if user.opcode == "tuple"]
+    is_one = all(layers in held.shape.dims and user.shape.size * layers == held.shape.size for user, held in used if user in slices)
+    return bool(slices) and is_one and len(slices) + len(carried) == len(used)
