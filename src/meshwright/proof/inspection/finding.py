@@ -47,6 +47,7 @@ class FindingKind(StrEnum):
     GATHERED_RESULT = "result asked whole"
     RECOMPUTED_COLLECTIVE = "collective recomputed"
     WHOLE_BESIDE_BATCH = "whole beside a split batch"
+    UNPARTITIONED_BITS = "random bits made whole"
     MISLAID_STATE = "state unlike its parameter"
 
 
@@ -96,6 +97,16 @@ class Finding(ABC):
     def is_wrong(self) -> bool:
         """Whether the result is wrong, not only slow: then it is reported whatever it costs."""
         return False
+
+    def explains(self, other: Finding) -> bool:
+        """Whether another finding only follows from this one, so that it is not reported beside it."""
+        del other
+        return False
+
+    @property
+    def line(self) -> str:
+        """The file:line of its source, without scopes."""
+        return self.source.partition(" ")[0]
 
     def to_json(self) -> dict[str, Any]:
         """This finding as plain data."""

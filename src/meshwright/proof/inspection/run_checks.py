@@ -19,11 +19,12 @@ from meshwright.proof.inspection.checks.mesh_order import mesh_order
 from meshwright.proof.inspection.checks.missing_sums import missing_sums
 from meshwright.proof.inspection.checks.moved_values import moved_values
 from meshwright.proof.inspection.checks.padding import padding
+from meshwright.proof.inspection.checks.random_bits import random_bits
 from meshwright.proof.inspection.checks.recomputed_collectives import recomputed_collectives
 from meshwright.proof.inspection.checks.redundant_compute import redundant_compute
 from meshwright.proof.inspection.checks.replicated_batches import replicated_batches
 from meshwright.proof.inspection.checks.replicated_parameters import replicated_parameters
-from meshwright.proof.inspection.checks.replicated_states import replicated_states
+from meshwright.proof.inspection.checks.replicated_states import mislaid_states, replicated_states
 from meshwright.proof.inspection.checks.sliced_all_reduces import sliced_all_reduces
 from meshwright.proof.inspection.checks.split_contractions import split_contractions
 from meshwright.proof.inspection.checks.undonated_buffers import undonated_buffers
@@ -39,6 +40,7 @@ CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
     redundant_compute,
     replicated_parameters,
     replicated_states,
+    mislaid_states,
     replicated_batches,
     undonated_buffers,
     constraints_without_effect,
@@ -58,6 +60,7 @@ CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
     moved_values,
     recomputed_collectives,
     whole_tables,
+    random_bits,
     mesh_order,
     exposed_collectives,
     padding,
@@ -78,7 +81,8 @@ _MOST_NOTED = 3
 def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
     """Return a program's findings, most expensive first (seconds, then bytes), and notes of what costs too little.
 
-    Findings of one kind at one place in the source are merged, their costs added up.
+    Findings of one kind at one place in the source are merged, their costs added up; what only follows from another
+    finding is left out.
     """
     merged: dict[object, Finding] = {}
     for check in CHECKS:
@@ -87,7 +91,12 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
             place = "" if finding.is_one_everywhere else finding.source
             key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
             merged[key] = _merge(merged[key], finding) if key in merged else finding
-    told = [_with_link(context, finding) for finding in merged.values()]
+    causes = [
+        found
+        for found in merged.values()
+        if not any(one.explains(found) for one in merged.values() if one is not found)
+    ]
+    told = [_with_link(context, finding) for finding in causes]
     told = sorted(told, key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
     step = context.schedule.step_seconds if context.schedule else 0.0
     least = max(_LEAST_SECONDS, _LEAST_SHARE * step)

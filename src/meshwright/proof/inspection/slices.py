@@ -28,7 +28,7 @@ def cut_axes(context: ProgramContext, value: Instruction, through: frozenset[str
 
 def is_cut_of(context: ProgramContext, value: Instruction) -> Instruction | None:
     """Return the whole value of which an operand is the slice that this device's number selects; None for others."""
-    found = origin(context.module, value, frozenset(VIEWS | {"convert"}))
+    found = origin(context.module, value, frozenset(VIEWS | ELEMENTWISE))
     if found.opcode != "dynamic-slice" or not any(
         context.variance.axes(offset) for offset in context.module.operands(found)[1:]
     ):

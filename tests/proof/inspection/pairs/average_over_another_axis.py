@@ -6,7 +6,7 @@ from jax import P
 from jax.lax import with_sharding_constraint as constrain
 from planted import array
 
-KIND, FINDS, MESH = "state", "mislaid-state", {'fsdp': 4, 'tp': 2}
+KIND, FINDS, MESH = "state", "mislaid-state", {"fsdp": 4, "tp": 2}
 
 
 def program(mesh, spec):
@@ -16,7 +16,9 @@ def program(mesh, spec):
             return jnp.square(y).mean()
 
         laid = {"w": jax.NamedSharding(mesh, P("fsdp", "tp"))}
-        params = jax.tree.map(lambda w, g: w - 0.1 * g, state["params"], constrain(jax.grad(loss)(state["params"]), laid))
+        params = jax.tree.map(
+            lambda w, g: w - 0.1 * g, state["params"], constrain(jax.grad(loss)(state["params"]), laid)
+        )
         ema = jax.tree.map(lambda old, new: 0.99 * old + 0.01 * new, state["ema"], params)
         return {"params": params, "ema": ema}
 

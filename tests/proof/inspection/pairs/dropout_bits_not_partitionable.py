@@ -6,7 +6,7 @@ from jax import P
 from jax.lax import with_sharding_constraint as constrain
 from planted import array
 
-KIND, FINDS, MESH = "waste", "unpartitioned-bits", {'dp': 8}
+KIND, FINDS, MESH = "waste", "unpartitioned-bits", {"dp": 8}
 
 
 def program(mesh, partitionable):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "movement", "split-contraction", {'dp': 2, 'tp': 4}
+KIND, FINDS, MESH = "movement", "split-contraction", {"dp": 2, "tp": 4}
 
 
 def program(mesh, spec):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "wrong", "branched-collective", {'pp': 2, 'tp': 4}
+KIND, FINDS, MESH = "wrong", "branched-collective", {"pp": 2, "tp": 4}
 
 
 def program(mesh, axis):

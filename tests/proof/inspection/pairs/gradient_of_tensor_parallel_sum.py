@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "wrong", "reduced-twice", {'dp': 2, 'tp': 4}
+KIND, FINDS, MESH = "wrong", "reduced-twice", {"dp": 2, "tp": 4}
 
 
 def program(mesh, checked):

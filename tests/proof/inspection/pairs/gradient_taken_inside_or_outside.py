@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "wrong", "reduced-twice", {'dp': 4}
+KIND, FINDS, MESH = "wrong", "reduced-twice", {"dp": 4}
 
 
 def loss(w, x):

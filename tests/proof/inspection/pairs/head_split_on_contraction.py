@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "movement", "split-contraction", {'dp': 2, 'tp': 4}
+KIND, FINDS, MESH = "movement", "split-contraction", {"dp": 2, "tp": 4}
 
 
 def program(mesh, spec):
@@ -14,7 +14,11 @@ def program(mesh, spec):
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)
         return -chosen.mean()
 
-    return jax.jit(loss), (array(mesh, (64, 512), *spec), array(mesh, (256, 64), "dp"), array(mesh, (256,), "dp", dtype=jnp.int32))
+    return jax.jit(loss), (
+        array(mesh, (64, 512), *spec),
+        array(mesh, (256, 64), "dp"),
+        array(mesh, (256,), "dp", dtype=jnp.int32),
+    )
 
 
 def mistake(mesh):

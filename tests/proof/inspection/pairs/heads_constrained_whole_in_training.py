@@ -6,7 +6,7 @@ from jax import P
 from jax.lax import with_sharding_constraint as constrain
 from planted import array
 
-KIND, FINDS, MESH = "movement", "unsharding-constraint", {'dp': 2, 'tp': 4}
+KIND, FINDS, MESH = "movement", "unsharding-constraint", {"dp": 2, "tp": 4}
 
 
 def program(mesh, spec):

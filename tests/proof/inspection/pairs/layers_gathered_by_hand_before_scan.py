@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "movement", "hoisted-gather", {'fsdp': 8}
+KIND, FINDS, MESH = "movement", "hoisted-gather", {"fsdp": 8}
 
 
 def program(mesh, inside):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "wrong", "missing-sum", {'dp': 8}
+KIND, FINDS, MESH = "wrong", "missing-sum", {"dp": 8}
 
 
 def program(mesh, own):

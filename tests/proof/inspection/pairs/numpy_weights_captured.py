@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from planted import array
 
-KIND, FINDS, MESH = "waste", "captured-constant", {'dp': 8}
+KIND, FINDS, MESH = "waste", "captured-constant", {"dp": 8}
 
 
 FROZEN = np.ones((256, 512), np.float32)

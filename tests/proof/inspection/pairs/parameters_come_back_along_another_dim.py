@@ -6,7 +6,7 @@ from jax import P
 from jax.lax import with_sharding_constraint as constrain
 from planted import array
 
-KIND, FINDS, MESH = "state", "state-changed", {'fsdp': 8}
+KIND, FINDS, MESH = "state", "state-changed", {"fsdp": 8}
 
 
 def program(mesh, spec):

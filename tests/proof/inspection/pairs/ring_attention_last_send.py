@@ -5,12 +5,11 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "wrong", "ring-too-long", {'sp': 8}
+KIND, FINDS, MESH = "wrong", "ring-too-long", {"sp": 8}
 
 
 def shifted(x, axis="sp"):
     return jax.lax.ppermute(x, axis, [(i, (i + 1) % 8) for i in range(8)])
-
 
 
 def attend(q, k, v, total):

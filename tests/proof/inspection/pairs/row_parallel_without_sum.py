@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "wrong", "missing-sum", {'dp': 2, 'tp': 4}
+KIND, FINDS, MESH = "wrong", "missing-sum", {"dp": 2, "tp": 4}
 
 
 def program(mesh, add):
@@ -15,7 +15,11 @@ def program(mesh, add):
 
     specs = (P(None, "tp"), P("tp", None), P("dp", None))
     mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("dp", None), check_vma=False)
-    return jax.jit(mapped), (array(mesh, (64, 128), None, "tp"), array(mesh, (128, 64), "tp"), array(mesh, (32, 64), "dp"))
+    return jax.jit(mapped), (
+        array(mesh, (64, 128), None, "tp"),
+        array(mesh, (128, 64), "tp"),
+        array(mesh, (32, 64), "dp"),
+    )
 
 
 def mistake(mesh):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import P
 from planted import array
 
-KIND, FINDS, MESH = "state", "state-changed", {'dp': 8}
+KIND, FINDS, MESH = "state", "state-changed", {"dp": 8}
 
 
 def program(mesh, new):

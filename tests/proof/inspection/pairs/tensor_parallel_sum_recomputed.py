@@ -6,7 +6,7 @@ from jax import P
 from jax.ad_checkpoint import checkpoint_name
 from planted import array
 
-KIND, FINDS, MESH = "movement", "recomputed-collective", {'dp': 2, 'tp': 4}
+KIND, FINDS, MESH = "movement", "recomputed-collective", {"dp": 2, "tp": 4}
 
 
 def program(mesh, policy):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
 from meshwright.proof.inspection.context import Argument, ProgramContext, Result
 from meshwright.proof.inspection.finding import Finding, FindingKind
 
@@ -22,6 +23,10 @@ class StateChanged(Finding):
     shape: Shape
     before: str
     after: str
+
+    def explains(self, other: Finding) -> bool:
+        """Whether a collective only brings the new value to its other sharding."""
+        return isinstance(other, UnexpectedCollective) and other.is_of_shardings and other.line == self.line
 
     def _sentences(self) -> tuple[str, str]:
         is_sharding = self.before.startswith("P(")
@@ -76,9 +81,7 @@ def _is_resharded(argument: Argument, result: Result) -> bool:
     return before != after
 
 
-def _finding(
-    context: ProgramContext, name: str, shape: Shape, before: str, after: str, source: str
-) -> StateChanged:
+def _finding(context: ProgramContext, name: str, shape: Shape, before: str, after: str, source: str) -> StateChanged:
     return StateChanged(
         name=name,
         shape=shape,

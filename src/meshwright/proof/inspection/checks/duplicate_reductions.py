@@ -65,7 +65,8 @@ def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
     """Yield reductions over an axis along which all devices hold the same value; combined ones array by array."""
     traced = [_traced(context, one) for one in context.traced(ReducedTwice.id)]
     yield from traced
-    known = {one.source for one in traced}
+    if traced:
+        return
     for instruction, (first, *_) in context.communicating_instructions:
         if first.kind not in ("all-reduce", "reduce-scatter"):
             continue
@@ -79,9 +80,7 @@ def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
             is_sum = is_sum and not _is_divided(context, instruction, context.degree(first.axes))
             # A value summed twice is wrong, however small it is; a reduction that changes nothing only costs.
             if is_sum or operand.shape.bytes >= LEAST_BYTES:
-                found = _finding(context, instruction, first, operand, axes, description, is_sum=is_sum)
-                if found.source.partition(" ")[0] not in known:
-                    yield found
+                yield _finding(context, instruction, first, operand, axes, description, is_sum=is_sum)
 
 
 def _traced(context: ProgramContext, one: TracedMistake) -> ReducedTwice:

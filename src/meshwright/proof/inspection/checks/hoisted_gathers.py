@@ -9,6 +9,7 @@ from meshwright.description.hlo.dataflow import VIEWS, uses
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.checks.moved_values import MovedState
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.units import show_bytes
@@ -29,6 +30,10 @@ class HoistedGather(Finding):
     axes: tuple[str, ...]
     layers: int
     is_along_stack: bool
+
+    def explains(self, other: Finding) -> bool:
+        """Whether the same stack was found as moved state."""
+        return isinstance(other, MovedState) and other.name == self.name
 
     def _sentences(self) -> tuple[str, str]:
         over = joined(self.axes)
@@ -92,5 +97,9 @@ def _is_layered(context: ProgramContext, loop: Instruction, place: int, layers: 
     used = [pair for one in taken for pair in uses(module, one, _FORWARDS)]
     slices = [user for user, held in used if user.opcode == "dynamic-slice" and user.operands[0] == held.name]
     carried = [user for user, _ in used if user.opcode == "tuple"]
-    is_one = all(layers in held.shape.dims and user.shape.size * layers == held.shape.size for user, held in used if user in slices)
+    is_one = all(
+        layers in held.shape.dims and user.shape.size * layers == held.shape.size
+        for user, held in used
+        if user in slices
+    )
     return bool(slices) and is_one and len(slices) + len(carried) == len(used)

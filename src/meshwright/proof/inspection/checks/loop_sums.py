@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, origin, uses
+from meshwright.description.hlo.groups import numbers
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.units import show_bytes
@@ -48,6 +50,10 @@ class GatheredToSum(Finding):
     array: str
     axes: tuple[str, ...]
     degree: int
+
+    def explains(self, other: Finding) -> bool:
+        """Whether the same gather was found as unexpected."""
+        return isinstance(other, UnexpectedCollective) and other.axes == self.axes and other.line == self.line
 
     def _sentences(self) -> tuple[str, str]:
         over = joined(self.axes)
@@ -111,7 +117,9 @@ def _is_accumulated(context: ProgramContext, value: Instruction) -> bool:
         if not all(one.opcode == "get-tuple-element" and module.operand(one).opcode == "parameter" for one in carried):
             return False
         leaves = list(uses(module, user))
-        if not all(last.opcode == "tuple" and module.computations[last.computation].root == last.name for last, _ in leaves):
+        if not all(
+            last.opcode == "tuple" and module.computations[last.computation].root == last.name for last, _ in leaves
+        ):
             return False
         found = True
     return found
@@ -126,7 +134,11 @@ def _partitioned_gathers(context: ProgramContext) -> Iterator[GatheredToSum]:
         parts, (whole, *_) = context.module.operand(gather).shape, gather.shape.arrays()
         dims = {dim for dim, (part, all_) in enumerate(zip(parts.dims, whole.dims, strict=False)) if part != all_}
         used = list(uses(context.module, gather, _SCALED - {"transpose", "reshape"}))
-        sums = [user for user, _ in used if user.opcode == "reduce" and dims <= set(user.dimensions)]
+        sums = [
+            user
+            for user, _ in used
+            if user.opcode == "reduce" and dims <= set(numbers(user.attributes.get("dimensions", "").strip("{}")))
+        ]
         if used and len(sums) == len(used) and all(user.shape.size > 1 for user in sums):
             yield GatheredToSum(
                 array=str(parts),

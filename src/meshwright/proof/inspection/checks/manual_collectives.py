@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.checks.missing_sums import MissingSum
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Kind
@@ -33,6 +34,10 @@ class BranchedCollective(Finding):
     array: str
     axes: tuple[str, ...]
     taken: tuple[str, ...]
+
+    def explains(self, other: Finding) -> bool:
+        """Whether a result only differs because this branch was taken or not."""
+        return isinstance(other, MissingSum) and other.line == self.line
 
     @property
     def is_wrong(self) -> bool:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, origin
 from meshwright.description.hlo.shapes import Shape
-from meshwright.proof.inspection.checks.unexpected_collectives import primitive_of
+from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
+from meshwright.proof.inspection.checks.unexpected_collectives import (
+    ASKED_FOR,
+    CONSTRAINS,
+    UnexpectedCollective,
+    primitive_of,
+)
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Kind
@@ -18,6 +24,8 @@ _LEAST_RESULT = 1 << 16
 
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
 _FORWARDS = frozenset(VIEWS | {"convert"})
+_WRITTEN = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "dynamic-update-slice"})
+"""Ops between a cache and what is moved of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +41,13 @@ class MovedState(Finding):
     collective: Kind
     axes: tuple[str, ...]
     count: int
+
+    def explains(self, other: Finding) -> bool:
+        """Whether the partitioner moves the same state for several ops, or devices then work on all of it."""
+        if isinstance(other, RedundantCompute):
+            return other.axis in self.axes
+        is_of_shardings = isinstance(other, UnexpectedCollective) and other.is_of_shardings
+        return is_of_shardings and other.axes == self.axes and other.line == self.line
 
     def _sentences(self) -> tuple[str, str]:
         times = f", {self.count} times" if self.count > 1 else ""
@@ -55,6 +70,10 @@ class GatheredResult(Finding):
     shape: Shape
     axes: tuple[str, ...]
 
+    def explains(self, other: Finding) -> bool:
+        """Whether the same gather was found as unexpected."""
+        return isinstance(other, UnexpectedCollective) and other.axes == self.axes and other.line == self.line
+
     def _sentences(self) -> tuple[str, str]:
         over = joined(self.axes)
         name = f"result {self.name}" if self.name else "the result"
@@ -76,11 +95,13 @@ def moved_values(context: ProgramContext) -> Iterator[Finding]:
 def _moved_states(context: ProgramContext) -> Iterator[Finding]:
     by_name = {one.instruction.name: (number, one) for number, one in enumerate(context.arguments)}
     for move in context.collectives:
-        number, argument = by_name.get(context.source_of(move).name, (-1, None))
+        source = origin(context.module, context.module.operand(move.instruction), _WRITTEN)
+        number, argument = by_name.get(source.name, (-1, None))
         if argument is None or number not in context.updated or move.collective.kind not in _MOVES:
             continue
         one = move.collective
-        if 2 * one.bytes < argument.instruction.shape.bytes:
+        is_by_hand = primitive_of(move.instruction) in ASKED_FOR - CONSTRAINS and number not in context.aliases[1]
+        if is_by_hand or 2 * one.bytes < argument.instruction.shape.bytes:
             continue
         yield MovedState(
             name=argument.name,

@@ -11,6 +11,8 @@ from meshwright.description.hlo.shapes import Shape
 from meshwright.description.hlo.specs import Spec
 from meshwright.proof.compiler.shardings import ShardingPair
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
+from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
 from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.proof.inspection.slices import ELEMENTWISE, cut_axes
@@ -44,6 +46,12 @@ class UnshardingConstraint(Finding):
             f"keep {over} in the spec of this constraint, on the dim that is split before it, or leave the constraint"
             " out",
         )
+
+    def explains(self, other: Finding) -> bool:
+        """Whether work is repeated, or collectives run, along the axes over which the constraint makes values whole."""
+        if isinstance(other, RedundantCompute):
+            return other.axis in self.axes
+        return isinstance(other, UnexpectedCollective) and other.is_of_shardings and other.axes == self.axes
 
 
 def unsharding_constraints(context: ProgramContext) -> Iterator[UnshardingConstraint]:
@@ -93,6 +101,4 @@ def _is_computed_alike(context: ProgramContext, move: CompiledCollective) -> boo
     through = VIEWS | ELEMENTWISE
     users = [user for user, _ in uses(context.module, move.instruction, through)]
     matmuls = [one for one in users if (one.computation, one.name) in products]
-    return bool(matmuls) and all(
-        set(move.collective.axes) <= set(context.variance.copies(one)) for one in matmuls
-    )
+    return bool(matmuls) and all(set(move.collective.axes) <= set(context.variance.copies(one)) for one in matmuls)

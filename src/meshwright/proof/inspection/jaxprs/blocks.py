@@ -15,7 +15,6 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.proof.programs.trace import CALLS
 
 VIEWS = frozenset(
@@ -44,8 +43,8 @@ class Value:
 
     @property
     def text(self) -> tuple[str, tuple[int, ...]]:
-        """Dtype as HLO has it, and dims."""
-        return canonical_dtype(self.dtype), self.dims
+        """Dtype and dims, as HLO has them."""
+        return hlo_dtype(self.dtype), self.dims
 
 
 @dataclass(eq=False)
@@ -111,6 +110,16 @@ def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) ->
     return Block(block_inputs, outputs, ops, constants)
 
 
+def hlo_dtype(name: str) -> str:
+    """Return the name that HLO has for a dtype of JAX; for a key's, that of its words."""
+    if name == "bool":
+        return "pred"
+    for kind, short in (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "s")):
+        if name.startswith(kind):
+            return short + name.removeprefix(kind).replace("_", "")
+    return "u32"
+
+
 def through_views(value: Value) -> Value:
     """The value of which this one is a view, a cast or a constrained copy."""
     while value.op is not None and value.op.name in VIEWS and len(value.op.results) == 1:
@@ -118,7 +127,9 @@ def through_views(value: Value) -> Value:
     return value
 
 
-def _inline(jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]) -> list[Value]:
+def _inline(
+    jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
+) -> list[Value]:
     """Append the ops of a jaxpr, and those of what it calls; return its outputs."""
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, arrays, strict=False):

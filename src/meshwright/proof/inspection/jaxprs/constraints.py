@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.proof.compiler.program import TracedMistake
+from meshwright.proof.inspection.jaxprs.blocks import hlo_dtype
 from meshwright.proof.inspection.jaxprs.places import place
 
 
@@ -29,7 +29,7 @@ def constraint_mistakes(jaxpr: Any) -> Iterator[TracedMistake]:
 
 
 def _dropped(eqn: Any, aval: Any, device: str) -> TracedMistake:
-    dtype = canonical_dtype(aval.dtype.name)
+    dtype = hlo_dtype(aval.dtype.name)
     return TracedMistake("dropped-constraint", dtype, tuple(aval.shape), place(eqn), figures={"device": device})
 
 

@@ -130,9 +130,7 @@ class _Reader:
                     value = op.bodies[0].outputs[number]
                     self._report("missing-sum", value.op or op, value, axes, number=number)
         self.degrees = outer
-        return [
-            replace(state, differs=state.differs - manual, may_differ=state.may_differ - manual) for state in made
-        ]
+        return [replace(state, differs=state.differs - manual, may_differ=state.may_differ - manual) for state in made]
 
     def _scan(self, op: Op, states: list[_State]) -> list[_State]:
         consts, carried = op.params["num_consts"], op.params["num_carry"]

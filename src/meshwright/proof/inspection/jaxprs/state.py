@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.proof.compiler.program import TracedMistake
+from meshwright.proof.inspection.jaxprs.blocks import hlo_dtype
 
 
 def state_mistakes(traced: Any) -> Iterator[TracedMistake]:
@@ -22,7 +22,7 @@ def state_mistakes(traced: Any) -> Iterator[TracedMistake]:
         if len(same) == 1 and same[0].dtype == aval.dtype and same[0].weak_type != aval.weak_type:
             name = jax.tree_util.keystr(path[1:])
             figures = {"name": name, "was_weak": bool(aval.weak_type)}
-            yield TracedMistake("state-changed", canonical_dtype(aval.dtype.name), tuple(aval.shape), "", (), 1, figures)
+            yield TracedMistake("state-changed", hlo_dtype(aval.dtype.name), tuple(aval.shape), "", (), 1, figures)
 
 
 def _ends(path: Any) -> set[tuple[str, ...]]:

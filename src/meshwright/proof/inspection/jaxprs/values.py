@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value
+from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value, hlo_dtype
 from meshwright.proof.inspection.jaxprs.places import place, says_so
 
 _LEAST_CONSTANT = 1 << 17
@@ -52,7 +51,7 @@ def wide_product_mistakes(block: Block) -> Iterator[TracedMistake]:
         for value, other in (op.operands, op.operands[::-1]):
             narrow = _narrow_dtype(value)
             if narrow and other.dtype == "float32":
-                figures = {"flops": flops, "share": flops / total, "narrow": canonical_dtype(narrow)}
+                figures = {"flops": flops, "share": flops / total, "narrow": hlo_dtype(narrow)}
                 figures["widened_at"] = _widened_at(other)
                 yield TracedMistake("wide-product", *value.text, place(op.equation), (), count, figures)
                 break
