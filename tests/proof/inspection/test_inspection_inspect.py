@@ -117,7 +117,8 @@ def test_an_inspection_is_plain_data():
     function, args = planted.transformer(mesh_of(dp=2, tp=4), applied=False)
     data = meshwright.inspect(function, *args).to_json()
     assert set(data) == {"name", "record", "flops_by_scope", "findings"}
-    assert set(data["findings"][0]) == {"kind", "bytes", "cost_seconds", "source", "elsewhere", "evidence", "fix"} | {
+    assert set(data["findings"][0]) == {"id", "kind", "bytes"} | {
+        *("cost_seconds", "source", "elsewhere", "link", "evidence", "fix"),
         "axis",
         "degree",
         "flops",

@@ -8,7 +8,7 @@ import inspect
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ import meshwright
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.mesh import with_axis_type
 from meshwright.proof.compiler.load import load_function
-from meshwright.proof.compiler.program import LoweredProgram, TracedMistake
+from meshwright.proof.compiler.program import LoweredProgram
 from meshwright.proof.compiler.worker import error_text
 from meshwright.proof.inspection.advice import advice
-from meshwright.proof.inspection.jaxprs.places import without_packages
 from meshwright.proof.inspection.jaxprs.read import read_mistakes
 from meshwright.proof.inspection.meshes import Call, function_name
 
@@ -53,10 +52,10 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
         call: the function and its arguments.
         platform: the platform to lower for, as in `lowering_platforms`; by default that of the devices.
     """
-    with _lowering_for(platform), without_packages():
+    with _lowering_for(platform):
         stage = _stage(call)
         if isinstance(stage, Traced):
-            return LoweredProgram(stage.lower(), _unique(read_mistakes(stage)))
+            return LoweredProgram(stage.lower(), tuple(read_mistakes(stage)))
     if not isinstance(stage, Lowered):
         raise MeshwrightError(
             f"lowering {function_name(call.function)} returned {type(stage).__name__}, in which JAX lowered nothing"
@@ -207,8 +206,3 @@ def _in_a_line(text: str) -> str:
         first = " ".join([first, *(line.strip() for line in rest if line.strip())][:3])
     told = f"{first} ({place}" if place else first
     return f"{told}; {what_to_do}" if (what_to_do := advice(text)) else told
-
-
-def _unique(mistakes: Iterable[TracedMistake]) -> tuple[TracedMistake, ...]:
-    """Each mistake once: a function that is called twice is traced once, and found twice."""
-    return tuple({repr(one): one for one in mistakes}.values())

@@ -9,7 +9,7 @@ from meshwright.proof.inspection.checks.accidental_values import accidental_valu
 from meshwright.proof.inspection.checks.changed_states import changed_states
 from meshwright.proof.inspection.checks.constraints import constraints_without_effect
 from meshwright.proof.inspection.checks.duplicate_gathers import duplicate_gathers
-from meshwright.proof.inspection.checks.duplicate_reductions import duplicate_reductions
+from meshwright.proof.inspection.checks.duplicate_reductions import duplicate_reductions, recomputed_collectives
 from meshwright.proof.inspection.checks.exposed_collectives import exposed_collectives
 from meshwright.proof.inspection.checks.full_rematerializations import full_rematerializations
 from meshwright.proof.inspection.checks.hoisted_gathers import hoisted_gathers
@@ -20,9 +20,8 @@ from meshwright.proof.inspection.checks.missing_sums import missing_sums
 from meshwright.proof.inspection.checks.moved_values import moved_values
 from meshwright.proof.inspection.checks.padding import padding
 from meshwright.proof.inspection.checks.random_bits import random_bits
-from meshwright.proof.inspection.checks.recomputed_collectives import recomputed_collectives
 from meshwright.proof.inspection.checks.redundant_compute import redundant_compute
-from meshwright.proof.inspection.checks.replicated_batches import replicated_batches
+from meshwright.proof.inspection.checks.replicated_batches import replicated_batches, whole_tables
 from meshwright.proof.inspection.checks.replicated_parameters import replicated_parameters
 from meshwright.proof.inspection.checks.replicated_states import mislaid_states, replicated_states
 from meshwright.proof.inspection.checks.sliced_all_reduces import sliced_all_reduces
@@ -31,7 +30,6 @@ from meshwright.proof.inspection.checks.undonated_buffers import undonated_buffe
 from meshwright.proof.inspection.checks.uneven_stages import uneven_stages
 from meshwright.proof.inspection.checks.unexpected_collectives import unexpected_collectives
 from meshwright.proof.inspection.checks.unsharding_constraints import unsharding_constraints
-from meshwright.proof.inspection.checks.whole_tables import whole_tables
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding
 from meshwright.units import show_seconds

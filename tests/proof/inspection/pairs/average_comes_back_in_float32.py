@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from jax import P
 from planted import array
 
 KIND, FINDS, MESH = "state", "state-changed", {"dp": 8}

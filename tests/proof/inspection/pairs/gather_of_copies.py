@@ -1,7 +1,6 @@
 """Weights are gathered over an axis that does not split them."""
 
 import jax
-import jax.numpy as jnp
 from jax import P
 from planted import array
 

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from jax import P
 from planted import array
 
 KIND, FINDS, MESH = "movement", "split-contraction", {"dp": 2, "tp": 4}

@@ -1,7 +1,6 @@
 """A constraint makes the hidden layer whole that both products want split."""
 
 import jax
-import jax.numpy as jnp
 from jax import P
 from jax.lax import with_sharding_constraint as constrain
 from planted import array

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from jax import P
 from planted import array
 
 KIND, FINDS, MESH = "waste", "host-call-in-loop", {"dp": 8}

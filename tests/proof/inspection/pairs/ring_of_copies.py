@@ -1,7 +1,6 @@
 """Keys go round a ring over an axis that does not split them: all hold the same."""
 
 import jax
-import jax.numpy as jnp
 from jax import P
 from planted import array
 

@@ -1,7 +1,6 @@
 """A ring that begins with the device's own part and sends as often as there are devices."""
 
 import jax
-import jax.numpy as jnp
 from jax import P
 from planted import array
 

@@ -1,7 +1,6 @@
 """A row-parallel product that nothing sums before the nonlinearity."""
 
 import jax
-import jax.numpy as jnp
 from jax import P
 from planted import array
 

@@ -1,7 +1,6 @@
 """Batch statistics of a device's own examples, returned as those of the batch."""
 
 import jax
-import jax.numpy as jnp
 from jax import P
 from planted import array
 

@@ -1,7 +1,6 @@
 """A row-parallel layer that is summed, and its caller that sums it again."""
 
 import jax
-import jax.numpy as jnp
 from jax import P
 from planted import array
 

@@ -1,7 +1,6 @@
 """Sampling takes the largest logits of a vocabulary that tp splits."""
 
 import jax
-import jax.numpy as jnp
 from jax import P
 from planted import array
 

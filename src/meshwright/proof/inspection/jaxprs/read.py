@@ -26,7 +26,7 @@ _READERS = (
 
 def read_mistakes(traced: Any) -> Iterator[TracedMistake]:
     """Yield the mistakes in a traced function (`jax.stages.Traced`)."""
-    yield from constraint_mistakes(traced.jaxpr.jaxpr)
+    yield from {repr(one): one for one in constraint_mistakes(traced.jaxpr.jaxpr)}.values()  # a call's body may recur
     block = read_block(traced.jaxpr)
     for reader in _READERS:
         yield from reader(block)

@@ -80,9 +80,7 @@ def _scanned(block: Block, loop: Op, count: int) -> Iterator[TracedMistake]:
         period = degree // math.gcd(hops, degree)
         before, after = _is_computed_with(body, start), _uses_after(body, start)
         last = next(op for op in reversed(body.ops) if op.name == "ppermute" and _origin(op.results[0])[0] is start)
-        if length > period and (before or after):
-            yield _mistake(last, count * length, degree, period, is_wrong=True)
-        elif length == period and after and not before and _is_in_another(loop, consts, carried, number):
+        if (length > period and (before or after)) or (length == period and after and not before and _is_in_another(loop, consts, carried, number)):
             yield _mistake(last, count * length, degree, period, is_wrong=True)
         elif length == period and before and not after and not block.num_uses[id(loop.results[number])]:
             yield _mistake(last, count * length, degree, length, is_wrong=False)
