@@ -57,19 +57,20 @@ def hoisted_gathers(context: ProgramContext) -> Iterator[Finding]:
             continue
         if context.execution_counts.times[move.instruction.computation] != 1 or len(move.instruction.operands) != 1:
             continue
-        shape = next(iter(move.instruction.shape.arrays()))
-        stored = source.shape.dims
-        loop = _layered_loop(context, move.instruction, shape.dims[0]) if len(shape.dims) > 1 else None
-        if loop is None or len(stored) != len(shape.dims):
+        shape, stored = next(iter(move.instruction.shape.arrays())), source.shape.dims
+        if len(stored) != len(shape.dims) or len(stored) < 2:
+            continue
+        layers, *_ = shape.dims
+        if _layered_loop(context, move.instruction, layers) is None:
             continue
         size = source.shape.bytes * context.degree(one.axes)
         yield HoistedGather(
             name=names.get(source.name, source.op_name or source.name),
             shape=shape,
             axes=one.axes,
-            layers=shape.dims[0],
-            is_along_stack=stored[0] != shape.dims[0],
-            bytes=size - size // shape.dims[0],
+            layers=layers,
+            is_along_stack=stored[0] != layers,
+            bytes=size - size // layers,
             cost_seconds=0.0 if context.system else None,
             source=one.source,
         )

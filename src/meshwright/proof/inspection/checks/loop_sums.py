@@ -34,9 +34,9 @@ class SumInLoop(Finding):
         return (
             f"{self.array} is summed over {over} in each of {self.iterations} iterations and then added to a total:"
             f" {show_bytes(self.bytes)} a device and step more than one sum of the total",
-            f"add up what each device has, and sum the total over {over} once, after the loop: in shard_map jax.lax.psum"
-            " behind the scan (with check_vma=True: jax.lax.pcast of the parameters to varying before it); under jit a"
-            " shard_map around the loop",
+            f"add up what each device has, and sum the total over {over} once, after the loop: in shard_map"
+            " jax.lax.psum behind the scan (with check_vma=True: jax.lax.pcast of the parameters to varying before it);"
+            " under jit a shard_map around the loop",
         )
 
 

@@ -46,8 +46,9 @@ class MovedState(Finding):
         """Whether the partitioner moves the same state for several ops, or devices then work on all of it."""
         if isinstance(other, RedundantCompute):
             return other.axis in self.axes
-        is_of_shardings = isinstance(other, UnexpectedCollective) and other.is_of_shardings
-        return is_of_shardings and other.axes == self.axes and other.line == self.line
+        if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
+            return False
+        return other.axes == self.axes and other.line == self.line
 
     def _sentences(self) -> tuple[str, str]:
         times = f", {self.count} times" if self.count > 1 else ""

@@ -90,7 +90,8 @@ def mislaid_states(context: ProgramContext) -> Iterator[Finding]:
             found[state.tree].append((state, parameter))
     for tree, pairs in found.items():
         largest, like = max(pairs, key=lambda pair: pair[0].instruction.shape.bytes)
-        assert largest.spec is not None and like.spec is not None
+        assert largest.spec is not None
+        assert like.spec is not None
         axes = tuple(axis for axis in context.mesh if axis in (*largest.spec.axes, *like.spec.axes))
         size = sum(state.instruction.shape.bytes for state, _ in pairs)
         yield MislaidState(

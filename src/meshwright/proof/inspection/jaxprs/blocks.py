@@ -1,4 +1,4 @@
-"""A jaxpr without its calls: the ops of jitted and recomputed functions stand in line, those without a use are left out.
+"""A jaxpr with the ops of the functions that it calls in line, and without ops that nothing uses.
 
 The bodies of loops, branches and `shard_map` are blocks of their own.
 """
@@ -18,9 +18,9 @@ from jax.extend.core import ClosedJaxpr, Literal
 from meshwright.proof.programs.trace import CALLS
 
 VIEWS = frozenset(
-    {"reshape", "transpose", "squeeze", "expand_dims", "convert_element_type", "copy", "copy_p", "name", "reduce_precision"}
+    {"reshape", "transpose", "squeeze", "expand_dims", "convert_element_type", "copy", "copy_p", "name"}
     | {"pvary", "pcast", "optimization_barrier", "sharding_constraint", "reshard", "reduce_precision"}
-)  # fmt: skip
+)
 """Primitives whose result has the elements of their operand."""
 
 
@@ -191,8 +191,8 @@ def _constant(aval: Any, array: Any) -> Value:
 
 def _fold(name: str, operands: Sequence[Value], result: Value) -> float | None:
     """The number of a scalar constant in another form, or of the quotient or product of two."""
-    numbers = [one.number for one in operands]
-    if not numbers or None in numbers:
+    numbers = [one.number for one in operands if one.number is not None]
+    if not numbers or len(numbers) < len(operands):
         return None
     if name in ("broadcast_in_dim", *VIEWS):
         return numbers[0]

@@ -1,7 +1,7 @@
-"""Values that are equal on all devices along a mesh axis, inside `shard_map`, and the collectives that treat them wrongly.
+"""Values that are equal on all devices along a mesh axis, inside `shard_map`, and collectives that are wrong for them.
 
-Each value has the axes along which it differs between devices. What only a chain of point-to-point sends could have made
-equal (a ring that sums or gathers) may differ or not: nothing is said of it.
+Each value has the axes along which it differs between devices. Point-to-point sends may make a value equal (a ring that
+sums or gathers) or not, so nothing is reported of what they made.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ def _scanned(block: Block, loop: Op, count: int) -> Iterator[TracedMistake]:
         period = degree // math.gcd(hops, degree)
         before, after = _is_computed_with(body, start), _uses_after(body, start)
         last = next(op for op in reversed(body.ops) if op.name == "ppermute" and _origin(op.results[0])[0] is start)
-        if (length > period and (before or after)) or (length == period and after and not before and _is_in_another(loop, consts, carried, number)):
+        begins_with_own = after and not before and _is_in_another(loop, consts, carried, number)
+        if (length > period and (before or after)) or (length == period and begins_with_own):
             yield _mistake(last, count * length, degree, period, is_wrong=True)
         elif length == period and before and not after and not block.num_uses[id(loop.results[number])]:
             yield _mistake(last, count * length, degree, length, is_wrong=False)
@@ -95,10 +96,7 @@ def _uses_after(body: Block, start: Value) -> bool:
 def _is_in_another(loop: Op, consts: int, carried: int, number: int) -> bool:
     """Whether the first value of a carry is in the first value of another, as where a sum begins with it."""
     first = through_views(loop.operands[consts + number])
-    for other in range(carried):
-        if other != number and _is_made_of(loop.operands[consts + other], first):
-            return True
-    return False
+    return any(other != number and _is_made_of(loop.operands[consts + other], first) for other in range(carried))
 
 
 def _is_made_of(value: Value, part: Value) -> bool:

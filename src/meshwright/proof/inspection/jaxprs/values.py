@@ -1,4 +1,4 @@
-"""Values that a function holds or computes by accident: constants, float32 products of bfloat16, host calls in loops."""
+"""Values that a function holds or computes by accident: constants, float32 matmuls, host calls in loops."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def _narrow_dtype(value: Value) -> str:
     """The 16-bit dtype of a matmul's operand, whether JAX widened it for the product or XLA is to; '' for others."""
     if value.dtype in _NARROW:
         return value.dtype
-    op = value.op
-    is_widened = op is not None and op.name == "convert_element_type" and not says_so(op.equation)
-    return op.operands[0].dtype if is_widened and op.operands[0].dtype in _NARROW else ""
+    if value.op is None or value.op.name != "convert_element_type" or says_so(value.op.equation):
+        return ""
+    before = value.op.operands[0].dtype
+    return before if before in _NARROW else ""
 
 
 def _widened_at(value: Value) -> str:
