@@ -168,6 +168,16 @@ class ProgramContext:
         return Variance(self.module, self.mesh)
 
     @cached_property
+    def partitioned(self) -> ProgramContext:
+        """This program as the partitioner left it, before its compiler fused and scheduled it; itself for CPUs.
+
+        There the ops between two collectives are the same on every kind of device.
+        """
+        if self.program is None or not self.program.partitioned or not self.has_reduce_scatter:
+            return self
+        return replace(self, module=parse_hlo(self.program.partitioned), schedule=None)
+
+    @cached_property
     def communicating_instructions(self) -> tuple[tuple[Instruction, tuple[Collective, ...]], ...]:
         """Every instruction that communicates, with its collectives as compiled."""
         return tuple(each_collective(self.module, self.mesh, self.execution_counts))

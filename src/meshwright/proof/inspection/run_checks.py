@@ -34,7 +34,9 @@ from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding
 from meshwright.units import show_seconds
 
-CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
+Check = Callable[[ProgramContext], Iterator[Finding]]
+
+CHECKS: tuple[Check, ...] = (
     redundant_compute,
     replicated_parameters,
     replicated_states,
@@ -49,22 +51,25 @@ CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
     duplicate_reductions,
     missing_sums,
     manual_collectives,
-    loop_sums,
     changed_states,
     accidental_values,
-    hoisted_gathers,
-    unsharding_constraints,
-    split_contractions,
-    moved_values,
     recomputed_collectives,
-    whole_tables,
-    random_bits,
     mesh_order,
     exposed_collectives,
     padding,
     uneven_stages,
 )
 
+CHECKS_OF_DATAFLOW: tuple[Check, ...] = (
+    loop_sums,
+    hoisted_gathers,
+    unsharding_constraints,
+    split_contractions,
+    moved_values,
+    whole_tables,
+    random_bits,
+)
+"""Checks that follow values from op to op, which a compiler's fusions hide: also run on the partitioned program."""
 
 _LEAST_SECONDS = 1e-6
 """The least cost of a finding, in seconds per step; a cheaper mistake is only noted."""
@@ -83,12 +88,11 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
     finding is left out.
     """
     merged: dict[object, Finding] = {}
-    for check in CHECKS:
-        for finding in check(context):
-            same = tuple(getattr(finding, name) for name in finding.merged_by)
-            place = "" if finding.is_one_everywhere else finding.source
-            key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
-            merged[key] = _merge(merged[key], finding) if key in merged else finding
+    for finding in _found(context):
+        same = tuple(getattr(finding, name) for name in finding.merged_by)
+        place = "" if finding.is_one_everywhere else finding.source
+        key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
+        merged[key] = _merge(merged[key], finding) if key in merged else finding
     causes = [
         found
         for found in merged.values()
@@ -104,6 +108,18 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
         if 0 < (found.cost_seconds or 0.0) < least and not (found.is_wrong or found.is_share_of_work)
     ]
     return tuple(found for found in told if found not in small), (*_unknown(context), *_notes(small, least))
+
+
+def _found(context: ProgramContext) -> Iterator[Finding]:
+    """Yield what every check finds."""
+    for check in CHECKS:
+        yield from check(context)
+    for check in CHECKS_OF_DATAFLOW:
+        found = list(check(context))
+        yield from found
+        if context.partitioned is not context:
+            known = {type(one) for one in found}
+            yield from (one for one in check(context.partitioned) if type(one) not in known)
 
 
 def _with_link(context: ProgramContext, finding: Finding) -> Finding:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshwright.description.hlo.dataflow import VIEWS, uses
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
-from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
+from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES, GatheredTwice
 from meshwright.proof.inspection.checks.moved_values import MovedState
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
@@ -33,6 +33,8 @@ class HoistedGather(Finding):
 
     def explains(self, other: Finding) -> bool:
         """Whether the same stack was found as moved state."""
+        if isinstance(other, GatheredTwice):
+            return other.axes == self.axes and other.source == self.source
         return isinstance(other, MovedState) and other.name == self.name
 
     def _sentences(self) -> tuple[str, str]:
@@ -55,13 +57,15 @@ def hoisted_gathers(context: ProgramContext) -> Iterator[Finding]:
         one, source = move.collective, context.source_of(move)
         if one.kind != "all-gather" or one.bytes < LEAST_BYTES or source.opcode != "parameter":
             continue
-        if context.execution_counts.times[move.instruction.computation] != 1 or len(move.instruction.operands) != 1:
+        if len(move.instruction.operands) != 1:
             continue
         shape, stored = next(iter(move.instruction.shape.arrays())), source.shape.dims
         if len(stored) != len(shape.dims) or len(stored) < 2:
             continue
         layers, *_ = shape.dims
-        if _layered_loop(context, move.instruction, layers) is None:
+        is_inside = context.execution_counts.times[move.instruction.computation] > 1
+        is_cut = _is_cut_in_layers if is_inside else _is_before_loop
+        if layers == 1 or not is_cut(context, move.instruction, layers):
             continue
         size = source.shape.bytes * context.degree(one.axes)
         yield HoistedGather(
@@ -76,18 +80,22 @@ def hoisted_gathers(context: ProgramContext) -> Iterator[Finding]:
         )
 
 
-def _layered_loop(context: ProgramContext, gather: Instruction, layers: int) -> Instruction | None:
-    """Return the loop that takes one slice of a gathered stack in each iteration; None if anything else uses it."""
-    module, loop = context.module, None
+def _is_before_loop(context: ProgramContext, gather: Instruction, layers: int) -> bool:
+    """Whether loops take one slice of a gathered stack in each iteration, and nothing else uses it."""
+    module, found = context.module, False
     for user, held in uses(module, gather, _FORWARDS):
-        if user.opcode != "tuple":
-            return None
-        loops = [one for one in module.users(user) if one.opcode == "while"]
+        loops = [one for one in module.users(user) if one.opcode == "while"] if user.opcode == "tuple" else []
         places = [place for place, name in enumerate(user.operands) if name == held.name]
         if not loops or not all(_is_layered(context, loops[0], place, layers) for place in places):
-            return None
-        loop = loops[0]
-    return loop
+            return False
+        found = True
+    return found
+
+
+def _is_cut_in_layers(context: ProgramContext, gather: Instruction, layers: int) -> bool:
+    """Whether an iteration gathers the whole stack and takes one slice of it."""
+    used = list(uses(context.module, gather, _FORWARDS))
+    return bool(used) and all(_is_layer(user, held, layers) for user, held in used)
 
 
 def _is_layered(context: ProgramContext, loop: Instruction, place: int, layers: int) -> bool:
@@ -96,11 +104,12 @@ def _is_layered(context: ProgramContext, loop: Instruction, place: int, layers: 
     parameter = module.computations[loop.called("body")[0]].parameters[0]
     taken = [one for one in module.users(parameter) if one.opcode == "get-tuple-element" and one.index == place]
     used = [pair for one in taken for pair in uses(module, one, _FORWARDS)]
-    slices = [user for user, held in used if user.opcode == "dynamic-slice" and user.operands[0] == held.name]
+    slices = [user for user, held in used if _is_layer(user, held, layers)]
     carried = [user for user, _ in used if user.opcode == "tuple"]
-    is_one = all(
-        layers in held.shape.dims and user.shape.size * layers == held.shape.size
-        for user, held in used
-        if user in slices
-    )
-    return bool(slices) and is_one and len(slices) + len(carried) == len(used)
+    return bool(slices) and len(slices) + len(carried) == len(used)
+
+
+def _is_layer(user: Instruction, held: Instruction, layers: int) -> bool:
+    """Whether an op takes one slice of a stack."""
+    is_slice = user.opcode == "dynamic-slice" and user.operands[0] == held.name
+    return is_slice and user.shape.size * layers == held.shape.size

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, origin, uses
 from meshwright.description.hlo.groups import numbers
-from meshwright.description.hlo.module import Instruction
+from meshwright.description.hlo.module import Instruction, Module
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
@@ -114,7 +114,7 @@ def _is_accumulated(context: ProgramContext, value: Instruction) -> bool:
             return False
         others = [one for one in module.operands(user) if one.name != held.name]
         carried = [origin(module, one) for one in others]
-        if not all(one.opcode == "get-tuple-element" and module.operand(one).opcode == "parameter" for one in carried):
+        if not all(_is_only_added_to(module, one) for one in carried):
             return False
         leaves = list(uses(module, user))
         if not all(
@@ -123,6 +123,14 @@ def _is_accumulated(context: ProgramContext, value: Instruction) -> bool:
             return False
         found = True
     return found
+
+
+def _is_only_added_to(module: Module, carried: Instruction) -> bool:
+    """Whether a value is an element of a loop's state that the loop's body uses only once, as a total."""
+    if carried.opcode != "get-tuple-element" or module.operand(carried).opcode != "parameter":
+        return False
+    alike = [one for one in module.users(module.operand(carried)) if one.index == carried.index]
+    return len(alike) == 1 and len(list(uses(module, carried))) == 1
 
 
 def _partitioned_gathers(context: ProgramContext) -> Iterator[GatheredToSum]:

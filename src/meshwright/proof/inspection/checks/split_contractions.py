@@ -15,6 +15,8 @@ from meshwright.proof.inspection.slices import is_cut_of
 from meshwright.units import show_bytes
 
 _FORWARDS = frozenset(VIEWS | {"convert"})
+_GROWTH = 4
+"""How many times larger than its whole operand a product must be, for a gather of the operand to be the cheaper way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,10 @@ def _summed(
             continue
         whole = is_cut_of(context, other)
         is_cut = whole is not None and not whole.opcode.startswith("all-gather")
-        if is_cut and 2 * one.bytes > context.whole_shape(argument).bytes:
+        is_large = one.phase == "forward" and product.shape.size >= _GROWTH * other.shape.size * context.degree(
+            one.axes
+        )
+        if is_large or (is_cut and 2 * one.bytes > context.whole_shape(argument).bytes):
             yield _finding(argument, move, one.array, is_gathered=False)
             return
 
