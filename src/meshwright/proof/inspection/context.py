@@ -87,6 +87,8 @@ class ProgramContext:
     module: Module
     mesh: Mapping[str, int]  # Degree of every axis, outermost first.
     system: System | None = None  # For times; None if unknown.
+    # Collectives between slices, with their times; the mesh and the system are then those of one slice.
+    between_slices: tuple[Collective, ...] = ()
     # With memory, messages and the partitioner's modules; None for HLO text alone.
     program: CompiledProgram | None = None
     schedule: Schedule | None = None  # Simulated step, if the program's schedule is final.

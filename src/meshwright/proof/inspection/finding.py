@@ -28,6 +28,7 @@ class FindingKind(StrEnum):
     MISSING_SUM = "missing sum"
     REDUNDANT_COMPUTE = "repeated work"
     MESH_ORDER = "mesh against the fabric"
+    ACROSS_SLICES = "across slices"
     EXPOSED_COMMUNICATION = "exposed communication"
     PADDING = "padding"
     UNEVEN_STAGES = "uneven stages"

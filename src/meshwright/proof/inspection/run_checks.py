@@ -15,7 +15,7 @@ from meshwright.proof.inspection.checks.full_rematerializations import full_rema
 from meshwright.proof.inspection.checks.hoisted_gathers import hoisted_gathers
 from meshwright.proof.inspection.checks.loop_sums import loop_sums
 from meshwright.proof.inspection.checks.manual_collectives import manual_collectives
-from meshwright.proof.inspection.checks.mesh_order import mesh_order
+from meshwright.proof.inspection.checks.mesh_order import AcrossSlices, across_slices, mesh_order
 from meshwright.proof.inspection.checks.missing_sums import missing_sums
 from meshwright.proof.inspection.checks.moved_values import moved_values
 from meshwright.proof.inspection.checks.padding import padding
@@ -55,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     accidental_values,
     recomputed_collectives,
     mesh_order,
+    across_slices,
     exposed_collectives,
     padding,
     uneven_stages,
@@ -125,6 +126,8 @@ def _found(context: ProgramContext) -> Iterator[Finding]:
 def _with_link(context: ProgramContext, finding: Finding) -> Finding:
     """Name the links that a finding's collectives run on. Simulated devices have none."""
     axes = tuple(axis for axis in getattr(finding, "axes", ()) if context.mesh[axis] > 1)
+    if isinstance(finding, AcrossSlices):
+        return replace(finding, link="the data-centre network")
     if context.layout is None or not context.has_reduce_scatter or not axes or not finding.cost_seconds:
         return finding
     return replace(finding, link=str(context.layout.placement(axes)))

@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshwright.description.hlo.dataflow import VIEWS, origin
+from meshwright.description.hlo.module import Instruction, Module
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.proof.inspection.slices import ELEMENTWISE
 from meshwright.units import show_bytes
 
 RANDOM = re.compile(
@@ -65,9 +68,11 @@ def random_bits(context: ProgramContext) -> Iterator[UnpartitionedBits]:
             )
     for cut in context.module.instructions():
         times = context.execution_counts.times[cut.computation]
-        if cut.opcode != "dynamic-slice" or not times or "rng_bit_generator" not in cut.op_name:
+        if cut.opcode != "dynamic-slice" or not times:
             continue
         whole, *offsets = context.module.operands(cut)
+        if "rng_bit_generator" not in cut.op_name and not _is_of_generator(context.module, whole):
+            continue
         axes = frozenset().union(*(context.variance.axes(offset) for offset in offsets))
         if axes and whole.shape.bytes >= _LEAST_MADE:
             yield UnpartitionedBits(
@@ -78,3 +83,11 @@ def random_bits(context: ProgramContext) -> Iterator[UnpartitionedBits]:
                 cost_seconds=0.0 if context.system else None,
                 source=context.place(cut),
             )
+
+
+def _is_of_generator(module: Module, value: Instruction) -> bool:
+    """Whether a value is computed of random bits alone, one by one."""
+    made = origin(module, value, frozenset(VIEWS | ELEMENTWISE | {"shift-right-logical", "or", "bitcast-convert"}))
+    if made.opcode == "get-tuple-element":
+        made = module.operand(made)
+    return made.opcode == "rng-bit-generator"
