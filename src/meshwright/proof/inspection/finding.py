@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -113,6 +114,11 @@ class Finding(ABC):
         """This finding as plain data."""
         figures = {key: _plain(value) for key, value in vars(self).items()}
         return {"id": self.id, "kind": self.kind} | figures | {"evidence": self.evidence, "fix": self.fix}
+
+
+def num_elements(array: str) -> int:
+    """Return the elements of an array that is given as text: 12 of `f32[3,4]`."""
+    return math.prod(map(int, re.findall(r"\d+", array.partition("[")[2])))
 
 
 def joined(axes: tuple[str, ...]) -> str:

@@ -18,6 +18,9 @@ from meshwright.units import show_bytes
 
 _FORWARDS = frozenset(VIEWS | {"convert"})
 
+_LEAST_RECOMPUTED = 1 << 14
+"""Smaller arrays are maxima and sums of a loss or a norm."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReducedTwice(Finding):
@@ -173,7 +176,8 @@ def recomputed_collectives(context: ProgramContext) -> Iterator[Finding]:
     """Yield all-reduces and all-to-alls in the recomputation of layers. Gathers of weights are meant to be repeated."""
     for move in context.collectives:
         one = move.collective
-        if one.phase == "recompute" and one.kind in ("all-reduce", "all-to-all") and one.bytes >= LEAST_BYTES:
+        is_large = one.bytes >= _LEAST_RECOMPUTED * one.count
+        if one.phase == "recompute" and one.kind in ("all-reduce", "all-to-all") and is_large:
             if context.is_expected(one.kind, one.axes, one.phase):
                 continue
             yield RecomputedCollective(

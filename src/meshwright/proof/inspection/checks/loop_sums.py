@@ -15,6 +15,9 @@ from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.units import show_bytes
 
+_LEAST_SUM = 1 << 12
+"""Smaller sums are of scales, biases and figures."""
+
 _SCALED = frozenset(VIEWS | {"convert", "multiply", "divide", "negate"})
 
 
@@ -79,7 +82,7 @@ def _partitioned_sums(context: ProgramContext) -> Iterator[SumInLoop]:
     for move in context.collectives:
         one, instruction = move.collective, move.instruction
         iterations = _iterations(context, instruction)
-        if one.kind != "all-reduce" or one.bytes < LEAST_BYTES or iterations < 2:
+        if one.kind != "all-reduce" or one.bytes < _LEAST_SUM * one.count or iterations < 2:
             continue
         if module.root(instruction.called("to_apply")[0]).opcode != "add":
             continue
@@ -162,7 +165,7 @@ def _traced(context: ProgramContext) -> Iterator[Finding]:
     """Yield the findings that were read in the jaxpr."""
     for one in context.traced(SumInLoop.id):
         shape, times = Shape(one.dtype, one.dims), one.count - one.count // one.figures["iterations"]
-        if shape.bytes >= LEAST_BYTES:
+        if shape.bytes >= _LEAST_SUM:
             yield SumInLoop(
                 array=str(shape),
                 axes=one.axes,

@@ -12,7 +12,7 @@ from meshwright.description.hlo.shapes import Shape
 from meshwright.description.hlo.specs import Spec
 from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
 from meshwright.proof.inspection.context import Argument, ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined, num_elements
 from meshwright.units import show_bytes
 
 
@@ -66,7 +66,7 @@ class MislaidState(Finding):
         """Whether a collective moves values between the two shardings."""
         if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
             return False
-        return other.num_elements >= math.prod(self.shape.dims) and (
+        return num_elements(other.array) >= math.prod(self.shape.dims) and (
             not other.axes or bool(set(other.axes) & set(self.axes))
         )
 

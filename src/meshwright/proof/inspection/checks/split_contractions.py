@@ -75,10 +75,10 @@ def _summed(
     """Yield the product whose partial results an all-reduce adds up, where one operand was cut to fit a weight."""
     one = move.collective
     product = origin(context.module, context.module.operand(move.instruction), _FORWARDS)
-    if product.opcode != "dot":
+    if product.opcode != "dot" or one.phase != "forward":
         return
     for weight, other in (context.module.operands(product), context.module.operands(product)[::-1]):
-        argument = arguments.get(origin(context.module, weight, _FORWARDS).name)
+        argument = arguments.get(origin(context.module, weight, _FORWARDS | {"all-gather"}).name)
         if argument is None or argument.spec is None or not set(one.axes) <= set(argument.spec.axes):
             continue
         whole = is_cut_of(context, other)

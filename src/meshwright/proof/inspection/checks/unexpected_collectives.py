@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -104,11 +102,6 @@ class UnexpectedCollective(Finding):
     def is_of_shardings(self) -> bool:
         """Whether shardings that do not fit together cause it."""
         return self.because not in (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
-
-    @property
-    def num_elements(self) -> int:
-        """The elements of its array."""
-        return math.prod(map(int, re.findall(r"\d+", self.array.partition("[")[2])))
 
     def _sentences(self) -> tuple[str, str]:
         primitive, axes = self.primitive, joined(self.axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from meshwright.description.hlo.specs import Spec
 from meshwright.proof.compiler.shardings import ShardingPair
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
+from meshwright.proof.inspection.checks.sliced_all_reduces import SlicedAllReduce
 from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
 from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined, num_elements
 from meshwright.proof.inspection.slices import ELEMENTWISE, cut_axes
 from meshwright.units import show_bytes
 
@@ -51,6 +53,8 @@ class UnshardingConstraint(Finding):
         """Whether work is repeated, or collectives run, along the axes over which the constraint makes values whole."""
         if isinstance(other, RedundantCompute):
             return other.axis in self.axes
+        if isinstance(other, SlicedAllReduce):
+            return num_elements(other.array) == math.prod(self.shape.dims)
         return isinstance(other, UnexpectedCollective) and other.is_of_shardings and other.axes == self.axes
 
 

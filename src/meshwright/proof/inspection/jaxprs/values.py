@@ -13,6 +13,9 @@ from meshwright.proof.inspection.jaxprs.places import place, says_so
 _LEAST_CONSTANT = 1 << 17
 """Smaller constants, as tables of positions, cost nothing."""
 
+_LEAST_SHARE = 0.01
+"""The fraction of the matmuls' flops below which one in float32 is not reported."""
+
 _NARROW = ("bfloat16", "float16")
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
 _KEEPS_DTYPE = frozenset(
@@ -46,7 +49,7 @@ def wide_product_mistakes(block: Block) -> Iterator[TracedMistake]:
     products = list(_products(block, 1))
     total = sum(flops for _, flops, _ in products)
     for op, flops, count in products:
-        if "transpose(" in op.scope or flops < 0.05 * total:
+        if "transpose(" in op.scope or flops < _LEAST_SHARE * total:
             continue
         for value, other in (op.operands, op.operands[::-1]):
             narrow = _narrow_dtype(value)
