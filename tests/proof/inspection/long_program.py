@@ -39,9 +39,8 @@ class Specs:
     layers: dict
     embedding: P
     head: P
-    residual: P = P("fsdp")
-    hidden: P = P("fsdp", None, "tp")
-    logits: P = P("fsdp", None, "tp")
+    residual: P
+    hidden: P
 
 
 def specs_of(mistake):
