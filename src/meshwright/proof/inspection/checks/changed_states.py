@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.checks.sliced_all_reduces import SlicedAllReduce
 from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
 from meshwright.proof.inspection.context import Argument, ProgramContext, Result
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, num_elements
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateChanged(Finding):
-    """An argument whose updated value has another dtype, sharding or weak type. count: arrays that changed alike."""
+    """An argument whose updated value has another dtype, sharding or weak type.
+
+    shape: of the whole array, of which a device held `elements_held` elements.
+    """
 
     kind = FindingKind.STATE_CHANGED
     merged_by = ("before", "after")
@@ -23,10 +28,15 @@ class StateChanged(Finding):
     shape: Shape
     before: str
     after: str
+    elements_held: int
 
     def explains(self, other: Finding) -> bool:
         """Whether a collective only brings the new value to its other sharding."""
-        return isinstance(other, UnexpectedCollective) and other.is_of_shardings and other.line == self.line
+        if isinstance(other, SlicedAllReduce):
+            return num_elements(other.array) == math.prod(self.shape.dims)
+        if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
+            return False
+        return other.line == self.line or num_elements(other.array) in (math.prod(self.shape.dims), self.elements_held)
 
     def _sentences(self) -> tuple[str, str]:
         is_sharding = self.before.startswith("P(")
@@ -46,15 +56,15 @@ def changed_states(context: ProgramContext) -> Iterator[Finding]:
         weak, strong = f"a weak {one.dtype}, as a Python number has it", f"dtype {one.dtype}"
         before, after = (weak, strong) if one.figures["was_weak"] else (strong, weak)
         shape = Shape(one.dtype, one.dims)
-        yield _finding(context, one.figures["name"], shape, before, after, one.source)
+        yield _finding(context, one.figures["name"], shape, before, after, one.source, held=shape.size)
     for argument, result in _updated(context):
-        shape = context.whole_shape(argument)
+        shape, held = context.whole_shape(argument), argument.instruction.shape.size
         source = context.result_place(result) or context.first_use(argument.instruction)
         if result.shape.dtype != shape.dtype:
             before, after = f"dtype {shape.dtype}", f"dtype {result.shape.dtype}"
-            yield _finding(context, argument.name, shape, before, after, source)
+            yield _finding(context, argument.name, shape, before, after, source, held=held)
         elif _is_resharded(argument, result):
-            yield _finding(context, argument.name, shape, f"{argument.spec}", f"{result.spec}", source)
+            yield _finding(context, argument.name, shape, f"{argument.spec}", f"{result.spec}", source, held=held)
 
 
 def _updated(context: ProgramContext) -> Iterator[tuple[Argument, Result]]:
@@ -81,12 +91,15 @@ def _is_resharded(argument: Argument, result: Result) -> bool:
     return before != after
 
 
-def _finding(context: ProgramContext, name: str, shape: Shape, before: str, after: str, source: str) -> StateChanged:
+def _finding(
+    context: ProgramContext, name: str, shape: Shape, before: str, after: str, source: str, *, held: int
+) -> StateChanged:
     return StateChanged(
         name=name,
         shape=shape,
         before=before,
         after=after,
+        elements_held=held,
         bytes=shape.bytes,
         cost_seconds=0.0 if context.system else None,
         source=source,

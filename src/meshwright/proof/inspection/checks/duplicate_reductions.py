@@ -18,7 +18,7 @@ from meshwright.units import show_bytes
 
 _FORWARDS = frozenset(VIEWS | {"convert"})
 
-_LEAST_RECOMPUTED = 1 << 14
+_LEAST_RECOMPUTED = 1 << 13
 """Smaller arrays are maxima and sums of a loss or a norm."""
 
 

@@ -17,6 +17,7 @@ from meshwright.proof.inspection.checks.unexpected_collectives import (
 )
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.proof.inspection.slices import ELEMENTWISE
 from meshwright.record import Kind
 from meshwright.units import show_bytes
 
@@ -24,7 +25,6 @@ _LEAST_RESULT = 1 << 16
 """Smaller results are figures that a program prints."""
 
 _MOVES = ("all-gather", "all-to-all", "collective-permute")
-_FORWARDS = frozenset(VIEWS | {"convert"})
 _WRITTEN = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "dynamic-update-slice"})
 """Ops between a cache and what is moved of it."""
 
@@ -133,7 +133,7 @@ def _gathered_results(context: ProgramContext) -> Iterator[Finding]:
         if move.collective.kind == "all-gather" and context.source_of(move).opcode != "parameter"
     }
     for result, value in zip(context.results, made, strict=False):
-        found = origin(context.module, value, _FORWARDS)
+        found = origin(context.module, value, frozenset(VIEWS | ELEMENTWISE))
         move = gathers.get((found.computation, found.name))
         if move is None or any(share.is_changed for share in context.updates(result).values()):
             continue

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, uses
+from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.shapes import Shape
 from meshwright.description.hlo.specs import Spec
 from meshwright.proof.compiler.shardings import ShardingPair
@@ -66,14 +67,15 @@ def unsharding_constraints(context: ProgramContext) -> Iterator[UnshardingConstr
         one = move.collective
         if one.kind != "all-gather" or one.bytes < LEAST_BYTES or len(move.instruction.operands) != 1:
             continue
-        if context.source_of(move).opcode == "parameter":
-            continue
-        constraint = next((pair for pair in constraints if _may_cause(context, pair, move)), None)
-        if constraint is None:
-            continue
-        is_cut = bool(set(one.axes) & set(cut_axes(context, move.instruction)))
-        if is_cut or _is_computed_alike(context, move):
-            caused[constraint, one.axes].append((move, is_cut))
+        is_stored = context.source_of(move).opcode == "parameter"
+        for whole in _products_alike(context, move) if is_stored else [move.instruction]:
+            constraint = next((pair for pair in constraints if _may_cause(context, pair, whole, one.axes)), None)
+            if constraint is None:
+                continue
+            is_cut = bool(set(one.axes) & set(cut_axes(context, whole)))
+            if is_cut or is_stored or _is_computed_alike(context, move):
+                caused[constraint, one.axes].append((move, is_cut))
+                break
     for (constraint, axes), moves in caused.items():
         seconds = [move.collective.seconds for move, _ in moves]
         assert constraint.requested is not None
@@ -89,13 +91,20 @@ def unsharding_constraints(context: ProgramContext) -> Iterator[UnshardingConstr
         )
 
 
-def _may_cause(context: ProgramContext, pair: ShardingPair, move: CompiledCollective) -> bool:
-    """Whether a gathered value has the size that a constrained one has on a device, whole along the gathered axes."""
+def _products_alike(context: ProgramContext, move: CompiledCollective) -> list[Instruction]:
+    """Return the matmuls for which a weight is gathered, and which are then the same on all devices along its axes."""
+    users = [user for user, _ in uses(context.module, move.instruction, VIEWS | {"convert"})]
+    alike = [one for one in users if one.opcode == "dot"]
+    return [one for one in alike if set(move.collective.axes) <= set(context.variance.copies(one))]
+
+
+def _may_cause(context: ProgramContext, pair: ShardingPair, whole: Instruction, axes: tuple[str, ...]) -> bool:
+    """Whether a value has the size that a constrained one has on a device, and the constraint leaves out some axes."""
     spec = pair.requested
-    if spec is None or any(dim is None for dim in spec.dims) or set(spec.axes) & set(move.collective.axes):
+    if spec is None or any(dim is None for dim in spec.dims) or set(spec.axes) & set(axes):
         return False
     held = [size // context.degree(axes or ()) for size, axes in zip(pair.array.dims, spec.dims, strict=True)]
-    shape = next(iter(move.instruction.shape.arrays()))
+    shape = next(iter(whole.shape.arrays()))
     return sorted(size for size in held if size > 1) == sorted(size for size in shape.dims if size > 1)
 
 

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Any
 
 from meshwright.proof.compiler.program import TracedMistake
-from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value
+from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
 
 SUMS = {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}
@@ -71,19 +71,24 @@ class _Reader:
         self.degrees: Mapping[str, int] = {}
         self.taken: _Axes = _NONE
         """Axes along which devices may take other branches, or other numbers of iterations, around an op."""
+        self.states: dict[int, _State] = {}
+        """The state of each value, by its id."""
         self.count = 1
         self.is_last = True
 
     def run(self, block: Block, inputs: Sequence[_State]) -> list[_State]:
         """Return the states of a block's outputs."""
         known = {id(value): state for value, state in zip(block.inputs, inputs, strict=False)}
+        self.states |= known
 
         def read(value: Value) -> _State:
             return known.get(id(value), _State())
 
         for op in block.ops:
             states = self._op(op, [read(one) for one in op.operands])
-            known.update({id(result): state for result, state in zip(op.results, states, strict=False)})
+            made = {id(result): state for result, state in zip(op.results, states, strict=False)}
+            known |= made
+            self.states |= made
         return [read(value) for value in block.outputs]
 
     def _op(self, op: Op, states: list[_State]) -> list[_State]:
@@ -194,6 +199,8 @@ class _Reader:
         for value, state in zip(op.operands, states, strict=True):
             equal = () if is_grouped else tuple(axis for axis in axes if axis not in state.differs | state.may_differ)
             sums = state.sums
+            if not equal and not is_grouped and op.name in ("psum", "psum_invariant"):
+                sums |= self._equal_terms(op, value, axes)
             if equal and self._degree(equal) > 1:
                 sums |= self._equal(op, value, state, axes, equal)
             state = replace(state, sums=sums)
@@ -229,6 +236,30 @@ class _Reader:
         if op.name in GATHERS:
             self._report("sent-copies", op, value, axes, **figures)
         return set()
+
+    def _equal_terms(self, op: Op, total: Value, axes: Sequence[str]) -> set[int]:
+        """Report a sum of `a + b` where all devices hold the same b, as a bias that each of them adds to its part."""
+        over, degree, found = frozenset(axes), self._degree(axes), set[int]()
+        if "transpose(" in op.scope or degree < 2:
+            return found
+        waiting, differs = [total], False
+        terms: list[Value] = []
+        while waiting:
+            value = through_views(waiting.pop())
+            if value.op is not None and value.op.name in ("add", "sub"):
+                waiting += value.op.operands
+            elif not self.states.get(id(value), _State()).is_constant:
+                terms.append(value)
+                differs |= over <= self.states[id(value)].differs
+        for value in terms if differs else ():
+            state = self.states[id(value)]
+            is_divided = any(_is_near(by, degree) for by in state.divided)
+            if not over & (state.differs | state.may_differ) and not is_divided and not state.sums:
+                figures = {"equal_axes": list(axes), "degree": degree, "all_devices": degree, "is_transposed": False}
+                self.sums[id(value)] = self._mistake("reduced-twice", op, value, axes, figures)
+                self.certain |= {id(value)} if self.is_last else set()
+                found.add(id(value))
+        return found
 
     def _degree(self, axes: Sequence[str]) -> int:
         return math.prod(self.degrees.get(axis, 1) for axis in axes)

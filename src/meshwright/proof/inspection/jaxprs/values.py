@@ -10,7 +10,7 @@ from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value, hlo_dtype
 from meshwright.proof.inspection.jaxprs.places import place, says_so
 
-_LEAST_CONSTANT = 1 << 17
+_LEAST_CONSTANT = 1 << 16
 """Smaller constants, as tables of positions, cost nothing."""
 
 _LEAST_SHARE = 0.01
