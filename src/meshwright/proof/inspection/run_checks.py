@@ -94,11 +94,7 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
         place = "" if finding.is_one_everywhere else finding.source
         key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
         merged[key] = _merge(merged[key], finding) if key in merged else finding
-    causes = [
-        found
-        for found in merged.values()
-        if not any(one.explains(found) for one in merged.values() if one is not found)
-    ]
+    causes = _without_consequences(list(merged.values()))
     told = [_with_link(context, finding) for finding in causes]
     told = sorted(told, key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
     step = context.schedule.step_seconds if context.schedule else 0.0
@@ -109,6 +105,20 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
         if 0 < (found.cost_seconds or 0.0) < least and not (found.is_wrong or found.is_share_of_work)
     ]
     return tuple(found for found in told if found not in small), (*_unknown(context), *_notes(small, least))
+
+
+def _without_consequences(found: list[Finding]) -> list[Finding]:
+    """Leave out what only follows from another finding, which then costs the work that is repeated for it too."""
+    causes = [one for one in found if not any(other.explains(one) for other in found if other is not one)]
+    rest = [one for one in found if one not in causes and one.is_share_of_work]
+    for one in rest:
+        number = next((place for place, cause in enumerate(causes) if cause.explains(one)), None)
+        if number is not None:
+            cause = causes[number]
+            known = cause.cost_seconds is not None and one.cost_seconds is not None
+            seconds = (cause.cost_seconds or 0.0) + (one.cost_seconds or 0.0) if known else None
+            causes[number] = replace(cause, cost_seconds=seconds)
+    return causes
 
 
 def _found(context: ProgramContext) -> Iterator[Finding]:
