@@ -41,7 +41,7 @@ def pack_module(program: LoweredProgram) -> dict[str, Any]:
         "free_inputs": tokens + [not isinstance(one, Sharding) for one in known["in_shardings"]],
         "free_outputs": tokens + [_is_free(one) for one in known["out_shardings"]],
         "output_names": list(output_names(program)),
-        "mistakes": [list(one) for one in program.mistakes],
+        "mistakes": None if program.mistakes is None else [list(one) for one in program.mistakes],
         "notes": list(program.notes),
     }
 
@@ -53,7 +53,7 @@ def load_module(
     free_inputs: Sequence[bool],
     free_outputs: Sequence[bool],
     output_names: Sequence[str],
-    mistakes: Sequence[Sequence[Any]],
+    mistakes: Sequence[Sequence[Any]] | None,
     notes: Sequence[str],
 ) -> LoweredProgram:
     """Return the program packed by `pack_module`, to be compiled for the devices of a mesh in their order.

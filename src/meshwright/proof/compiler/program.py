@@ -39,7 +39,7 @@ class LoweredProgram(NamedTuple):
     """A `jax.stages.Lowered` with findings from its tracing. output_names: None to read them from `lowered`."""
 
     lowered: Any
-    mistakes: tuple[TracedMistake, ...] = ()
+    mistakes: tuple[TracedMistake, ...] | None = None
     notes: tuple[str, ...] = ()
     output_names: tuple[str, ...] | None = None
 
@@ -98,7 +98,8 @@ class CompiledProgram:
     hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias`
     (shared by outputs and arguments), `code`, and `peak` = arguments + outputs - alias + temporaries. On TPUs
     temporaries are the compiler's peak less the other terms. messages: warnings on the compiler's stderr.
-    mistakes: found when the program was traced. notes: from tracing, and on versions that no test has seen.
+    mistakes: found when the program was traced; None if no jaxpr was read. notes: from tracing, and on versions that no
+    test has seen.
     mesh_method: how the mesh was arranged on the devices.
     cached: read from disk; compile_seconds is then that of the original compilation.
 
@@ -117,7 +118,7 @@ class CompiledProgram:
     propagated: str = ""
     partitioned: str = ""
     output_names: tuple[str, ...] = ()
-    mistakes: tuple[TracedMistake, ...] = ()
+    mistakes: tuple[TracedMistake, ...] | None = None
     notes: tuple[str, ...] = ()
     cached: bool = False
 
@@ -132,15 +133,19 @@ def program_from_json(data: Mapping[str, Any], *, cached: bool) -> CompiledProgr
         CompiledProgram(**data),
         mesh_method=MeshMethod(data["mesh_method"]),
         output_names=tuple(data.get("output_names", ())),
-        mistakes=read_mistakes(data.get("mistakes", ())),
+        mistakes=read_mistakes(data.get("mistakes")),
         notes=tuple(data.get("notes", ())),
         cached=cached,
     )
 
 
-def read_mistakes(data: Iterable[Sequence[Any]]) -> tuple[TracedMistake, ...]:
+def read_mistakes(data: Iterable[Sequence[Any]] | None) -> tuple[TracedMistake, ...] | None:
     """Return mistakes that were written as JSON."""
-    return tuple(
-        TracedMistake(finding, dtype, tuple(dims), source, tuple(axes), *rest)
-        for finding, dtype, dims, source, axes, *rest in data
+    return (
+        None
+        if data is None
+        else tuple(
+            TracedMistake(finding, dtype, tuple(dims), source, tuple(axes), *rest)
+            for finding, dtype, dims, source, axes, *rest in data
+        )
     )

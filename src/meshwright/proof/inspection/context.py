@@ -120,7 +120,13 @@ class ProgramContext:
 
     def traced(self, finding: str) -> Iterator[TracedMistake]:
         """The mistakes of a kind that were read in the jaxpr; none for HLO text alone."""
-        return (one for one in (self.program.mistakes if self.program else ()) if one.finding == finding)
+        mistakes = (self.program.mistakes if self.program else None) or ()
+        return (one for one in mistakes if one.finding == finding)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the function's jaxpr was read: it says more of `shard_map` than HLO does."""
+        return self.program is not None and self.program.mistakes is not None
 
     def check_state(self) -> None:
         """Raise if a name in `state` is not an argument. Unused arguments are not in a compiled program."""

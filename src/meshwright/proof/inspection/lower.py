@@ -22,7 +22,7 @@ import meshwright
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.mesh import with_axis_type
 from meshwright.proof.compiler.load import load_function
-from meshwright.proof.compiler.program import LoweredProgram
+from meshwright.proof.compiler.program import LoweredProgram, TracedMistake
 from meshwright.proof.compiler.worker import error_text
 from meshwright.proof.inspection.advice import advice
 from meshwright.proof.inspection.jaxprs.read import read_mistakes
@@ -55,7 +55,7 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
     with _lowering_for(platform):
         stage = _stage(call)
         if isinstance(stage, Traced):
-            return LoweredProgram(stage.lower(), tuple(read_mistakes(stage)))
+            return LoweredProgram(stage.lower(), *_mistakes(stage))
     if not isinstance(stage, Lowered):
         raise MeshwrightError(
             f"lowering {function_name(call.function)} returned {type(stage).__name__}, in which JAX lowered nothing"
@@ -206,3 +206,11 @@ def _in_a_line(text: str) -> str:
         first = " ".join([first, *(line.strip() for line in rest if line.strip())][:3])
     told = f"{first} ({place}" if place else first
     return f"{told}; {what_to_do}" if (what_to_do := advice(text)) else told
+
+
+def _mistakes(traced: Traced) -> tuple[tuple[TracedMistake, ...] | None, tuple[str, ...]]:
+    """Return the mistakes in a function's jaxpr, and a note if it has something that is not known here."""
+    try:
+        return tuple(read_mistakes(traced)), ()
+    except Exception as error:  # A jaxpr of another version of JAX, or primitives of a library: the program is right.
+        return None, (f"the jaxpr cannot be read ({type(error).__name__}: {error}), nor mistakes that only it shows",)

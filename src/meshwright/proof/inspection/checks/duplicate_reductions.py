@@ -67,9 +67,8 @@ class ReducedTwice(Finding):
 
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
     """Yield reductions over an axis along which all devices hold the same value; combined ones array by array."""
-    traced = [_traced(context, one) for one in context.traced(ReducedTwice.id)]
-    yield from traced
-    if traced:
+    if context.is_traced:
+        yield from (_traced(context, one) for one in context.traced(ReducedTwice.id))
         return
     for instruction, (first, *_) in context.communicating_instructions:
         if first.kind not in ("all-reduce", "reduce-scatter"):

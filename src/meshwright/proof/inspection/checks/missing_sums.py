@@ -46,8 +46,7 @@ def missing_sums(context: ProgramContext) -> Iterator[Finding]:
     """
     if context.program is None:
         return
-    traced = list(context.traced(MissingSum.id))
-    for one in traced:
+    for one in context.traced(MissingSum.id):
         yield MissingSum(
             name="",
             shape=Shape(one.dtype, one.dims),
@@ -57,7 +56,7 @@ def missing_sums(context: ProgramContext) -> Iterator[Finding]:
             cost_seconds=0.0 if context.system else None,
             source=one.source,
         )
-    if traced:
+    if context.is_traced:
         return
     sent = {
         axis

@@ -83,9 +83,7 @@ def _summed(
             continue
         whole = is_cut_of(context, other)
         is_cut = whole is not None and not whole.opcode.startswith("all-gather")
-        is_large = one.phase == "forward" and product.shape.size >= _GROWTH * other.shape.size * context.degree(
-            one.axes
-        )
+        is_large = product.shape.size >= _GROWTH * other.shape.size * context.degree(one.axes)
         if is_large or (is_cut and 2 * one.bytes > context.whole_shape(argument).bytes):
             yield _finding(argument, move, one.array, is_gathered=False)
             return

@@ -31,13 +31,15 @@ class _State:
     """What is known of a value.
 
     differs: axes along which it differs between devices. may_differ: those along which it may. divided: the numbers
-    that it, or what it was computed of, was divided by. sums: numbers of the sums of equal values that are in it.
+    that it, or what it was computed of, was divided by. summed: over how many devices it was summed, and not divided
+    by them since. sums: numbers of the sums of equal values that are in it.
     is_constant: whether nothing of the function's arguments is in it.
     """
 
     differs: _Axes = _NONE
     may_differ: _Axes = _NONE
     divided: frozenset[float] = frozenset()
+    summed: frozenset[int] = frozenset()
     sums: frozenset[int] = frozenset()
     is_constant: bool = True
 
@@ -119,6 +121,8 @@ class _Reader:
         for one in state.sums:
             if _is_near(by, self.sums[one].figures["degree"], self.sums[one].figures["all_devices"]):
                 self.divided.add(one)
+        if means := {one for one in state.summed if _is_near(by, one)}:
+            return replace(state, summed=state.summed - means)
         return replace(state, divided=state.divided | {by})
 
     def _mapped(self, op: Op, states: list[_State]) -> list[_State]:
@@ -187,7 +191,9 @@ class _Reader:
         made = [self.run(body, operands) for body in op.bodies]
         self.taken = outer
         joined = [reduce(_join, alike) for alike in zip(*made, strict=True)]
-        return [_join(one, replace(chosen, divided=frozenset(), sums=frozenset())) for one in joined]
+        return [
+            _join(one, replace(chosen, divided=frozenset(), summed=frozenset(), sums=frozenset())) for one in joined
+        ]
 
     def _collective(self, op: Op, axes: tuple[str, ...], states: list[_State]) -> list[_State]:
         if self.taken.intersection(axes):
@@ -206,6 +212,8 @@ class _Reader:
             state = replace(state, sums=sums)
             if op.name in GATHERS | {"pmax", "pmin", "psum", "psum_invariant"}:
                 gone = _NONE if is_grouped else over
+                if op.name in SUMS:
+                    state = replace(state, summed=state.summed | {self._degree(axes)})
                 state = replace(state, differs=state.differs - gone, may_differ=state.may_differ - gone)
             elif op.name == "ppermute":
                 state = replace(state, differs=state.differs - over, may_differ=state.may_differ | over)
@@ -283,6 +291,7 @@ def _join(left: _State, right: _State) -> _State:
         differs=(left.differs | right.differs) - may_differ,
         may_differ=may_differ,
         divided=left.divided | right.divided,
+        summed=left.summed | right.summed,
         sums=left.sums | right.sums,
         is_constant=left.is_constant and right.is_constant,
     )
