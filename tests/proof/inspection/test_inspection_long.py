@@ -8,7 +8,7 @@ from jax.sharding import AxisType
 import meshwright
 
 MESH = jax.make_mesh((4, 2), ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
-SHORT = ("hidden layer constrained whole", "moments split along another dim", "scaled by a NumPy number")
+SHORT = ("moments split along another dim",)
 CASES = [
     pytest.param(mistake, marks=[pytest.mark.matrix] * (mistake not in SHORT), id=mistake)
     for mistake in long_program.MISTAKES
@@ -31,7 +31,7 @@ def test_a_mistake_is_the_only_finding(mistake):
     assert finding.id == long_program.MISTAKES[mistake]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_mistakes_in_the_jaxpr_come_from_the_process_that_compiles_too():
     (here,), (there,) = found("scaled by a NumPy number"), found("scaled by a NumPy number", on="cpu:8")
     assert (here.id, here.evidence, here.source) == (there.id, there.evidence, there.source)
