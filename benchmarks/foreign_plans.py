@@ -20,7 +20,7 @@ from zoo import PROGRAMS  # pyright: ignore[reportMissingImports]
 
 import meshwright as mw
 from meshwright.description.hardware.system import parse_system
-from meshwright.proof.programs.plan import compiled_candidate
+from meshwright.proof.program_plans.plan import compiled_candidate
 
 SIZES = {
     **{

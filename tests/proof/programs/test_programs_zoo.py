@@ -9,7 +9,7 @@ import pytest
 from zoo import PROGRAMS
 
 import meshwright as mw
-from meshwright.proof.programs.plan import ProgramPlan
+from meshwright.proof.program_plans.plan import ProgramPlan
 
 
 @pytest.fixture(autouse=True)

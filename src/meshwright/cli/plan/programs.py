@@ -15,7 +15,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.proof.inspection.script import read_script, simulate_devices
 
 if TYPE_CHECKING:
-    from meshwright.proof.programs.plan import ProgramPlan
+    from meshwright.proof.program_plans.plan import ProgramPlan
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|.*\.py(:\w+)?( .*)?")
 """What a function or a script is named by: module:function, or FILE.py with a function's name or options."""
@@ -48,7 +48,7 @@ def plan_program(args: ProgramArgs) -> int:
 def _of_script(script: Any, options: dict[str, Any]) -> ProgramPlan:
     """Plan a function that a script calls, with the arguments of that call."""
     from meshwright.proof.inspection.run_script import run_script
-    from meshwright.proof.programs.plan import plan_program
+    from meshwright.proof.program_plans.plan import plan_program
 
     taken = run_script(script, lambda call: plan_program(call.function, *call.args, **options, **call.kwargs))
     print(f"{taken.name}: {taken.note}", file=sys.stderr)
@@ -58,7 +58,7 @@ def _of_script(script: Any, options: dict[str, Any]) -> ProgramPlan:
 def _built(name: str, options: dict[str, Any]) -> ProgramPlan:
     """Plan what a function returns: a step and its arguments."""
     from meshwright.proof.compiler.load import load_function
-    from meshwright.proof.programs.plan import plan_program
+    from meshwright.proof.program_plans.plan import plan_program
 
     build = load_function(name)
     wrong = f"{name} is a function without arguments that returns a step and the tuple of its arguments"

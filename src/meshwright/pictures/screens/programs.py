@@ -13,7 +13,7 @@ from meshwright.record import merge
 from meshwright.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.proof.programs.plan import Candidate, ProgramPlan
+    from meshwright.proof.program_plans.plan import Candidate, ProgramPlan
 
 MOST_SHOWN = 8
 """The number of layouts, best first, in the table."""

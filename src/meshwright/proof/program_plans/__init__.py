@@ -1,0 +1,1 @@
+"""Plans of any JAX function: `plan` compiles its best layouts (`proof.programs`) and keeps the fastest."""
