@@ -43,7 +43,7 @@ FILES = ("toml", "py", "yaml")
 
 EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")
 IN_PROCESS = ("plan", "matmul", "collective", "chips", "show")
-"""Commands that need no process of their own, unless they are of a function: they start no compiler, take no devices."""
+"""Commands that need no process of their own, unless they are of a function: they start no compiler."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,9 @@ def run_blocks(found, folder):
             # As a reader's own Python does: Flax and optax mix dtypes.
             promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
             with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), promotion[0], promotion[1]:
+                sys.path.insert(0, str(folder))  # as a script's folder is
                 exec(compile(block.text, "a block of a document", "exec"), namespace)
+                sys.path.remove(str(folder))
         elif block.language in FILES:
             (folder / block.words[0]).write_text(block.text)
     return wrong
