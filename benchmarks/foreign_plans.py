@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/foreign_plans.py [PROGRAM …]
 
-For each program of tests/proof/programs/zoo.py: how many dims were found, the seconds of planning without compiling,
-and the simulated step of the compiled program of the plan and of the best layouts of `dp`, `fsdp`, `tp` and `fsdp` with
-`tp`, each with the predicted step over the compiled one. Compiling takes about half a minute a layout.
+For each program of tests/proof/programs/zoo_flax.py: how many dims were found, the seconds of planning without
+compiling, and the simulated step of the compiled program of the plan and of the best layouts of `dp`, `fsdp`, `tp` and
+`fsdp` with `tp`, each with the predicted step over the compiled one. Compiling takes about half a minute a layout.
 """
 
 import os
@@ -16,7 +16,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "proof" / "programs"))
 
-from zoo import PROGRAMS  # pyright: ignore[reportMissingImports]
+from zoo_flax import PROGRAMS  # pyright: ignore[reportMissingImports]
 
 import meshwright as mw
 from meshwright.description.hardware.system import parse_system

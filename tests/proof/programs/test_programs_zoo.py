@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from zoo import PROGRAMS
+from zoo_flax import PROGRAMS
 
 import meshwright as mw
 from meshwright.proof.program_plans.plan import ProgramPlan

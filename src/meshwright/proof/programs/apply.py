@@ -25,7 +25,7 @@ from meshwright.proof.programs.classes import DimClass, classes_of, find_classes
 from meshwright.proof.programs.flat import Atoms
 from meshwright.proof.programs.layout import Axis, Layout, Sizes, dims_at_rest, of_any_order
 from meshwright.proof.programs.rules import MATMULS, Shape, uses
-from meshwright.proof.programs.trace import CALLS, Body, Program, trace
+from meshwright.proof.programs.trace import CALLS, Body, Program, closed, scan_counts, trace
 
 Table = Mapping[str, str | Sequence[str]]
 """Mesh axes by class of dims: `{"batch": "fsdp", "mlp": ("tp",)}`."""
@@ -191,7 +191,7 @@ class Applied:
             used = uses(equation)
             if equation.primitive.name == "scan":
                 # What a loop does not change is gathered once, before it.
-                used = [place < equation.params["num_consts"] for place in range(len(given))]
+                used = [place < scan_counts(equation.params)[0] for place in range(len(given))]
             given = [
                 self._gathered(equation, body.shape(var), value) if is_used else value
                 for var, value, is_used in zip(equation.invars, given, used, strict=True)
@@ -217,7 +217,7 @@ class Applied:
             branches = zip(called, parameters["branches"], strict=True)
             parameters["branches"] = tuple(self._rewritten(body, branch) for body, branch in branches)
         elif name in ("remat2", "checkpoint"):
-            parameters["jaxpr"] = self._rewritten(called[0], ClosedJaxpr(parameters["jaxpr"], ())).jaxpr
+            parameters["jaxpr"] = self._rewritten(called[0], closed(parameters["jaxpr"])).jaxpr
         # As a program of this equation alone, so that it keeps its source line and its scope.
         values = [
             (var, value) for var, value in zip(equation.invars, given, strict=True) if not isinstance(var, Literal)
@@ -230,7 +230,7 @@ class Applied:
             equation.effects,
             self._jaxpr.debug_info,
         )
-        return jaxpr_as_fun(ClosedJaxpr(single, ()))(*(value for _, value in values))
+        return jaxpr_as_fun(closed(single))(*(value for _, value in values))
 
     def _rewritten(self, body: Body, program: ClosedJaxpr) -> ClosedJaxpr:
         """Return a called program with the constraints of its matmuls."""

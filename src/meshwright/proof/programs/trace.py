@@ -35,6 +35,22 @@ CALLS = {
 """Primitives that call one program with their own operands, and the parameter that has it."""
 
 
+def scan_counts(parameters: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many operands of a `scan` are constants, and how many are carried from turn to turn.
+
+    JAX 0.10 has the numbers, JAX 0.12 (checked with 0.12.0.1) a tree of the operands.
+    """
+    if "num_consts" in parameters:
+        return parameters["num_consts"], parameters["num_carry"]
+    consts, carried, _ = parameters["ft_in"].unpack()
+    return len(consts), len(carried)
+
+
+def closed(jaxpr: Jaxpr) -> ClosedJaxpr:
+    """Return a program without constants as a closed one, which it is already from JAX 0.12 on."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
 @dataclass
 class Body:
     """One program (jaxpr) of a traced function: the dims of its values, and the programs that its equations call."""
@@ -169,7 +185,7 @@ class _Walk:
         return (), RULES.get(name, new_results)(equation, operands, self.dims)
 
     def _scan(self, parameters: Mapping[str, Any], operands: list[Shape]) -> tuple[tuple[Body, ...], list[Shape]]:
-        consts, carried, length = parameters["num_consts"], parameters["num_carry"], parameters["length"]
+        (consts, carried), length = scan_counts(parameters), parameters["length"]
         steps = operands[consts + carried :]
         for one in steps:
             self.dims.bar(one[0], TRIP)

@@ -14,7 +14,7 @@ from jax.lax import Precision
 
 from meshwright.proof.programs.flat import Atoms, Flat, Op, Value, flatten, operands
 from meshwright.proof.programs.rules import MATMULS, uses
-from meshwright.proof.programs.trace import Program
+from meshwright.proof.programs.trace import Program, scan_counts
 from meshwright.record import Phase
 
 REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"))
@@ -25,6 +25,9 @@ LINES = frozenset(("sort", "top_k", "cumsum", "cumprod", "cummax", "cummin", "cu
 
 CUTS = frozenset(("slice", "dynamic_slice", "dynamic_update_slice", "concatenate", "pad", "rev", "reshape", "split"))
 """Ops that cut, join or shift dims."""
+
+IN_PLACE = frozenset(("dynamic_update_slice", "scatter", "scatter-add", "scatter_add"))
+"""Ops that are written over their first operand where nothing reads it afterwards."""
 
 OPAQUE = frozenset(("shard_map", "pallas_call", "custom_call", "pure_callback", "io_callback"))
 """Calls of programs that nothing here reads."""
@@ -125,7 +128,7 @@ def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int], gathere
         for program in op.called:
             turns = times * (op.equation.params["length"] if op.name == "scan" else 1)
             # What a loop does not change is gathered once, before it.
-            same = op.inputs[: op.equation.params["num_consts"]] if op.name == "scan" else ()
+            same = op.inputs[: scan_counts(op.equation.params)[0]] if op.name == "scan" else ()
             for value in _newly_used(same, copies, gathered):
                 work.gathered[(flat.values[value], _phase(op))] += times
             work.whiles += op.name == "while"
@@ -149,15 +152,26 @@ def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int], gathere
                 for leaves in fused:
                     by_size = sorted(leaves, key=lambda leaf: len(flat.values[leaf].dims))
                     work.passes.update({flat.values[leaf]: times for leaf in by_size[:-1]})
+        is_in_place = op.name in IN_PLACE and op.inputs[0] is not None
         for value in op.outputs:
             if value in made and op.name not in MATMULS and not op.called:
-                for one in (*reads[value], value):
-                    work.passes[flat.values[one]] += times
+                touched = op.inputs[1:] if is_in_place else (*reads[value], value)
+                for one in touched:
+                    if one is not None:
+                        work.passes[flat.values[one]] += times * (2 if is_in_place else 1)
                 work.kernels += times
-        new = [flat.values[value] for value in op.outputs if value in made]
-        if new or called or place in last:
-            live.events.append((new, called, [flat.values[value] for value in last.get(place, ())]))
+        new, gone = [value for value in op.outputs if value in made], last.get(place, [])
+        if is_in_place and op.inputs[0] in {*gone, *(value for value in flat.given if value not in later(flat, place))}:
+            # It is written over its operand, whose memory it keeps.
+            new, gone = [], [value for value in gone if value != op.inputs[0]]
+        if new or called or gone:
+            live.events.append(([flat.values[value] for value in new], called, [flat.values[value] for value in gone]))
     return live
+
+
+def later(flat: Flat, place: int) -> set[int | None]:
+    """Return the values that ops after a place read."""
+    return {value for op in flat.ops[place + 1 :] for value in op.inputs}
 
 
 def _reads(flat: Flat, *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:

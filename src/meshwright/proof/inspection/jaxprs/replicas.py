@@ -15,6 +15,7 @@ from typing import Any
 from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
+from meshwright.proof.programs.trace import scan_counts
 
 SUMS = {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}
 REDUCTIONS = SUMS | {"pmax", "pmin"}
@@ -142,7 +143,7 @@ class _Reader:
         return [replace(state, differs=state.differs - manual, may_differ=state.may_differ - manual) for state in made]
 
     def _scan(self, op: Op, states: list[_State]) -> list[_State]:
-        consts, carried = op.params["num_consts"], op.params["num_carry"]
+        consts, carried = scan_counts(op.params)
         body = op.bodies[0]
         fixed, carry, stepped = states[:consts], states[consts : consts + carried], states[consts + carried :]
 

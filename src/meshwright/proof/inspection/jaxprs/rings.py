@@ -9,6 +9,7 @@ from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Block, Op, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.inspection.jaxprs.replicas import axes_of
+from meshwright.proof.programs.trace import scan_counts
 
 
 def ring_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
@@ -71,7 +72,7 @@ def _is_computed_with(block: Block, value: Value) -> bool:
 
 def _scanned(block: Block, loop: Op, count: int) -> Iterator[TracedMistake]:
     """A carry that each iteration sends on: through more iterations than devices, or once more than is used."""
-    body, consts, carried = loop.bodies[0], loop.params["num_consts"], loop.params["num_carry"]
+    body, consts, carried = loop.bodies[0], *scan_counts(loop.params)
     length = loop.params["length"]
     for number in range(carried):
         start, hops, degree = _origin(body.outputs[number])

@@ -8,6 +8,7 @@ from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Block, Op, Value, through_views
 from meshwright.proof.inspection.jaxprs.places import place
 from meshwright.proof.inspection.jaxprs.replicas import GATHERS, axes_of
+from meshwright.proof.programs.trace import scan_counts
 
 _SUMS = ("psum", "psum_invariant")
 _ADDS = ("add", "add_any")
@@ -29,8 +30,8 @@ def sum_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
 
 def _in_iterations(loop: Op, count: int) -> Iterator[TracedMistake]:
     """Sums whose results an iteration only adds to a carry."""
-    body, consts, length = loop.bodies[0], loop.params["num_consts"], loop.params["length"]
-    for number in range(loop.params["num_carry"]):
+    body, consts, length = loop.bodies[0], scan_counts(loop.params)[0], loop.params["length"]
+    for number in range(scan_counts(loop.params)[1]):
         carry = body.inputs[consts + number]
         if body.num_uses[id(carry)] != 1:
             continue
