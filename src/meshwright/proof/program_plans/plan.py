@@ -277,6 +277,11 @@ def _notes(priced: Priced, best: Candidate) -> tuple[str, ...]:
     notes.extend(
         f"{name} is called {times} times; what it does inside is not priced" for name, times in work.opaque.items()
     )
+    if work.ragged and priced.system.chip.kind != "tpu":
+        notes.append(
+            "matmuls of rows sorted by group (ragged_dot) are priced for these rows; XLA multiplies more on GPUs"
+            " and CPUs: twice the step and three times the memory on an H200 (benchmarks/foreign_steps.py)"
+        )
     if work.whiles:
         notes.append("a while loop is priced as one turn: how many it takes depends on data")
     return tuple(notes)

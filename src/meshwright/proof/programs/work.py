@@ -87,8 +87,8 @@ class Work:
 
     gathered: parameters that are used, each once in every loop body and recomputed part, with the bytes of an element
     that are sent. passes: arrays that are read and written between matmuls, each time they are. kernels: how many ops
-    are launched. whiles: loops whose number of turns is unknown, counted as one. opaque: calls of programs that nothing
-    here reads.
+    are launched. whiles: loops whose number of turns is unknown, counted as one. ragged: matmuls of rows sorted by
+    group. opaque: calls of programs that nothing here reads.
     """
 
     products: Counter[Product] = field(default_factory=Counter[Product])
@@ -98,6 +98,7 @@ class Work:
     live: Live = field(default_factory=Live)
     kernels: int = 0
     whiles: int = 0
+    ragged: int = 0
     opaque: Counter[str] = field(default_factory=Counter[str])
     is_tpu: bool = False
 
@@ -254,6 +255,7 @@ def _add(work: Work, op: Op, flat: Flat, times: int) -> None:
     if name in MATMULS:
         work.products[_product(op, phase, inputs, result)] += times
         work.kernels += times
+        work.ragged += times * (name == "ragged_dot_general")
     elif name in REDUCTIONS:
         axes = op.equation.params["axes"]
         moved.append(("sum", first, tuple(dim for place, dim in enumerate(first.dims) if place in axes)))
