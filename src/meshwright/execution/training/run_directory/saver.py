@@ -19,7 +19,8 @@ from jax import Array
 from meshwright.errors import MeshwrightError
 from meshwright.execution.training.interrupt import Interruption
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note
-from meshwright.execution.training.run_directory.run import NotFiniteError, RunConfig
+from meshwright.execution.training.run_directory.run import NotFiniteError
+from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.step import State
 from meshwright.execution.training.watch.log import RunLog
 
@@ -28,22 +29,23 @@ class Saver:
     """The checkpoints of a training run.
 
     Args:
+        saving: when checkpoints are written.
         in_order: converts a state to checkpoint layout.
-        about: plain data saved with each checkpoint.
+        about: returns the plain data saved with the checkpoint after so many steps.
         log: the log of the first process; None in the others.
     """
 
     def __init__(
         self,
-        config: RunConfig,
+        saving: Saving,
         directory: Path,
         checkpoints: Checkpoints,
         in_order: Callable[[State], State],
-        about: Mapping[str, Any],
+        about: Callable[[int], Mapping[str, Any]],
         log: RunLog | None,
         on_note: Note,
     ) -> None:
-        self._saving = config.saving
+        self._saving = saving
         self._directory = directory
         self._checkpoints = checkpoints
         self._in_order = in_order
@@ -84,7 +86,7 @@ class Saver:
         if not all(bool(is_finite) for is_finite in _are_finite(saved)):
             raise NotFiniteError(f"parameters are no numbers (nan or inf) after step {taken}; training stops")
         try:
-            self._checkpoints.save(taken, saved, self._about)
+            self._checkpoints.save(taken, saved, self._about(taken))
             self._step = taken - 1
             if not is_last:
                 self._log_later({"save_seconds": time.monotonic() - began})
