@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshwright.planning.plan import Plan
     from meshwright.proof.inspection.functions import inspect
     from meshwright.proof.programs.apply import apply
+    from meshwright.proof.programs.fit.library import fit
     from meshwright.proof.verification.library import verify
     from meshwright.record import Record
 
@@ -46,6 +47,7 @@ __all__ = [
     "Workload",
     "__version__",
     "apply",
+    "fit",
     "inspect",
     "load",
     "plan",
@@ -66,6 +68,7 @@ _HOMES = {
     "System": "meshwright.description.hardware.system",
     "Workload": "meshwright.description.step.workload",
     "apply": "meshwright.proof.programs.apply",
+    "fit": "meshwright.proof.programs.fit.library",
     "inspect": "meshwright.proof.inspection.functions",
     "load": "meshwright.execution.loading.library",
     "load_ipython_extension": "meshwright.proof.inspection.magic",
