@@ -131,6 +131,11 @@ def read_config(directory: Path) -> RunConfig:
             f"no run in {str(directory)!r}: it has no config.json; `meshwright train MODEL … -o {directory} --resume`"
             " begins one"
         )
+    if _config_has(directory, "program"):
+        raise MeshwrightError(
+            f"{directory} is a run of mw.fit, whose step is a Python function: `meshwright report` reads it, and"
+            " mw.fit(…, resume=True) goes on with it"
+        )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(data, dict) and "workload" in data and "seed" not in data:
@@ -157,9 +162,13 @@ def find_config_copy(directory: Path) -> str:
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether the `config.json` in a directory is that of a run, not of a model."""
+    """Whether the `config.json` in a directory is that of a run, not of a model or of a run of `meshwright.fit`."""
+    return _config_has(directory, "workload")
+
+
+def _config_has(directory: Path, field: str) -> bool:
     try:
-        return "workload" in json.loads((directory / "config.json").read_bytes())
+        return field in json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 
