@@ -2,5 +2,5 @@
 
 `trace` traces a function and unifies the dims of its values (`dims`), with a rule for each JAX primitive (`rules`).
 `classes` names the classes that result. `apply` is `meshwright.apply`: the same function with the constraints of a
-table. Begin with `apply`.
+table. `fit` trains with a step that is laid out so. Begin with `apply`.
 """

@@ -23,7 +23,8 @@ class PlacedBatches:
     """The batch of each step, sharded as planned; steps are read once, in order.
 
     Args:
-        batches: batches of arrays on the host. With several processes, each gives its part of every batch.
+        batches: batches of arrays on the host. With several processes, each gives the rows of its own devices, or
+            all rows.
         planned: the arrays of a batch, abstract and with their shardings.
         start: number of steps taken before. An iterable is advanced by as many batches, unless it has `set_state` and
             the checkpoint has its position.

@@ -62,8 +62,8 @@ def fit(
         state: any tree of arrays, which is copied; or a function without arguments that makes it, so that a large state
             is only ever made as shards.
         batches: an iterable of trees of NumPy arrays, or a function that returns the batch of a step, counted from 0.
-            With several processes each gives its part of every batch. A resumed run skips the batches that were taken,
-            unless the iterator has `get_state` and `set_state`, as those of grain.
+            With several processes each gives the rows of its own devices, or all rows. A resumed run skips the batches
+            that were taken, unless the iterator has `get_state` and `set_state`, as those of grain.
         plan: the plan of the step by `meshwright.plan`, for devices that are here; or the result of
             `meshwright.apply`.
         out: directory for the run's config, metrics and checkpoints.

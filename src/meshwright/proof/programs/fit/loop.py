@@ -76,7 +76,7 @@ def run_steps(
         log = exits.enter_context(RunLog(directory, on_note, config=config.to_json())) if is_first_process() else None
         exits.enter_context(checkpoints)
         check_free(directory, _as_saved(step.state), what=f"train in {directory}")
-        saver = Saver(config.saving, directory, checkpoints, _as_saved, about, log, on_note)
+        saver = Saver(config.saving, directory, checkpoints, _as_saved, about, log, on_note, allows_infinity=True)
         run = _Run(
             config, directory, step, StepProgram(step.jitted, on_note), source, checkpoints, saver, log, interruption,
             start, began, on_step, on_note,

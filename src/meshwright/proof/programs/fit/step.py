@@ -100,13 +100,13 @@ def lay_out(step: Callable[..., Any], state: Any, plan: Any) -> FitStep:
     found = _abstract(state)
     if wrong := differences(found, planned):
         raise MeshwrightError(f"the state is not the one that the plan was made for: {_first(wrong)}")
+    metrics = _check_results(found, jax.eval_shape(step, found, batch))
     table = {one.name: laid.layout.table[one.atom] for one in laid.classes if one.atom in laid.layout.table}
     try:
         # The step itself, which may have been changed since it was planned.
         applied = apply(step, table, laid.mesh, found, batch, store=laid.layout.store)
     except MeshwrightError as error:
         raise MeshwrightError(f"the plan is of another step: {error}") from None
-    metrics = _check_results(found, applied.program.traced.out_info)
     (of_state, of_batch), _ = applied.shardings
     leaves = zip(leaf_paths(found), jax.tree.leaves(of_state), strict=True)
     return FitStep(
