@@ -90,9 +90,10 @@ def main(out, steps, port="", number="0"):
     if port:
         jax.distributed.initialize(f"localhost:{port}", 2, int(number))
         part = slice(BATCH // 2) if number == "0" else slice(BATCH // 2, None)
+    state = first_state() if port else first_state
     mw.fit(
-        step, first_state, Numbered(part=part), plan=by_table(4, 2), out=out, steps=int(steps), save_every=20,
-        resume=True, on_step=lambda row: time.sleep(0.005),
+        step, state, Numbered(part=part), plan=by_table(4, 2), out=out, steps=int(steps), save_every=20, resume=True,
+        on_step=lambda row: time.sleep(0.005),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from meshwright.execution.training.run_directory.saving import Saving, read_save
 from meshwright.execution.training.run_record import measured_steps
 from meshwright.options.values import Count, read_count
 from meshwright.proof.programs.apply import Applied
+from meshwright.proof.programs.classes import table_by_name
 from meshwright.proof.programs.fit.batches import Batches
 from meshwright.proof.programs.fit.config import FitConfig, read_fit_config
 from meshwright.proof.programs.fit.loop import left_on_disk, run_steps
@@ -59,8 +60,8 @@ def fit(
     Args:
         step: a function (state, batch) -> (state, metrics), jitted or not. Metrics are a scalar, the loss, or a dict of
             scalars; the run stops when its `loss` or `grad_norm` is NaN or infinite.
-        state: any tree of arrays, which is copied; or a function without arguments that makes it, so that a large state
-            is only ever made as shards.
+        state: any tree of arrays, which is copied; or a function without arguments that makes it, which is compiled for
+            the mesh, so that no device has to hold a large state whole.
         batches: an iterable of trees of NumPy arrays, or a function that returns the batch of a step, counted from 0.
             With several processes each gives the rows of its own devices, or all rows. A resumed run skips the batches
             that were taken, unless the iterator has `get_state` and `set_state`, as those of grain.
@@ -133,7 +134,7 @@ def _config(step: Any, laid: FitStep, plan: ProgramPlan | None, steps: int, savi
         saving=saving,
         mesh=dict(laid.mesh.shape),
         hardware=f"{device.device_kind}:{laid.mesh.size}",
-        table={one.name: [*layout.table[one.atom]] for one in laid.applied.classes if one.atom in layout.table},
+        table={name: [*axes] for name, axes in table_by_name(laid.applied.classes, layout.table).items()},
         store=layout.store,
         metrics=laid.metrics,
     )

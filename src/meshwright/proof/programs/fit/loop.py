@@ -10,10 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding
-
 from meshwright.errors import MeshwrightError
 from meshwright.execution.training.interrupt import Interruption
 from meshwright.execution.training.program import StepProgram
@@ -34,6 +30,7 @@ from meshwright.execution.training.watch.log import RunLog
 from meshwright.execution.training.watch.shortfall import Shortfall
 from meshwright.proof.programs.fit.batches import Batches, PlacedBatches
 from meshwright.proof.programs.fit.config import FitConfig
+from meshwright.proof.programs.fit.keys import is_key, key_data, keys_from
 from meshwright.proof.programs.fit.step import FitStep, describe
 
 State = dict[str, Any]
@@ -76,10 +73,11 @@ def run_steps(
         log = exits.enter_context(RunLog(directory, on_note, config=config.to_json())) if is_first_process() else None
         exits.enter_context(checkpoints)
         check_free(directory, _as_saved(step.state), what=f"train in {directory}")
+        program = StepProgram(step.jitted, on_note)
         saver = Saver(config.saving, directory, checkpoints, _as_saved, about, log, on_note, allows_infinity=True)
         run = _Run(
-            config, directory, step, StepProgram(step.jitted, on_note), source, checkpoints, saver, log, interruption,
-            start, began, on_step, on_note,
+            config=config, directory=directory, step=step, program=program, batches=source, checkpoints=checkpoints,
+            saver=saver, log=log, interruption=interruption, start=start, began=began, on_step=on_step, on_note=on_note,
         )  # fmt: skip
         return run.take_all(_restored(step, checkpoints, start) if start else step.place(first))
 
@@ -90,7 +88,7 @@ def left_on_disk(config: FitConfig, directory: Path, how: str = "") -> str:
     return describe_left(directory, f"`mw.fit(…, resume=True)`{how}", hint)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Run:
     """A run with its outputs; `start` steps were taken before it began, at `time.perf_counter` `began`."""
 
@@ -195,30 +193,10 @@ def _check_state(step: FitStep, before: Mapping[str, str], where: str) -> None:
 
 def _as_saved(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a checkpoint: the state alone, with random keys as their data."""
-    return {"state": {path: _data(leaf) if _is_key(leaf) else leaf for path, leaf in state.items()}}
+    return {"state": {path: key_data(leaf) if is_key(leaf) else leaf for path, leaf in state.items()}}
 
 
 def _restored(step: FitStep, checkpoints: Checkpoints, start: int) -> State:
     """Return the state of a checkpoint, sharded for this run."""
     found = checkpoints.restore(start, _as_saved(step.state))["state"]
-    return {path: _keys(found[path], leaf) if _is_key(leaf) else found[path] for path, leaf in step.state.items()}
-
-
-def _is_key(leaf: Any) -> bool:
-    """Whether an array has typed random keys, which Orbax does not store."""
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _data(keys: Any) -> Any:
-    """Return the data of random keys, or its shape and sharding if they are abstract."""
-    if isinstance(keys, jax.Array):
-        return jax.random.key_data(keys)
-    data, place = jax.eval_shape(jax.random.key_data, keys), keys.sharding
-    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=NamedSharding(place.mesh, place.spec))
-
-
-def _keys(data: jax.Array, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    """Return random keys from their data, of the generator and with the sharding of abstract ones."""
-    generators: list[Any] = []
-    jax.eval_shape(lambda keys: generators.append(jax.random.key_impl(keys)), wanted)
-    return jax.device_put(jax.random.wrap_key_data(data, impl=generators[0]), wanted.sharding)
+    return {path: keys_from(found[path], leaf) if is_key(leaf) else found[path] for path, leaf in step.state.items()}

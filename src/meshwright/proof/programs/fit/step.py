@@ -9,10 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
 from meshwright.proof.programs.apply import Applied, apply
+from meshwright.proof.programs.classes import table_by_name
+from meshwright.proof.programs.fit.keys import is_key, key_data, keys_from
 from meshwright.proof.programs.plan import ProgramPlan
 
 RESERVED = frozenset({"step", "time", "mesh", "hardware", "began_at", "memory_peak_bytes", "host_peak_bytes"})
@@ -61,16 +64,22 @@ class FitStep:
         )
 
     def place(self, state: Any) -> dict[str, Any]:
-        """Return the first state, by path and sharded; `state` is a function that makes it, or arrays, which are kept.
-
-        Arrays that a function makes are only ever made as shards.
-        """
+        """Return the first state, by path and sharded. Arrays are copied; a function makes its own."""
         places = {path: one.sharding for path, one in self.state.items()}
         if is_maker(state):
             return jax.jit(lambda: dict(zip(places, jax.tree.leaves(state()), strict=True)), out_shardings=places)()
-        # Without copies, the first step would delete arrays of the caller.
-        leaves = zip(places.items(), jax.tree.leaves(state), strict=True)
-        return {path: jax.device_put(leaf, place, may_alias=False) for (path, place), leaf in leaves}
+        leaves = zip(self.state.items(), jax.tree.leaves(state), strict=True)
+        return {path: _copied(leaf, wanted) for (path, wanted), leaf in leaves}
+
+
+def _copied(leaf: Any, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    """Return an array with a sharding. A copy: the first step would delete the array of the caller."""
+    if jax.process_count() > 1 and isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+        # JAX takes arrays of one process to the devices of all through the host only.
+        if is_key(leaf):
+            return keys_from(jax.device_put(np.asarray(key_data(leaf)), key_data(wanted).sharding), wanted)
+        leaf = np.asarray(leaf)
+    return jax.device_put(leaf, wanted.sharding, may_alias=False)
 
 
 def is_maker(state: Any) -> bool:
@@ -101,7 +110,7 @@ def lay_out(step: Callable[..., Any], state: Any, plan: Any) -> FitStep:
     if wrong := differences(found, planned):
         raise MeshwrightError(f"the state is not the one that the plan was made for: {_first(wrong)}")
     metrics = _check_results(found, jax.eval_shape(step, found, batch))
-    table = {one.name: laid.layout.table[one.atom] for one in laid.classes if one.atom in laid.layout.table}
+    table = table_by_name(laid.classes, laid.layout.table)
     try:
         # The step itself, which may have been changed since it was planned.
         applied = apply(step, table, laid.mesh, found, batch, store=laid.layout.store)
