@@ -234,6 +234,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(plan, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+def test_a_plan_of_a_step_with_other_arguments_is_refused(tmp_path):
+    laid = mw.apply(lambda state, batch, rate: (state * rate, batch.mean()), {}, "fsdp=8", *map(jnp.ones, (8, 8, ())))
+    with pytest.raises(MeshwrightError, match=r"is of a step with 3 arguments; fit takes step\(state, batch\)"):
+        fit(step, first_state, batches, plan=laid, out=tmp_path, steps=1)
+
+
 def test_devices_that_are_not_here_are_said(tmp_path):
     with pytest.raises(MeshwrightError, match=r"plan is for v5e:2x4, and JAX has 8 cpu devices .*plan.apply\(\)"):
         fit(step, first_state, batches, plan=planned(on="v5e:2x4"), out=tmp_path, steps=1)

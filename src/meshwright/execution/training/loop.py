@@ -43,11 +43,7 @@ from meshwright.execution.training.run_directory.restart import (
     stopped_run_errors,
     what_is_left,
 )
-from meshwright.execution.training.run_directory.run import (
-    Row,
-    RunConfig,
-    read_metrics,
-)
+from meshwright.execution.training.run_directory.run import Row, RunConfig, read_metrics
 from meshwright.execution.training.run_directory.saver import Saver
 from meshwright.execution.training.run_record import measured, seconds_at_peak
 from meshwright.execution.training.step import State, abstract_state, train_step
