@@ -43,7 +43,7 @@ FILES = ("toml", "py", "yaml")
 
 EXIT_CODE = re.compile(r"\s+# exit code (\d+)$")
 IN_PROCESS = ("plan", "matmul", "collective", "chips", "show")
-"""Commands that need no process of their own: they start no compiler and take no devices."""
+"""Commands that need no process of their own, unless they are of a function: they start no compiler."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ class Shell:
     def run(self, command):
         """The exit code, and what was printed: results, or where the call was wrong the error; progress is neither."""
         words = shlex.split(command, comments=True) if not re.search(r"[|;&><$*\n]", command) else []
-        if words[:1] == ["meshwright"] and words[1] in IN_PROCESS and not {"--run", "--bench"} & {*words}:
+        starts_none = words[:1] == ["meshwright"] and words[1] in IN_PROCESS and not {"--run", "--bench"} & {*words}
+        if starts_none and not any(re.fullmatch(r"\w+:\w+", word) for word in words):
             return self._run_here(words[1:])
         done = subprocess.run(
             ["bash", "-c", command],
@@ -217,7 +218,9 @@ def run_blocks(found, folder):
             # As a reader's own Python does: Flax and optax mix dtypes.
             promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
             with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), promotion[0], promotion[1]:
+                sys.path.insert(0, str(folder))  # as a script's folder is
                 exec(compile(block.text, "a block of a document", "exec"), namespace)
+                sys.path.remove(str(folder))
         elif block.language in FILES:
             (folder / block.words[0]).write_text(block.text)
     return wrong

@@ -42,8 +42,9 @@ FLOORS = (
     "proof.compiler",
     "proof.simulate",
     "proof.verification",
-    "proof.inspection",
     "proof.programs",
+    "proof.inspection",
+    "proof.program_plans",
     "pictures",
     "cli",
     "__main__",
@@ -60,8 +61,8 @@ NEEDS = {"description.hlo": {"errors", "record", "description.hlo"}}
 BRIDGES = {
     "mesh.py": ("meshwright.execution.runtime.carry",),
     "planning/plan.py": ("meshwright.execution.runtime.carry",),
-    "planning/library.py": ("meshwright.proof.programs.plan",),
-    "proof/programs/plan.py": ("meshwright.pictures.screens.programs",),
+    "planning/library.py": ("meshwright.proof.program_plans.plan",),
+    "proof/program_plans/plan.py": ("meshwright.pictures.screens.programs",),
     "proof/inspection/inspection.py": ("meshwright.pictures.pages", "meshwright.pictures.screens.inspection"),
 }
 

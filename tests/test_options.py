@@ -15,7 +15,7 @@ from typing import get_type_hints
 
 import meshwright
 from meshwright.execution.training.run_directory.run import RunConfig
-from meshwright.options import plan, serving, training
+from meshwright.options import plan, processes, serving, training
 from meshwright.options.declare import Keyword
 
 FILE = Path(meshwright.__file__).parent / "options" / "keywords.py"
@@ -53,6 +53,12 @@ GROUPS = {
         ],
         {"from_scratch"},
     ),
+    "ServeOptions": (
+        "TypedDict",
+        "A server: the model's devices, the engine, HTTP, and its processes.",
+        [serving.ModelArgs, serving.ServeArgs, processes.ProcessArgs],
+        {"model"},
+    ),
 }
 """The keywords' classes: what each extends, its docstring, the groups it has, and their options that it leaves out."""
 
@@ -76,6 +82,7 @@ from typing import Literal, TypedDict
 from meshwright.description.step.strategy import (
     Attention, MatmulDtype, OnBadStep, Optimizer, RateSchedule, SequenceMethod, TpStream,
 )
+from meshwright.description.step.serving import CacheSplit
 from meshwright.description.step.workload import Dtype, Objective, Reference, Remat
 from meshwright.options.values import Count, MeshLike, SystemLike
 '''

@@ -40,14 +40,23 @@ def test_the_options_of_a_recipe_are_those_of_train(recipe, tmp_path):
     assert {"on", "mesh", "batch", "seq_len", "steps"} <= {*typed}
 
 
-@pytest.mark.matrix
-def test_pretraining_reaches_what_its_recipe_says(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "taken", [pytest.param(50, marks=pytest.mark.matrix), pytest.param(300, marks=pytest.mark.exhaustive)]
+)
+def test_pretraining_reaches_what_its_recipe_says(taken, tmp_path, monkeypatch, capsys):
     """To 2%: the sources of another Python are another text, of which a batch is another sample."""
     words = train_words(RECIPES[[path.name for path in RECIPES].index("pretrain.sh")], tmp_path)
+    words.remove("--dry-run")
+    place = words.index("--steps") + 1
+    # A run that is cut short keeps the schedule of all steps.
+    words += [] if words[place] == str(taken) else ["--decay-steps", words[place], "--warmup-steps", "30"]
+    words[place] = str(taken)
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *(word for word in words if word != "--dry-run")]) == 0
+    assert main(["train", *words]) == 0
     text = (ROOT / "runs" / "pretrain.sh").read_text()
     table = [line.split()[2:] for line in re.findall(r"^#   (?:step|loss) .*$", text, re.MULTILINE)]
     rows = read_metrics(tmp_path / "runs" / "pretrain")
     for step, loss in zip(*table, strict=True):
+        if int(step) > taken:
+            break
         assert rows[int(step) - 1]["loss"] == pytest.approx(float(loss), rel=0.02), step

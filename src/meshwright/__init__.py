@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from meshwright.planning.library import plan
     from meshwright.planning.plan import Plan
     from meshwright.proof.inspection.functions import inspect
+    from meshwright.proof.program_plans.fit.library import fit
     from meshwright.proof.programs.apply import apply
-    from meshwright.proof.programs.fit.library import fit
     from meshwright.proof.verification.library import verify
     from meshwright.record import Record
+    from meshwright.serving.library import serve
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ __all__ = [
     "load",
     "plan",
     "report",
+    "serve",
     "show",
     "train",
     "verify",
@@ -68,12 +70,13 @@ _HOMES = {
     "System": "meshwright.description.hardware.system",
     "Workload": "meshwright.description.step.workload",
     "apply": "meshwright.proof.programs.apply",
-    "fit": "meshwright.proof.programs.fit.library",
+    "fit": "meshwright.proof.program_plans.fit.library",
     "inspect": "meshwright.proof.inspection.functions",
     "load": "meshwright.execution.loading.library",
     "load_ipython_extension": "meshwright.proof.inspection.magic",
     "plan": "meshwright.planning.library",
     "report": "meshwright.pictures.report",
+    "serve": "meshwright.serving.library",
     "show": "meshwright.pictures.showing",
     "train": "meshwright.execution.training.library",
     "verify": "meshwright.proof.verification.library",

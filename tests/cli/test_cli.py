@@ -111,7 +111,7 @@ def test_train_verify_and_generate_go_from_command_to_command(tmp_path):
     text = json.loads(meshwright("generate", "run", "--num-tokens", "8", "--num-samples", "2", "--json"))
     assert [piece["prompt"] for piece in text["texts"]] == ["def ", "def "]
     assert [len(piece["tokens"]) for piece in text["texts"]] == [8, 8]
-    assert text["measured"].keys() == text["planned"].keys()
+    assert text["measured"].keys() == text["predicted"].keys()
 
 
 @pytest.mark.matrix  # `tests/verification` has TPUs' reduce-scatters and kernels, and `test_cli_verify.py` the screen.

@@ -179,7 +179,7 @@ def test_a_dry_run_says_memory_and_time_and_writes_nothing(tmp_path, capsys, mon
     assert found["fits"]
     assert found["tokens"] == 16 * 64 * 10**6
     assert found["seconds"] == pytest.approx(found["step_seconds"] * 10**6)
-    assert 0.5 < found["memory_bytes"]["compiled"] / found["memory_bytes"]["planned"] < 2
+    assert 0.5 < found["memory_bytes"]["compiled"] / found["memory_bytes"]["predicted"] < 2
     assert main([*words, "--steps", "1M"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tiny · train · 16 × 64 tokens · f32 · remat block · cpu:8"

@@ -229,7 +229,15 @@ def test_random_calls_end_with_a_code_that_is_documented(call, folder, capsys):
 
 @pytest.mark.matrix
 @given(call=calls())
-@settings(QUICK, max_examples=5000, derandomize=False)
+@settings(QUICK, max_examples=1000, derandomize=False)
 @seed(7)
+def test_1000_random_calls(call, folder, capsys):
+    check(*call, folder, capsys)
+
+
+@pytest.mark.exhaustive
+@given(call=calls())
+@settings(QUICK, max_examples=5000, derandomize=False)
+@seed(8)
 def test_5000_random_calls(call, folder, capsys):
     check(*call, folder, capsys)

@@ -51,7 +51,7 @@ def test_a_wide_bar_has_memory_and_the_wait_for_input_too(monkeypatch):
     plain = row
     monkeypatch.setitem(globals(), "row", lambda step: plain(step) | {"host_peak_bytes": 2 * 10**9})
     bar = next(line for line in reversed(shown(monkeypatch, width=140, is_terminal=True)[0]) if "━" in line)
-    assert bar.endswith("(plan 57.5 ms)  host 2.00 GB")
+    assert bar.endswith("(predicted 57.5 ms)  host 2.00 GB")
     assert usage(more(1)) == ["12.0 GB", "input 10.0%"]
 
 
@@ -68,7 +68,7 @@ def test_a_pipe_has_plain_lines(monkeypatch, capsys):
     printed = capsys.readouterr()
     assert printed.out.splitlines()[:2] == [
         "compiling …",
-        "step   1/200  loss 5.900  12.0 ktok/s  MFU 29.5%  123 ms  (plan 57.5 ms)",
+        "step   1/200  loss 5.900  12.0 ktok/s  MFU 29.5%  123 ms  (predicted 57.5 ms)",
     ]
     assert printed.err == "checkpoint 6 is kept as 6.damaged\n"
 

@@ -45,7 +45,7 @@ def serving(
     """A server of a service; stopped at the end."""
     ready = threading.Event()
     server = http_server(
-        service, host="127.0.0.1", port=0, grace_seconds=grace_seconds, start=start, announce=lambda line: ready.set()
+        service, host="127.0.0.1", port=0, grace_seconds=grace_seconds, start=start, on_ready=lambda url: ready.set()
     )
     errors: list[Exception] = []
 

@@ -315,7 +315,7 @@ def test_what_is_measured_stands_beside_a_plan(engine):
     assert all(value > 0 for value in (*measured, *planned))
     assert measured.batch <= engine.layout.rows
     assert measured.cache_bytes <= engine.layout.pages[0] * 4 * 2 * SMALL.num_kv_heads * SMALL.head_dim * 4
-    assert "(plan: " in show_means(measured, planned)
+    assert "(predicted: " in show_means(measured, planned)
 
 
 def test_an_engine_that_fails_says_why_and_takes_no_more():
@@ -342,31 +342,36 @@ def test_an_engine_that_fails_says_why_and_takes_no_more():
 
 
 @cache
-def five_hundred(config):
+def drawn_requests(config, count):
     """Requests of mixed lengths, and what each prompt alone makes on one device."""
     model = drawn_model(config=config)
-    prompts = prompts_of(500, vocab=256, longest=40, seed=11)
+    prompts = prompts_of(count, vocab=256, longest=40, seed=11)
     # Every fifth repeats itself, which can be guessed.
     prompts = [[*prompt, *prompt, *prompt][:40] if number % 5 == 0 else prompt for number, prompt in enumerate(prompts)]
     requests = greedy_requests(prompts, most_tokens=24, seed=11)
     return requests, [alone(model, request).tokens for request in requests]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("config", "shape"),
+    ("config", "shape", "count"),
     [
-        (TWO_HEADS, MeshShape(dp=2, tp=4)),
-        (TWO_HEADS, MeshShape(fsdp=2, tp=2, sp=2)),
-        (TWO_HEADS, MeshShape(dp=8)),
-        (TWO_HEADS, MeshShape(fsdp=4, tp=2)),
-        (EXPERTS, MeshShape(ep=2, tp=4)),
-        (EXPERTS, MeshShape(ep=2, fsdp=2, tp=2)),
+        pytest.param(EXPERTS, MeshShape(ep=2, fsdp=2, tp=2), 150, marks=pytest.mark.matrix),
+        *(
+            pytest.param(config, shape, 500, marks=pytest.mark.exhaustive)
+            for config, shape in (
+                (TWO_HEADS, MeshShape(dp=2, tp=4)),
+                (TWO_HEADS, MeshShape(fsdp=2, tp=2, sp=2)),
+                (TWO_HEADS, MeshShape(dp=8)),
+                (TWO_HEADS, MeshShape(fsdp=4, tp=2)),
+                (EXPERTS, MeshShape(ep=2, tp=4)),
+                (EXPERTS, MeshShape(ep=2, fsdp=2, tp=2)),
+            )
+        ),
     ],
     ids=lambda value: getattr(value, "name", None) or str(value),
 )
-def test_five_hundred_requests_at_random_get_what_each_gets_alone(config, shape):
-    requests, wanted = five_hundred(config)
+def test_requests_at_random_get_what_each_gets_alone(config, shape, count):
+    requests, wanted = drawn_requests(config, count)
     settings = replace(TIGHT, rows=16, cache_tokens=512, num_drafts=2)
     engine = Engine(drawn_model(shape, config), settings)
     engine.start()

@@ -40,7 +40,7 @@ def front_of(*replicas, **options):
     state, ready = ServerState(**options), threading.Event()
     front = Front(state, replicas, "inner")
     server = HttpServer(
-        state, front.app(), front.fail, host="127.0.0.1", port=0, grace_seconds=1, announce=lambda line: ready.set(),
+        state, front.app(), front.fail, host="127.0.0.1", port=0, grace_seconds=1, on_ready=lambda url: ready.set(),
         close=front.close,
     )  # fmt: skip
     thread = threading.Thread(target=server.run, daemon=True)

@@ -60,7 +60,9 @@ def client():
     engine.close()
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(5000, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    "count", [40, pytest.param(1000, marks=pytest.mark.matrix), pytest.param(5000, marks=pytest.mark.exhaustive)]
+)
 def test_no_request_ends_the_engine(client, count):
     described = client.get("/openapi.json").json()
     schemas = described["components"]["schemas"]

@@ -212,7 +212,7 @@ def test_requests_wait_for_the_start():
         port=0,
         grace_seconds=1,
         start=lambda: release.wait(10) and None,
-        announce=lines.append,
+        on_ready=lines.append,
     )
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -225,7 +225,7 @@ def test_requests_wait_for_the_start():
         assert lines == []
         release.set()
         until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
-        assert lines == [f"ready on {server.url}"]
+        until(lambda: lines == [server.url])
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"}).status_code == 200
     finally:
         server.stop()
@@ -342,7 +342,8 @@ from meshwright.serving.http.api_keys import parse_api_keys
 from meshwright.serving.http.service import Service
 from meshwright.execution.text.tokenizer import byte_tokenizer
 engine = FakeEngine(byte_tokenizer(), step_seconds=0.01)
-serve_http(Service(engine=engine, model="m", context=600, tokenizer=engine.tokenizer), port=0, grace_seconds=20)
+service = Service(engine=engine, model="m", context=600, tokenizer=engine.tokenizer)
+serve_http(service, port=0, grace_seconds=20, on_ready=lambda url: print("ready on", url, flush=True))
 print("done")
 """
 

@@ -1,19 +1,14 @@
-"""What `serve` and `generate` note of the mesh that they take where none is given, and of a long context."""
+"""What `serve` and `generate` note of the mesh that they take where none is given."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from serving_cases import drawn_model
 
 from meshwright.cli.loading import note_advised_mesh
-from meshwright.cli.serve.command import _print_layout
 from meshwright.description.families.registry import PRESETS
 from meshwright.description.hardware.system import parse_system
 from meshwright.mesh import MeshShape
 from meshwright.planning.serving.search import best_serving_plan
-from meshwright.serving.engine.engine import Engine
-from meshwright.serving.engine.settings import EngineSettings
 
 
 def found(mesh, run=None, model="llama3-8b", **options):
@@ -44,11 +39,3 @@ def test_nothing_is_said_of_the_advised_mesh_itself_nor_of_a_runs_own(capsys):
     note_advised_mesh(found(best.degrees), 64)
     note_advised_mesh(found({"fsdp": 8}, run=SimpleNamespace(mesh=MeshShape(fsdp=8))), 64)
     assert not capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("longer", "is_noted"), [(0, False), (1, True)])
-def test_a_context_beyond_what_a_model_was_trained_on_is_noted(longer, is_noted, capsys):
-    model = replace(drawn_model(config=replace(PRESETS["tiny"], num_layers=1)), seq_len=64)
-    _print_layout(Engine(model, EngineSettings(rows=1, context=64 + longer, page_size=8)))
-    said = capsys.readouterr().err
-    assert ("a context of 65 tokens is longer than the 64 that tiny was trained with" in said) is is_noted

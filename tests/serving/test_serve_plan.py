@@ -31,10 +31,8 @@ def served(directory, tmp_path, monkeypatch):
         write_serving_plan(best_serving_plan(model, phase, plan, mesh=mesh, cache=cache), path)
         reached = []
         monkeypatch.setattr("meshwright.cli.serve.command.read_with_bar", lambda found, on_note: found)
-        monkeypatch.setattr(
-            "meshwright.cli.serve.command._serve",
-            lambda found, draft, settings, *rest: reached.append((found, settings)),
-        )
+        monkeypatch.setattr("meshwright.serving.server.Engine", lambda found, settings, draft: (found, settings))
+        monkeypatch.setattr("meshwright.serving.server._serve", lambda engine, *rest: reached.append(engine))
         code = main(["serve", str(directory), "--plan", str(path), *words])
         return (code, *reached[0]) if reached else (code, None, None)
 

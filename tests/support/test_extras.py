@@ -103,15 +103,20 @@ def make_run(directory):
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def run_hidden(commands, tmp_path, *more):
-    """Run commands where no module of an extra can be found; the exit code and stderr of each, and of more words."""
+def hide(tmp_path):
+    """A folder for PYTHONPATH with which no module of an extra can be found."""
     names = {extras._module(package(text)).partition(".")[0] for part in PARTS.values() for text in part}
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "sitecustomize.py").write_text(HIDE.format(names=names - {"meshwright"}))
+    return str(tmp_path / "hidden")
+
+
+def run_hidden(commands, tmp_path, *more):
+    """Run commands where no module of an extra can be found; the exit code and stderr of each, and of more words."""
     (tmp_path / "words.txt").write_text("a few words\n")
     make_run(tmp_path / "runs" / "first")
     words = [[*name.split(), *words] for name, words in commands.items()] + [*more]
-    paths = [str(tmp_path / "hidden"), str(ROOT / "tests" / "cli"), *sys.path]
+    paths = [hide(tmp_path), str(ROOT / "tests" / "cli"), *sys.path]
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL, json.dumps(words)],
         env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(paths)},
@@ -143,6 +148,16 @@ def test_each_command_without_its_extra_ends_in_one_line_that_names_it(tmp_path)
     assert ends[-2] == [0, ""]
     assert ends[-1] == [2, "error: --plot needs pip install meshwright[charts]; not installed: matplotlib\n"]
     assert not (tmp_path / "runs" / "second").exists()
+
+
+@pytest.mark.parametrize("name", ["train", "serve"])
+def test_a_function_without_its_extra_raises_the_same_line(name, tmp_path):
+    program = (
+        f"import meshwright as mw\ntry:\n    mw.{name}('tiny')\nexcept mw.MeshwrightError as error:\n    print(error)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([hide(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith(f"{name} needs pip install meshwright[{name}]; not installed: "), done.stderr
 
 
 @pytest.mark.slow

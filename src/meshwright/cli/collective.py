@@ -188,11 +188,11 @@ def _bench(args: Args, system: System, degrees: dict[str, int], axes: tuple[str,
 
 
 def _print_measured(found: CollectiveTime, placement: Placement, measured: float) -> None:
-    """Print measured beside modelled: times and bytes that each device sends."""
+    """Print measured beside predicted: times and bytes that each device sends."""
     sent = wire_bytes(found.kind, found.bytes, placement.degree)
-    ratio = f"{measured / found.seconds:.2f} x the model" if found.seconds else "the model has no time for one device"
+    ratio = f"{measured / found.seconds:.2f} x predicted" if found.seconds else "predicted: no time on one device"
     print(f"\n measured   {show_seconds(measured)}, {ratio}")
-    for name, seconds in (("achieved", measured), ("model", found.seconds)):
+    for name, seconds in (("measured", measured), ("predicted", found.seconds)):
         if seconds:
             print(f" {name:<11}{show_rate(sent / seconds, 'B/s')} sent by each device")
 

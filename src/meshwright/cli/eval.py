@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from meshwright.cli.loading import ModelArgs, load_with_bar
+from meshwright.cli.loading import load_with_bar
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, option
+from meshwright.options.serving import ModelArgs
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import next_line
 from meshwright.units import show_estimate

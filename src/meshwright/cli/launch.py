@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from meshwright.cli.processes import devices_per_process, process_environments
 from meshwright.cli.serve.args import Args as ServeArgs
 from meshwright.cli.train.args import Args as TrainArgs
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words.read import canonical, read_words, without_options
 from meshwright.description.hardware.system import System, make_system
 from meshwright.errors import MeshwrightError
+from meshwright.execution.processes.launch.division import devices_per_process, process_environments
 from meshwright.options.declare import option, positional
 from meshwright.options.values import read_system
 from meshwright.planning.library import find_meshes, plan_to_run

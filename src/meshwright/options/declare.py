@@ -43,7 +43,7 @@ CountText = Annotated[str | None, option("N"), Keyword("Count | None")]
 ShareText = Annotated[str | None, option("SHARE"), Keyword("float | str | None")]
 Mesh = Annotated[str | None, option("MESH"), Keyword("MeshLike | None")]
 Json = Annotated[bool, option()]
-CompileCache = Annotated[str | None, option("DIRECTORY|off")]
+CompileCache = Annotated[str | None, option("DIRECTORY|off"), Keyword("str | Path | None")]
 
 
 def given_options(*groups: Any, without: Collection[str] = ()) -> dict[str, Any]:

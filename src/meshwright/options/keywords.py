@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from meshwright.description.step.serving import CacheSplit
 from meshwright.description.step.strategy import (
     Attention,
     MatmulDtype,
@@ -232,3 +233,74 @@ class TrainOptions(PlanOptions, total=False):
     """Trace these steps, as 10:15, for Perfetto and xprof, and print the collectives that ran. Default: none."""
     wandb: str | None
     """Send the metrics to this project of Weights & Biases too (pip install wandb). Default: no."""
+
+
+class ServeOptions(TypedDict, total=False):
+    """A server: the model's devices, the engine, HTTP, and its processes."""
+
+    on: SystemLike | None
+    """The hardware, as cpu:8 or h100:8. Default: the run's; needed for a directory."""
+    mesh: MeshLike | None
+    """The mesh, as 1,2,1,1 or fsdp=2. Default: the run's, or fsdp over all devices."""
+    adapter: str | Path | None
+    """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
+    dtype: Dtype | None
+    """Format of parameters and matmuls. Default: that of the weights."""
+    compile_cache: str | Path | None
+    """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
+    host: str
+    """The address to listen on; 0.0.0.0 for all interfaces. Default: 127.0.0.1."""
+    port: int
+    """The port; 0 picks a free one. Default: 8000."""
+    name: str | None
+    """The model's name in the API. Default: the name of its directory."""
+    plan: str | Path | None
+    """A serving plan (plan --serve decode -o FILE), for --on, --mesh, --rows, --context, --cache and dtypes."""
+    rows: int | None
+    """The maximum number of sequences in the batch, over all devices. Default: 64."""
+    context: int | None
+    """The maximum tokens of a prompt and its completion. Default: the model's context, at most 4096."""
+    cache_tokens: int | None
+    """The tokens that fit the KV cache. Default: as many as memory allows, at most rows times context."""
+    page_size: int | None
+    """The tokens of a page of the KV cache. Default: 16."""
+    cache: CacheSplit | None
+    """How fsdp and sp split the KV cache, beside tp over its heads. Default: batch, by sequences."""
+    kv_dtype: str | None
+    """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
+    weight_dtype: str | None
+    """Store the weights of layers in int8, with a scale per column. Default: the compute dtype."""
+    chunk: int
+    """The maximum prompt tokens between two decode steps (chunked prefill). Default: 1024."""
+    no_prefix_cache: bool | None
+    """Do not keep pages of prompts for later prompts with the same prefix."""
+    drafts: int | None
+    """Speculative decoding with N draft tokens a step, by n-gram lookup. Default: 0; 4 with a draft model."""
+    draft_model: str | Path | None
+    """A smaller model with the same vocabulary that proposes the draft tokens. Default: none."""
+    max_queue: int
+    """The maximum number of queued requests; others get 429. Default: 1024."""
+    timeout: float | None
+    """The time limit of a request. Default: 600."""
+    grace: float
+    """The time that open requests have to finish after SIGTERM. Default: 30."""
+    api_keys: str | Path | None
+    """A file with one API key a line, each with limits of its own if you like (KEY requests=4 max_tokens=256).
+    MESHWRIGHT_API_KEYS adds keys, separated by commas. Default: no key is needed.
+    """
+    limit: str | Sequence[str] | Mapping[str, float] | None
+    """Limits of a request, as max_tokens=512 prompt_tokens=2048; docs/serving.md lists them and their defaults."""
+    cors: str | Sequence[str] | None
+    """Origins whose pages may call the server (CORS); * for all. Default: none."""
+    allowed_host: str | Sequence[str] | None
+    """Names by which clients may call the server, beside localhost and --host; * for all. Default: none."""
+    replicas: int
+    """Servers of the model behind one port, which share the devices; --mesh is of each. Default: 1."""
+    coordinator: str | None
+    """Coordinator: HOST:PORT of the first process; auto on Cloud TPU and Slurm."""
+    num_processes: int | None
+    """Number of processes, each with as many of the devices."""
+    process_id: int | None
+    """Number of this process, from 0; only process 0 prints, writes files and listens."""
+    start_seconds: float | None
+    """How long they wait for each other before they start. Default: 300."""

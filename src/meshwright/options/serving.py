@@ -1,4 +1,4 @@
-"""Options of a server's plan: the work and its hardware, and formats."""
+"""Options of a server, and of its plan: the work and its hardware, and formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from meshwright.options.declare import CountText, Keyword, ShareText, option
+import tyro
+
+from meshwright.description.step.serving import CacheSplit
+from meshwright.description.step.workload import Dtype
+from meshwright.options.declare import CompileCache, CountText, Keyword, Mesh, ShareText, option, positional
 
 
 @dataclass(frozen=True)
@@ -52,3 +56,76 @@ class FormatArgs:
     """Format of weights: int8, fp8, int4, …"""
     kv_dtype: Annotated[str | None, option("DTYPE")] = None
     """Format of cached keys and values."""
+
+
+@dataclass(frozen=True)
+class ModelArgs:
+    """A model with its weights, and the devices it is put on."""
+
+    model: Annotated[tyro.conf.Positional[Path], positional("DIR|RUN")]
+    """A Hugging Face directory (config.json, safetensors), or one that `meshwright train` made."""
+    on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike | None")] = None
+    """The hardware, as cpu:8 or h100:8. Default: the run's; needed for a directory."""
+    mesh: Mesh = None
+    """The mesh, as 1,2,1,1 or fsdp=2. Default: the run's, or fsdp over all devices."""
+    adapter: Annotated[Path | None, option("DIRECTORY")] = None
+    """Add these adapters, as PEFT writes them, to the weights of a directory. Default: none."""
+    dtype: Annotated[Dtype | None, option("bf16|f32")] = None
+    """Format of parameters and matmuls. Default: that of the weights."""
+    compile_cache: CompileCache = None
+    """Where compiled programs are kept for later starts, at most 4 GiB, or off. Default: the user's cache."""
+
+
+@dataclass(frozen=True)
+class ServeArgs(ModelArgs):
+    """A server of a model."""
+
+    host: Annotated[str, option("ADDRESS")] = "127.0.0.1"
+    """The address to listen on; 0.0.0.0 for all interfaces. Default: 127.0.0.1."""
+    port: Annotated[int, option("N")] = 8000
+    """The port; 0 picks a free one. Default: 8000."""
+    name: Annotated[str | None, option("NAME")] = None
+    """The model's name in the API. Default: the name of its directory."""
+    plan: Annotated[Path | None, option("FILE")] = None
+    """A serving plan (plan --serve decode -o FILE), for --on, --mesh, --rows, --context, --cache and dtypes."""
+    rows: Annotated[int | None, option("N")] = None
+    """The maximum number of sequences in the batch, over all devices. Default: 64."""
+    context: Annotated[int | None, option("N")] = None
+    """The maximum tokens of a prompt and its completion. Default: the model's context, at most 4096."""
+    cache_tokens: Annotated[int | None, option("N")] = None
+    """The tokens that fit the KV cache. Default: as many as memory allows, at most rows times context."""
+    page_size: Annotated[int | None, option("N")] = None
+    """The tokens of a page of the KV cache. Default: 16."""
+    cache: Annotated[CacheSplit | None, option("heads|batch|sequence")] = None
+    """How fsdp and sp split the KV cache, beside tp over its heads. Default: batch, by sequences."""
+    kv_dtype: Annotated[str | None, option("int8")] = None
+    """Store keys and values in int8, with a scale per token and head. Default: the compute dtype."""
+    weight_dtype: Annotated[str | None, option("int8")] = None
+    """Store the weights of layers in int8, with a scale per column. Default: the compute dtype."""
+    chunk: Annotated[int, option("N")] = 1024
+    """The maximum prompt tokens between two decode steps (chunked prefill). Default: 1024."""
+    no_prefix_cache: Annotated[bool, option()] = False
+    """Do not keep pages of prompts for later prompts with the same prefix."""
+    drafts: Annotated[int | None, option("N")] = None
+    """Speculative decoding with N draft tokens a step, by n-gram lookup. Default: 0; 4 with a draft model."""
+    draft_model: Annotated[Path | None, option("DIR|RUN")] = None
+    """A smaller model with the same vocabulary that proposes the draft tokens. Default: none."""
+    max_queue: Annotated[int, option("N")] = 1024
+    """The maximum number of queued requests; others get 429. Default: 1024."""
+    timeout: Annotated[float | None, option("SECONDS")] = None
+    """The time limit of a request. Default: 600."""
+    grace: Annotated[float, option("SECONDS")] = 30.0
+    """The time that open requests have to finish after SIGTERM. Default: 30."""
+    api_keys: Annotated[Path | None, option("FILE")] = None
+    """A file with one API key a line, each with limits of its own if you like (KEY requests=4 max_tokens=256).
+    MESHWRIGHT_API_KEYS adds keys, separated by commas. Default: no key is needed."""
+    limit: Annotated[
+        tuple[str, ...], option("NAME=VALUE…"), Keyword("str | Sequence[str] | Mapping[str, float] | None")
+    ] = ()
+    """Limits of a request, as max_tokens=512 prompt_tokens=2048; docs/serving.md lists them and their defaults."""
+    cors: Annotated[tuple[str, ...], option("ORIGIN…")] = ()
+    """Origins whose pages may call the server (CORS); * for all. Default: none."""
+    allowed_host: Annotated[tuple[str, ...], option("NAME…")] = ()
+    """Names by which clients may call the server, beside localhost and --host; * for all. Default: none."""
+    replicas: Annotated[int, option("N")] = 1
+    """Servers of the model behind one port, which share the devices; --mesh is of each. Default: 1."""

@@ -21,7 +21,7 @@ from meshwright.pictures.curves import RUN_COLOURS, curves
 from meshwright.pictures.document import Section, html_table, legend, render
 from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
 from meshwright.pictures.sections import Piece, draw_bars, memory_section
-from meshwright.proof.programs.fit.config import FitConfig, read_fit_config
+from meshwright.proof.program_plans.fit.config import FitConfig, read_fit_config
 from meshwright.proof.verification.profiles import compare_profile
 from meshwright.record import Record
 from meshwright.support.files import check_output, write_file
@@ -175,7 +175,7 @@ def _headline(run: Run) -> str:
 
 def _overview(runs: Sequence[Run]) -> Section:
     """Return a row for each run: how far it is, its loss, and its speed."""
-    columns = ("run", "steps", "loss", "held-out loss", "tokens/s", "MFU", "step", "planned", "goodput")
+    columns = ("run", "steps", "loss", "held-out loss", "tokens/s", "MFU", "step", "predicted", "goodput")
     cells = []
     for run in runs:
         seconds = run.goodput

@@ -92,12 +92,12 @@ PROFILE_COLUMNS = (
     "collective",
     "over",
     "phase",
-    "planned",
+    "predicted",
     "compiled",
     "measured",
     "times",
-    "plan takes",
-    "measured takes",
+    "predicted time",
+    "measured time",
 )
 """Columns of `profile_rows`: bytes a device and step three times, count of executions, seconds a step twice."""
 

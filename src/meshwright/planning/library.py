@@ -37,7 +37,7 @@ from meshwright.planning.ties import simplest_first
 from meshwright.planning.why.training_run import training_run
 
 if TYPE_CHECKING:
-    from meshwright.proof.programs.plan import ProgramPlan
+    from meshwright.proof.program_plans.plan import ProgramPlan
 
 PlanLike = ModelLike | Plan
 """A model as in `ModelLike`, a plan, or the path of a plan's file."""
@@ -196,7 +196,7 @@ def _plan_function(
     options: Mapping[str, Any],
 ) -> ProgramPlan:
     """Return the plan of a JAX function."""
-    from meshwright.proof.programs.plan import plan_program
+    from meshwright.proof.program_plans.plan import plan_program
 
     name = getattr(function, "__name__", type(function).__name__)
     if on is None or not (args or options):

@@ -11,9 +11,15 @@ from meshwright.description.hardware.system import System
 from meshwright.description.step.passes.pipeline import KEPT_INPUTS
 from meshwright.description.step.rules import IN_USE, RULES
 from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.train import train_step
 from meshwright.description.step.workload import Workload, with_remat
 from meshwright.mesh import MeshShape, divisors
-from meshwright.planning.cost.comm_volume import activation_collectives, is_of_weights, weight_collectives
+from meshwright.planning.cost.comm_volume import (
+    activation_collectives,
+    is_of_weights,
+    priced_collectives,
+    weight_collectives,
+)
 from meshwright.planning.cost.rates.collective import collective_seconds
 from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
 from meshwright.planning.cost.rates.ring import is_round_ring, ring_work
@@ -98,13 +104,12 @@ def overlap_budget(
     return OverlapBudget(**sums)
 
 
-def ring_shares(
-    moves: Iterable[Collective], workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
-) -> Mapping[Phase, float]:
-    """Return, by phase, the share of ring sends over sp that attention does not hide."""
-    sends: dict[Phase, dict[str, float]] = {}
-    for move in filter(is_round_ring, moves):
-        what = "gradients" if move.array.endswith("gradient") else "keys"
+def ring_shares(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Mapping[Phase, float]:
+    """Return, by phase, the share of a step's ring sends over sp that attention does not hide."""
+    step, sends = train_step(workload, mesh, strategy), dict[Phase, dict[str, float]]()
+    round_ring = filter(is_round_ring, step.communication)
+    for op, move in priced_collectives(round_ring, step, workload, strategy, "useful"):
+        what = "gradients" if op.gradient_of else "keys"
         each = sends.setdefault(move.phase, {"keys": 0.0, "gradients": 0.0})
         each[what] += planned_seconds(move, lay_mesh(system, mesh.layout)) / move.count
     if not sends:
@@ -181,7 +186,7 @@ def activation_budget(workload: Workload, mesh: MeshShape, system: System, strat
 def _activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
     """Return `activation_budget` for a strategy whose irrelevant fields are at their defaults, for the cache."""
     moves = activation_collectives(workload, mesh, strategy)
-    shares = ring_shares(moves, workload, mesh, system, strategy)
+    shares = ring_shares(workload, mesh, system, strategy)
     return overlap_budget(moves, lay_mesh(system, mesh.layout), strategy, shares)
 
 

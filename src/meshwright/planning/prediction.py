@@ -51,7 +51,7 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     layout = lay_mesh(system, mesh.layout)
     moves = step_collectives(workload, mesh, strategy)
     in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
-    round_ring = ring_shares(moves, workload, mesh, system, strategy)
+    round_ring = ring_shares(workload, mesh, system, strategy)
     budget = overlap_budget(moves, layout, strategy, round_ring)
     breakdown = step_breakdown(workload, mesh, system, strategy, budget)
     exposed = timed_collectives(moves, layout, budget.shares(*windows(breakdown)), round_ring, strategy)
@@ -90,7 +90,7 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
         )
     if system.chip.kind == "cpu" and experts and (room := dropless_padding(workload, mesh)) > 1:
         notes += (
-            "planned for tokens spread evenly over experts; as none may be dropped, simulated devices exchange"
+            "predicted for tokens spread evenly over experts; as none may be dropped, simulated devices exchange"
             f" {room:.3g}x the rows, TPUs and GPUs only the rows that there are",
         )
     if experts and experts.balance_weight and strategy.num_microbatches > 1:

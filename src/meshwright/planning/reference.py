@@ -41,7 +41,7 @@ def _timed(
     ops = parts * microbatch_seconds(own.workload, own.mesh, system, own.strategy).forward
     # Budgets know only the passes of a train step, so here the reference's phase is called forward.
     moves = [replace(move, phase="forward") for move in reference_collectives(workload, mesh, strategy)]
-    ring = ring_shares(moves, own.workload, own.mesh, system, own.strategy)
+    ring = ring_shares(own.workload, own.mesh, system, own.strategy)
     budget = overlap_budget(moves, layout, own.strategy, ring)
     shares = budget.shares(ops, 0.0)
     timed = timed_collectives(moves, layout, shares, ring, own.strategy)

@@ -1,5 +1,6 @@
 """Serve a model: continuous batching over a paged KV cache on a mesh, and HTTP endpoints for common clients.
 
 `engine` is the server's core, `http` its endpoints, `front` a proxy before several replicas, `load` the load generator
-of `bench-serve`; `offline` runs a file of prompts through the engine. Begin with `engine.engine`.
+of `bench-serve`; `offline` runs a file of prompts through the engine. `library` is `meshwright.serve`, which `server`
+runs. Begin with `engine.engine`.
 """

@@ -70,16 +70,23 @@ def run(model, shape, strategy=DEFAULT, batch=None, *, remat="block", z_loss=0.0
     order = token_order(LENGTH, layout, strategy)
     batch = packed(model) if batch is None else batch
     batch = batch if order is None else {name: array[:, order] for name, array in batch.items()}
-    loss = staged_loss_and_load if shape.pp > 1 else loss_and_load
     with jax.set_mesh(mesh):
         params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")
         placed = jax.device_put(batch, jax.NamedSharding(mesh, layout.spec("batch", "sequence")))
-
-        def of(params):
-            return loss(params, placed, model, layout, dtype=jnp.float32, remat=remat, strategy=strategy, z_loss=z_loss)
-
-        (value, parts), gradients = jax.block_until_ready(jax.jit(jax.value_and_grad(of, has_aux=True))(params))
+        program = compiled(model, shape, strategy, remat, z_loss)
+        (value, parts), gradients = jax.block_until_ready(program(params, placed))
     return float(value), jax.tree.map(np.asarray, parts), jax.tree.map(np.asarray, gradients)
+
+
+@cache
+def compiled(model, shape, strategy, remat, z_loss):
+    """The loss and gradients of parameters and a batch, compiled once for all batches of a shape."""
+    loss, layout = staged_loss_and_load if shape.pp > 1 else loss_and_load, ShardingContext(shape, rules_of(strategy))
+
+    def of(params, batch):
+        return loss(params, batch, model, layout, dtype=jnp.float32, remat=remat, strategy=strategy, z_loss=z_loss)
+
+    return jax.jit(jax.value_and_grad(of, has_aux=True))
 
 
 @cache
@@ -130,7 +137,10 @@ def test_a_document_loses_what_it_loses_alone(name, shape, strategy):
 
 
 def unpacked(batch):
-    """Each document of a batch in a row of its own, from the row's start; and where it was: row, start and length."""
+    """Each document of a batch in a row of its own, from the row's start; and where it was: row, start and length.
+
+    Rows are as many as several such batches have.
+    """
     places = []
     for row, segments in enumerate(batch["segments"]):
         for number in range(1, segments.max() + 1):
@@ -145,22 +155,32 @@ def unpacked(batch):
 
 
 def token_losses(model, shape, strategy, batch):
-    """The loss of each token [b, s] in text order: what the loss gains by more weight of it."""
+    """The loss of each token [b, s] in text order: what the loss gains by more weight of it. ROWS rows at once."""
     mesh = build_mesh(shape, jax.devices()[: shape.num_devices])
     layout = ShardingContext(shape, rules_of(strategy))
     order = token_order(LENGTH, layout, strategy)
     order = np.arange(LENGTH) if order is None else order
-    batch = {name: array[:, order] for name, array in batch.items()}
     with jax.set_mesh(mesh):
         params = initialise(parameters(model), jax.random.key(0), mesh, layout, "f32")
-        placed = jax.device_put(batch, jax.NamedSharding(mesh, layout.spec("batch", "sequence")))
+        found = []
+        for start in range(0, len(batch["tokens"]), ROWS):
+            part = {name: array[start : start + ROWS, order] for name, array in batch.items()}
+            placed = jax.device_put(part, jax.NamedSharding(mesh, layout.spec("batch", "sequence")))
+            gains = np.asarray(weight_gradient(model, shape, strategy)(placed["weights"], params, placed))
+            found.append((gains * gains.size)[:, np.argsort(order)])
+    return np.concatenate(found)
 
-        def of(weights):
-            given = placed | {"weights": weights}
-            return loss_and_load(params, given, model, layout, dtype=jnp.float32, remat="none", strategy=strategy)[0]
 
-        gains = np.asarray(jax.jit(jax.grad(of))(placed["weights"]))
-    return (gains * gains.size)[:, np.argsort(order)]
+@cache
+def weight_gradient(model, shape, strategy):
+    """The gradient of the loss by the weights of targets, compiled once for all batches."""
+    layout = ShardingContext(shape, rules_of(strategy))
+
+    def of(weights, params, batch):
+        given = batch | {"weights": weights}
+        return loss_and_load(params, given, model, layout, dtype=jnp.float32, remat="none", strategy=strategy)[0]
+
+    return jax.jit(jax.grad(of))
 
 
 @pytest.mark.slow

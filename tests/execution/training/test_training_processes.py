@@ -177,13 +177,13 @@ def test_a_lost_process_is_named_and_the_run_is_finished(tmp_path, count, device
 
 @pytest.mark.matrix
 def test_an_elastic_run_goes_on_with_half_of_the_devices_and_the_same_batch(tmp_path):
-    arguments = [*SMALL, "--on", "cpu:8", "--mesh", "1,-1,1,1", "--steps", "40", "--save-every", "4"]
+    arguments = [*SMALL, "--on", "cpu:4", "--mesh", "1,-1,1,1", "--steps", "40", "--save-every", "4"]
     launched = launch(tmp_path, 2, arguments, "--elastic", "1")
     _, said = lose(launched, tmp_path, 1, signal.SIGKILL)
     assert launched.returncode == 0, said
     assert "1 process goes on from checkpoint" in said
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert (config["hardware"], config["mesh"]["fsdp"], config["workload"]["batch"]) == ("cpu:4", 4, 8)
+    assert (config["hardware"], config["mesh"]["fsdp"], config["workload"]["batch"]) == ("cpu:2", 2, 8)
 
 
 @pytest.mark.matrix

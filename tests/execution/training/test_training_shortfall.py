@@ -1,4 +1,4 @@
-"""A run that falls short of its plan says so once, with the reason that its rows give."""
+"""A run that falls short of its prediction says so once, with the reason that its rows give."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def said(row, *, planned=1.0, is_simulated=False, steps=WINDOW):
         (STEP | {"compile_seconds": 2.0}, "3.00 s a step instead of 1.00 s; 2.00 s of it: compiling the step again"),
         (
             STEP | {"step_seconds": 1.3, "input_seconds": 0.1},
-            "1.30 s a step instead of 1.00 s; 200 ms of it: the devices take longer for a step than planned",
+            "1.30 s a step instead of 1.00 s; 200 ms of it: the devices take longer for a step than predicted",
         ),
     ],
 )
@@ -33,7 +33,7 @@ def test_the_largest_reason_is_named(row, line):
 
 def test_a_run_within_15_percent_says_nothing():
     assert said(STEP | {"step_seconds": 1 / 0.851}) is None
-    assert said(STEP | {"step_seconds": 1 / 0.849}).startswith("the run is 15.1% short of its plan")
+    assert said(STEP | {"step_seconds": 1 / 0.849}).startswith("the run is 15.1% short of its prediction")
     assert said(STEP | {"step_seconds": 0.5}) is None
     # An evaluation is asked for.
     assert said(STEP | {"eval_seconds": 9.0}) is None

@@ -75,7 +75,7 @@ def test_a_difference_is_named():
     found = in_plans_terms(read_hlo(compiled.as_text(), shape.layout, hardware="cpu:8"))
     other = predict(replace(TINY, remat="none"), shape, parse_system("cpu:8"))
     rows = {row.quantity: row for row in compare(other, found, argument_bytes=argument_bytes(TINY, shape))}
-    assert rows["all-gather tp recompute"].causes == (Cause(difference=Difference.NOT_PLANNED),)
+    assert rows["all-gather tp recompute"].causes == (Cause(difference=Difference.NOT_PREDICTED),)
     assert rows["all-gather tp recompute"].exceeds(10.0)
     assert rows["flops"].relative > 0
     assert rows["all-gather tp forward"].is_equal

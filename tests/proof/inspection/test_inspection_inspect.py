@@ -117,7 +117,7 @@ def test_an_inspection_is_plain_data():
     function, args = planted.transformer(mesh_of(dp=2, tp=4), applied=False)
     data = meshwright.inspect(function, *args).to_json()
     assert set(data) == {"name", "record", "flops_by_scope", "findings", "ignored", "in_baseline"}
-    named = {"id", "kind", "bytes", "cost_seconds", "source", "elsewhere", "evidence", "fix"}
+    named = {"id", "kind", "bytes", "cost_seconds", "source", "elsewhere", "link", "evidence", "fix"}
     assert set(data["findings"][0]) == named | {
         "axis",
         "degree",

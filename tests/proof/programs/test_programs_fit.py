@@ -24,7 +24,7 @@ from flax.training.train_state import TrainState
 import meshwright as mw
 from meshwright.errors import MeshwrightError
 from meshwright.execution.training.run_directory.run import RunStoppedError, read_metrics
-from meshwright.proof.programs.fit.config import read_fit_config
+from meshwright.proof.program_plans.fit.config import read_fit_config
 
 STEPS = 6
 fit: Any = mw.fit  # also with arguments that its signature forbids
@@ -234,10 +234,25 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(plan, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+def test_a_batch_of_several_arguments_is_a_tuple(straight, tmp_path):
+    def parts(state, x, y):
+        return step(state, {"x": x, "y": y})
+
+    whole = batches(0)
+    laid = mw.apply(parts, {"batch": "fsdp"}, "fsdp=8", jax.eval_shape(first_state), whole["x"], whole["y"])
+    done = fit(parts, first_state, lambda number: tuple(batches(number).values()), plan=laid, out=tmp_path, steps=2)
+    np.testing.assert_allclose([row["loss"] for row in done.rows], losses(straight.directory)[:2], rtol=1e-5)
+
+
 def test_a_plan_of_a_step_with_other_arguments_is_refused(tmp_path):
-    laid = mw.apply(lambda state, batch, rate: (state * rate, batch.mean()), {}, "fsdp=8", *map(jnp.ones, (8, 8, ())))
-    with pytest.raises(MeshwrightError, match=r"is of a step with 3 arguments; fit takes step\(state, batch\)"):
-        fit(step, first_state, batches, plan=laid, out=tmp_path, steps=1)
+    for given, said in (
+        (([jnp.ones(8)], {}), "one argument"),
+        (([jnp.ones(8)], {"x": jnp.ones(8)}), "the argument x by"),
+    ):
+        args, kwargs = given
+        laid = mw.apply(lambda state, x=1.0: state * x, {}, "fsdp=8", *args, **kwargs)
+        with pytest.raises(MeshwrightError, match=f"is of a step with {said}"):
+            fit(step, first_state, batches, plan=laid, out=tmp_path, steps=1)
 
 
 def test_devices_that_are_not_here_are_said(tmp_path):

@@ -153,7 +153,7 @@ def test_a_difference_that_no_rule_explains_says_so_whatever_the_compiler_notes(
     (row,) = compared(planned, found)
     assert (differences(row), row.note) == ([Difference.UNEXPLAINED], "as all-reduce of shards")
     (row,) = compared([], found)
-    assert differences(row) == [Difference.NOT_PLANNED]
+    assert differences(row) == [Difference.NOT_PREDICTED]
     (row,) = compared(planned, [])
     assert differences(row) == [Difference.MISSING]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from meshwright.cli.loading import ModelArgs
 from meshwright.errors import MeshwrightError
 from meshwright.execution.data.bad_data import Rule
 from meshwright.options.declare import Json, option, positional
+from meshwright.options.serving import ModelArgs
 
 if TYPE_CHECKING:
     from meshwright.execution.models.generation.sampling import Sampling

@@ -98,13 +98,13 @@ def run(args: Args) -> int:
     texts, measured = _write(model, rows, options, streams=not as_json and len(rows) == 1)
     planned = _planned(model, len(rows), prompt_len, args.num_tokens)
     if as_json:
-        speeds = {"measured": asdict(measured), "planned": planned and asdict(planned)}
+        speeds = {"measured": asdict(measured), "predicted": planned and asdict(planned)}
         print(json.dumps({"texts": texts} | speeds, indent=2))
     else:
         if len(rows) > 1:
             print("\n---\n".join(_shown(row, text["text"] or "") for row, text in zip(rows, texts, strict=True)))
         print()
-        show(console(), f"measured: first token in {measured}" + (f"   (plan: {planned})" if planned else ""))
+        show(console(), f"measured: first token in {measured}" + (f"   (predicted: {planned})" if planned else ""))
     return 0
 
 

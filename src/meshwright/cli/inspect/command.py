@@ -22,7 +22,7 @@ from meshwright.mesh import parse_axes
 from meshwright.options.declare import Json, Mesh, option, positional
 from meshwright.pictures.screens.inspection import print_buffers, print_screen
 from meshwright.pictures.text import next_line
-from meshwright.proof.inspection.script import read_script
+from meshwright.proof.inspection.script import read_script, simulate_devices
 from meshwright.support.files import check_outputs
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ EXAMPLES = (
     "meshwright inspect module.after_optimizations.txt --mesh data=2,model=4 --on v5e:2x4",
 )
 
-_COUNT_FLAG = "--xla_force_host_platform_device_count"
 _USUAL_DEVICES = 8
 """Simulated devices of a script where neither --on nor --mesh says how many."""
 
@@ -159,7 +158,7 @@ def _inspection(args: Args) -> Inspection:
     devices = f"cpu:{math.prod(mesh.values())}" if mesh is not None else None
     on = args.on or devices
     if is_run:
-        _simulate(parse_system(on).num_devices if on else _USUAL_DEVICES)
+        simulate_devices(parse_system(on).num_devices if on else _USUAL_DEVICES)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads; another one compiles
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     _check_trace(args, on)
@@ -170,13 +169,6 @@ def _inspection(args: Args) -> Inspection:
         from meshwright.proof.inspection.functions import inspect
 
         return inspect(args.subject, mesh=mesh, on=on, **options)
-
-
-def _simulate(num_devices: int) -> None:
-    """Give a script this many simulated devices, unless it or its caller asks for another number."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _COUNT_FLAG not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {_COUNT_FLAG}={num_devices}".strip()
 
 
 def _check_trace(args: Args, on: str | None) -> None:

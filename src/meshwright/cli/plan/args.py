@@ -1,4 +1,4 @@
-"""The arguments of `meshwright plan`, one dataclass for each kind of plan: training, serving, and models of images."""
+"""The arguments of `meshwright plan`, one dataclass for each kind: training, serving, images, any function."""
 
 from __future__ import annotations
 
@@ -115,3 +115,19 @@ class ImageArgs:
     """How many meshes to print. Default: 8."""
     json: Json = False
     """Print data instead of tables: {"candidates": [record, …]}."""
+
+
+@dataclass(frozen=True)
+class ProgramArgs:
+    """Find the mesh of any JAX function, and which dims its axes split: the best layouts are compiled and compared."""
+
+    model: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|SCRIPT")]
+    """A function without arguments that returns (step, its arguments), or a script, as for inspect."""
+    on: Annotated[str | None, option("CHIPS")] = None
+    """The hardware, as v5e:4x4. Needed."""
+    mesh: Mesh = None
+    """Find the table of this mesh alone, any names: data=4,model=4. Default: every mesh."""
+    compiled: Annotated[str, option("N")] = "3"
+    """How many of the best layouts to compile, 0 for none. Default: 3."""
+    json: Json = False
+    """Print {"mesh", "table", "store", "classes", "predicted": record, …} instead of tables."""

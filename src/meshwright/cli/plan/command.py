@@ -2,7 +2,7 @@
 
 Each kind of plan has its own arguments (`args`) and modules: ranking for training (`screen`), comparison of meshes
 (`compare`), sweeps (`sweep`), ops (`ops`), existing plans in a file or a run (`kept`), image models (`images`), serving
-(`serving`).
+(`serving`), any JAX function (`programs`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.cli.kept import kept_plan
-from meshwright.cli.plan.args import Args, ImageArgs, ServeArgs
+from meshwright.cli.plan.args import Args, ImageArgs, ProgramArgs, ServeArgs
 from meshwright.cli.plan.kept import print_kept
+from meshwright.cli.plan.programs import NAMED
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.description.families.load import trained_seq_len
@@ -37,6 +38,7 @@ EXAMPLES = (
     "meshwright plan llama3-8b --on v5e:4x4 --serve decode --latency 30ms",
     "meshwright plan plan.yaml --ops",
     "meshwright plan resnet50 --on a100-80gb:8 --batch 256",
+    "meshwright plan my_module:make_step --on v5e:4x4",
     "meshwright plan llama3-8b --serve decode --help",
 )
 
@@ -44,6 +46,7 @@ KINDS: dict[str, type] = {
     "a training plan": Args,
     "a serving plan (--serve decode)": ServeArgs,
     "a plan of a model of images": ImageArgs,
+    "a plan of a function": ProgramArgs,
 }
 """The kinds of plans, as messages name them."""
 
@@ -55,13 +58,17 @@ HINTS = {
 
 
 def args_of(words: list[str]) -> type:
-    """Return the kind of arguments: for serving with --serve, for images with a ResNet's name, else for training."""
+    """Return the kind of arguments: for serving with --serve, for images with a ResNet's name, for functions and
+    scripts, else for training.
+    """
+    if any(NAMED.fullmatch(word) for word in words if not word.startswith("-")):
+        return ProgramArgs
     if any(word.split("=")[0] == "--serve" for word in words):
         return ServeArgs
     return ImageArgs if {word.lower() for word in words} & set(RESNETS) else Args
 
 
-def run(args: Args | ServeArgs | ImageArgs) -> int:
+def run(args: Args | ServeArgs | ImageArgs | ProgramArgs) -> int:
     """Print the requested plan, and write it if a file is named."""
     if isinstance(args, ServeArgs):
         from meshwright.cli.plan.serving import plan_serving
@@ -71,6 +78,10 @@ def run(args: Args | ServeArgs | ImageArgs) -> int:
         from meshwright.cli.plan.images import plan_images
 
         return plan_images(args)
+    if isinstance(args, ProgramArgs):
+        from meshwright.cli.plan.programs import plan_program
+
+        return plan_program(args)
     kept = kept_plan(args.model)
     return _Training(args).run() if kept is None else print_kept(args, kept)
 

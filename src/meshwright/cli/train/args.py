@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from meshwright.cli.processes import ProcessArgs
 from meshwright.options.declare import CompileCache, Json, Mesh, given_options, option, positional
 from meshwright.options.plan import StrategyArgs, WorkloadArgs
+from meshwright.options.processes import ProcessArgs
 from meshwright.options.training import DataArgs, OptimizerArgs, PreferenceArgs, SavingArgs, StartArgs, WatchArgs
 
 

@@ -39,7 +39,7 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
     fits = memory <= usable
     found = {
         "fits": fits,
-        "memory_bytes": {"planned": planned.memory_bytes["peak"], "compiled": memory, "usable": usable},
+        "memory_bytes": {"predicted": planned.memory_bytes["peak"], "compiled": memory, "usable": usable},
         "step_seconds": seconds,
         "tokens_a_step": tokens,
         "steps": config.steps,
@@ -52,10 +52,10 @@ def dry_run(args: Args, config: RunConfig, planned: Record) -> bool:
         show(console(), headline(config.workload, config.hardware))
         print(f"mesh {config.mesh}")
         print(
-            f"memory: {show_bytes(planned.memory_bytes['peak'])} planned, {show_bytes(memory)} compiled, of"
+            f"memory: {show_bytes(planned.memory_bytes['peak'])} predicted, {show_bytes(memory)} compiled, of"
             f" {show_bytes(usable)} a device" + ("" if fits else ": DOES NOT FIT")
         )
-        print(f"a step: {show_seconds(seconds)}, {tokens:,} tokens, {show_rate(tokens / seconds, 'tok/s')} (plan)")
+        print(f"a step: {show_seconds(seconds)}, {tokens:,} tokens, {show_rate(tokens / seconds, 'tok/s')} (predicted)")
         print(f"to the end: {config.steps:,} steps, {tokens * config.steps:,} tokens, {_long(seconds * config.steps)}")
         for note in (*_notes(plan, memory, args.model), *untested_notes(verification.program.compiler)):
             print(folded(f"note: {note}"))
@@ -71,7 +71,7 @@ def _notes(plan: Plan, compiled: int, model: str) -> list[str]:
     notes = notes_of(plan, 0 if kept_plan(model) else trained_seq_len(model))
     more = compiled / plan.predicted.memory_bytes["peak"] - 1
     if more > (plan.memory_headroom or 0.0):
-        notes.append(f"the compiled step takes {show_percent(more)} more memory than planned, and runs if that fits")
+        notes.append(f"the compiled step takes {show_percent(more)} more memory than predicted, and runs if that fits")
     return notes
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshwright.cli.loading import byte_bar
-from meshwright.cli.processes import report_end_to_others
 from meshwright.cli.train.args import Args
 from meshwright.cli.train.screen import TrainScreen
 from meshwright.cli.waiting import waiting
 from meshwright.execution.processes.host import FAILED
-from meshwright.execution.processes.member import leave_at_once
+from meshwright.execution.processes.member import leave_at_once, report_end_to_others
+from meshwright.execution.processes.options import processes_of
 from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
 from meshwright.pictures.tables import console, headline, promise, show, speed, table
 from meshwright.pictures.text import next_line
@@ -35,22 +35,17 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
     """Take the steps of a run on its devices, with a screen; return the exit code."""
     from meshwright.execution.runtime.compile_cache import use_compile_cache
     from meshwright.execution.runtime.devices import claim_devices
-    from meshwright.execution.training.data.stores import tokenize_sources
     from meshwright.execution.training.library import allowed_differences
     from meshwright.execution.training.loop import run_steps
-    from meshwright.execution.training.pretrained import run_tokenizer
-    from meshwright.execution.training.run_directory.restart import is_first_process, what_is_left
+    from meshwright.execution.training.run_directory.restart import is_first_process
     from meshwright.execution.training.run_directory.run import RunStoppedError
 
     if config.workload.objective != "dpo":
-        tokenizer = run_tokenizer(config, directory)
-        tokenize_sources(
-            config.data, config.workload, tokenizer, lambda name, size: byte_bar(f"tokenising {name}", size)
-        )
+        _tokenize_with_bar(config, directory)
     with waiting(f"starting {config.hardware}"):
         # Each process may have been started in a folder of its own.
         compared = replace(config, data=replace(config.data, folder=None)).to_json()
-        several = claim_devices(config.system, args.process.processes, compared)
+        several = claim_devices(config.system, processes_of(args.process), compared)
         use_compile_cache(args.run.compile_cache)
     is_first = is_first_process()
     allow = allowed_differences(args.run.allow, args.settings, change=args.run.change)
@@ -79,7 +74,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
 
     if not screen.is_quiet:
         show(console(), headline(config.workload, config.hardware))
-        show(console(), f"mesh {config.mesh} · plan: {speed(planned)}   {promise(planned)}")
+        show(console(), f"mesh {config.mesh} · predicted: {speed(planned)}   {promise(planned)}")
         sys.stdout.flush()
     try:
         with report_end_to_others(several, RunStoppedError), screen:
@@ -95,11 +90,7 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
             )
     except KeyboardInterrupt as interrupt:
         number = signal.SIGINT if type(interrupt) is KeyboardInterrupt else signal.SIGTERM
-        code, line = _end_by_signal(config, directory, number)
-        if screen.taken:
-            code = INTERRUPTED if number == signal.SIGINT else TERMINATED
-            line = f"stopped at once, without saving, at {screen.taken} of {config.steps};"
-            line += f" {what_is_left(config, directory)}"
+        code, line = _end_by_signal(config, directory, number, taken=screen.taken)
         if is_first:
             print(line, file=sys.stderr)
         if several is not None:
@@ -111,13 +102,33 @@ def train_on_devices(args: Args, config: RunConfig, directory: Path, planned: Re
     return INTERRUPTED if is_interrupted else 0
 
 
-def _end_by_signal(config: RunConfig, directory: Path, number: int, *, is_late: bool = False) -> tuple[int, str]:
-    """Return exit code and message of a run that a signal ends before its first step, or too late for a checkpoint."""
+def _tokenize_with_bar(config: RunConfig, directory: Path) -> None:
+    from meshwright.execution.training.data.stores import tokenize_sources
+    from meshwright.execution.training.pretrained import run_tokenizer
+
+    tokenizer = run_tokenizer(config, directory)
+    tokenize_sources(config.data, config.workload, tokenizer, lambda name, size: byte_bar(f"tokenising {name}", size))
+
+
+def _end_by_signal(
+    config: RunConfig, directory: Path, number: int, *, is_late: bool = False, taken: int = 0
+) -> tuple[int, str]:
+    """Return exit code and message of a run that a signal ends without saving.
+
+    Args:
+        number: the signal.
+        is_late: whether the grace period of a SIGTERM is over.
+        taken: how many steps the run has taken.
+    """
     from meshwright.execution.training.run_directory.restart import what_is_left
 
     if is_late:
         grace = f"the {config.saving.grace_seconds:g} s of --grace-seconds are over"
         return FAILED, f"error: {grace} and the run is not saved; {what_is_left(config, directory)}"
+    if taken:
+        code = INTERRUPTED if number == signal.SIGINT else TERMINATED
+        where = f"stopped at once, without saving, at {taken} of {config.steps}"
+        return code, f"{where}; {what_is_left(config, directory)}"
     code = 0 if number == signal.SIGTERM else INTERRUPTED
     if (directory / "config.json").exists():
         return code, f"stopped before a step was taken; {_how_to_go_on(directory)}"
@@ -136,7 +147,7 @@ def _print_outcome(
         print(json.dumps(outcome.record.to_json() | {"steps": outcome.taken, "loss": screen.ends}, indent=2))
     elif screen.taken:
         print("\n".join(screen.summary()))
-        show(console(), f"measured: {speed(outcome.record)}   (plan: {speed(planned)})")
+        show(console(), f"measured: {speed(outcome.record)}   (predicted: {speed(planned)})")
         _show_profile(config, directory, planned)
     if outcome.taken < config.steps:
         print(f"stopped at {outcome.taken} of {config.steps}; {_how_to_go_on(directory)}", file=sys.stderr)

@@ -147,7 +147,7 @@ class TrainScreen:
             show_rate(row["tokens_per_second"], "tok/s"),
             *(() if self._planned.shown_mfu is None else (f"MFU {show_percent(row['mfu'])}",)),
             show_seconds(row["step_seconds"]),
-            f"(plan {show_seconds(self._planned.step_seconds or 0.0)})",
+            f"(predicted {show_seconds(self._planned.step_seconds or 0.0)})",
         ]
         for word in (*words_of_step, *more):
             if len("  ".join([*words, word])) > width:

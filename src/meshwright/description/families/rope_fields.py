@@ -106,20 +106,7 @@ def read_rotary_dims(fields: Fields, rope: Rope, head_dim: int) -> int:
 
 def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScaling | None:
     """Return the scaling of rotary frequencies; `found` are its fields."""
-    needed, optional = SCALING_FIELDS[kind]
-    if kind == "yarn" and fields.family == "ministral3":
-        optional = (*optional, QUERY_BETA)
-        # The longest sequence, which the file also has outside and which changes nothing.
-        found = {name: value for name, value in found.items() if name != "max_position_embeddings"}
-    # transformers writes the original length of every kind.
-    extra, absent = set(found) - {*needed, *optional, ORIGINAL}, set(needed) - set(found)
-    if extra or absent:
-        field = min(extra or absent)
-        what = "a field that is not known" if extra else "no field"
-        raise MeshwrightError(
-            f"the config.json of {fields.name} has {what} {field!r} in its rope scaling of type {kind!r}, which has"
-            f" {listed((*needed, *optional)) or 'none'}"
-        )
+    _check_scaling_fields(fields, kind, found)
 
     def number(field: str, default: Any = None) -> Any:
         return fields.above_zero(f"rope scaling's {field}", found[field]) if field in found else default
@@ -181,6 +168,25 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
                 attention_factor=number("attention_factor"),
             )
     return None
+
+
+def _check_scaling_fields(fields: Fields, kind: str, found: Mapping[str, Any]) -> None:
+    """Raise for a field that this kind of scaling does not have, or lacks."""
+    needed, optional = SCALING_FIELDS[kind]
+    # transformers writes the original length of every kind.
+    ignored = {ORIGINAL}
+    if kind == "yarn" and fields.family == "ministral3":
+        optional = (*optional, QUERY_BETA)
+        # The longest sequence, which the file also has outside and which changes nothing.
+        ignored.add("max_position_embeddings")
+    extra, absent = set(found) - {*needed, *optional} - ignored, set(needed) - set(found)
+    if extra or absent:
+        field = min(extra or absent)
+        what = "a field that is not known" if extra else "no field"
+        raise MeshwrightError(
+            f"the config.json of {fields.name} has {what} {field!r} in its rope scaling of type {kind!r}, which has"
+            f" {listed((*needed, *optional)) or 'none'}"
+        )
 
 
 def _original_length(fields: Fields, found: Mapping[str, Any]) -> int:

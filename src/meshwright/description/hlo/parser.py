@@ -34,7 +34,10 @@ _PARENS = re.compile(_STRING + r"|[()]", re.DOTALL)
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]++|\\.)*+)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _INLINE_FILE = re.compile(r'\bsource_file="((?:[^"\\]++|\\.)*+)"')
-_LIBRARIES = re.compile(r"site-packages/(flax|haiku|equinox|optax|einops|chex)/")
+LIBRARIES = re.compile(r"(?:site|dist)-packages/")
+"""Files of installed packages."""
+OUTSIDE = re.compile(r"\bmeshwright/proof/")
+"""What traces a user's function: frames from here on are not the function's."""
 _INLINE_LINE = re.compile(r"\bsource_line=(\d+)")
 
 
@@ -268,12 +271,14 @@ def _operands(text: str) -> tuple[str, ...]:
 
 
 def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) -> str:
-    """Return file:line of a stack frame; for a frame in a layer library, that of the nearest caller outside it."""
+    """Return file:line of a stack frame; for one in an installed package, that of the nearest caller outside of it."""
     first = ""
     while frame in frames:
         place = locations.get(_field(frames[frame], "file_location_id"), "")
+        if OUTSIDE.search(place):
+            break
         first = first or place
-        if place and not _LIBRARIES.search(place):
+        if place and not LIBRARIES.search(place):
             return place
         # The parent is printed as its number plus one, so that 1 is no parent (jaxlib 0.10.2).
         parent = int(_field(frames[frame], "parent_frame_id") or 1) - 1

@@ -207,6 +207,7 @@ def _heads(model: ModelConfig, first_layer: int, stream: str) -> tuple[LayerOp, 
             inputs=(("embed", model.embed),),
             outputs=outputs,
             has_bias=model.qkv_bias,
+            is_fused=name != "query",
         )
         for name, outputs in dims.items()
     ]
@@ -234,9 +235,9 @@ def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> t
     rank, rope = latent.kv_rank, latent.rope_head_dim
     embed: Dims = (("embed", model.embed),)
 
-    def from_latent(name: str, source: str, target: str, inputs: Dims, size: int) -> Linear:
+    def from_latent(name: str, source: str, target: str, inputs: Dims, size: int, *, is_fused: bool = False) -> Linear:
         outputs: Dims = (("kv_heads", model.num_heads), ("head_dim", size))
-        return Linear(name=name, source=source, target=target, inputs=inputs, outputs=outputs)
+        return Linear(name=name, source=source, target=target, inputs=inputs, outputs=outputs, is_fused=is_fused)
 
     def to_latent(name: str, target: str, size: int) -> Linear:
         outputs: Dims = (("latent", size),)
@@ -265,8 +266,8 @@ def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> t
     narrow: Dims = (("latent_input", rank),)
     return (
         *ops,
-        from_latent("key", "latent", "key_nope", narrow, latent.nope_head_dim),
-        from_latent("value", "latent", "value", narrow, latent.value_head_dim),
+        from_latent("key", "latent", "key_nope", narrow, latent.nope_head_dim, is_fused=True),
+        from_latent("value", "latent", "value", narrow, latent.value_head_dim, is_fused=True),
         replace(rotary, values=("query",), start=latent.nope_head_dim),
         rotary,
         Concat(sources=("key_nope", "key_rope"), target="key"),

@@ -252,6 +252,7 @@ class Communicate:
     times: int = 1  # Runs each time its region runs.
     skipped: int = 0  # Runs that the compiler leaves out of those executed.
     is_ring: bool = False  # Whether it is P - 1 sends of `array` round a ring of P devices.
+    gradient_of: Operand | None = None  # The operand of attention whose gradient it exchanges over the sequence.
     of_weight: bool = False  # Whether it gathers a weight, or sums its gradient or the gradient's norm.
     beside: tuple[Array, ...] = ()  # Arrays that the same collective carries.
 

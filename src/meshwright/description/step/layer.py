@@ -75,6 +75,8 @@ class Linear:
     # Whether it multiplies the residual stream as stored between blocks, in float32 and without a gather over tp
     # (routers).
     is_on_residual: bool = False
+    # Whether frameworks with one array for queries, keys and values store the weight in that array, after the queries'.
+    is_fused: bool = False
     is_tied: bool = False  # Whether the weight is the embedding table that a `Lookup` declares, [*outputs, *inputs].
     low_rank: LowRank | None = None
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import meshwright
 from meshwright.errors import MeshwrightError, TemporaryError
 from meshwright.execution.processes.compare import flatten
-from meshwright.execution.processes.host import FAILED, End, Host, listen
+from meshwright.execution.processes.host import FAILED, REFUSED, End, Host, listen
 from meshwright.execution.processes.messages import BEAT_SECONDS, PAUSE_SECONDS, SILENT_SECONDS, Inbox, send
 from meshwright.execution.processes.options import HOSTED, Processes, split_address
 
@@ -224,3 +224,23 @@ def _place() -> str:
             return f"{name[len(SOURCES) + 1 :]}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+@contextlib.contextmanager
+def report_end_to_others(member: Member | None, *failures: type[MeshwrightError]) -> Iterator[None]:
+    """Report to the other processes how this one ends, except by Ctrl-C, which all of them get.
+
+    Args:
+        member: this process among the others; None for a single process.
+        failures: errors that count as failures of a started run; any other is wrong input.
+    """
+    if member is None:
+        yield
+        return
+    try:
+        yield
+    except MeshwrightError as error:
+        member.fail(str(error), FAILED if isinstance(error, (TemporaryError, *failures)) else REFUSED)
+    except Exception:  # Report it before its traceback is printed.
+        member.crash()
+    member.leave()

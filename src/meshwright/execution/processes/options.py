@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
+from meshwright.options.processes import ProcessArgs
 
 AUTO = "auto"
 
@@ -71,6 +72,14 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+def processes_of(args: ProcessArgs) -> Processes:
+    """Return the processes that the options name."""
+    if args.start_seconds is not None and args.coordinator is None:
+        raise MeshwrightError("--start-seconds goes with --coordinator: a process alone waits for no other")
+    return Processes(**{name: value for name, value in vars(args).items() if value is not None})
+
 
 _SLURM = {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID"}
 

@@ -133,34 +133,45 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
         if state.has_begun or leave is None:
             on_note("stopping after this step; once more stops at once")
 
+    def end_before_first_step(number: int) -> None:
+        if number == signal.SIGHUP:
+            drop_terminals(terminals)
+            number = signal.SIGTERM
+        if number in SIGNALS and not state.has_begun and leave is not None:
+            leave(number, False)
+
+    asking = [number for number in own if number != signal.SIGHUP]
+    hanging = [number for number in own if number == signal.SIGHUP]
+    # Set the handlers first: until then, a signal that is written to the pipe also has its previous effect.
+    old: int | None = None
+    with _watched_pipe(end_before_first_step) as writer:
+        try:
+            with handled_signals(asking, note, once=True), handled_signals(hanging, hang_up):
+                old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+                if state.signal is not None:
+                    os.write(writer, bytes([state.signal]))
+                yield state
+        finally:
+            grace.cancel()
+            if old is not None:
+                signal.set_wakeup_fd(old)
+
+
+@contextmanager
+def _watched_pipe(on_byte: Callable[[int], None]) -> Iterator[int]:
+    """Yield the writing end of a pipe; another thread calls `on_byte` with each byte written to it."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
     def watch() -> None:
         while received := os.read(reader, 1):
-            number = received[0]
-            if number == signal.SIGHUP:
-                drop_terminals(terminals)
-                number = signal.SIGTERM
-            if number in SIGNALS and not state.has_begun and leave is not None:
-                leave(number, False)
+            on_byte(received[0])
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    # Set the handlers first: until then, a signal that is written to the pipe also has its previous effect.
-    old: int | None = None
     try:
-        asking = [number for number in own if number != signal.SIGHUP]
-        hanging = [number for number in own if number == signal.SIGHUP]
-        with handled_signals(asking, note, once=True), handled_signals(hanging, hang_up):
-            old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-            if state.signal is not None:
-                os.write(writer, bytes([state.signal]))
-            yield state
+        yield writer
     finally:
-        grace.cancel()
-        if old is not None:
-            signal.set_wakeup_fd(old)
         os.close(writer)
         watcher.join()
         os.close(reader)

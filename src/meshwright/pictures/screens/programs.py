@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshwright.pictures.tables import Lines, collective_table, console, show, table
 from meshwright.pictures.text import folded
+from meshwright.record import merge
 from meshwright.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from meshwright.proof.programs.plan import Candidate, ProgramPlan
+    from meshwright.proof.program_plans.plan import Candidate, ProgramPlan
 
 MOST_SHOWN = 8
 """The number of layouts, best first, in the table."""
@@ -33,7 +35,8 @@ def print_plan(plan: ProgramPlan) -> None:
     print(f"  {_mesh(best)}   step {step}   {_memory(best)} a device\n")
     show(console(), _class_table(plan))
     print()
-    show(console(), collective_table(best.compiled or plan.predicted))
+    record = best.compiled or plan.predicted
+    show(console(), collective_table(replace(record, collectives=merge(record.collectives))))
     print()
     show(console(), _candidate_table(plan))
     for note in plan.notes:

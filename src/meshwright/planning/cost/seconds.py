@@ -13,7 +13,7 @@ from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.hardware.system import System
 from meshwright.description.step.blocks import program
 from meshwright.description.step.ir import Array, AttentionOp, ComputingOp, Elementwise, Extents, Matmul, Step
-from meshwright.description.step.layer import DotProduct
+from meshwright.description.step.layer import DotProduct, Linear
 from meshwright.description.step.passes.muon import ITERATIONS, dealt_matrices, matrix_products
 from meshwright.description.step.passes.pipeline import (
     is_shared_before,
@@ -421,8 +421,7 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
     """Return the time, by phase, of copying weights out of gather buffers, and gradients into reduction buffers.
 
     The copies are on the compute stream, so nothing hides them. Each element of a buffer is read and written once.
-    Frameworks with lists of shards make one copy per group member, and zero the array before a gather; queries, keys
-    and values are one array there.
+    Frameworks with lists of shards make one copy per group member, and zero the array before a gather.
     """
     if not (strategy.profile.flat_buffers or strategy.profile.shard_lists):
         return {}
@@ -433,9 +432,15 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
     if strategy.profile.shard_lists:
         factors = {"all-gather": 3.0, "reduce-scatter": 2.0}
         launch = launch_seconds(system)
+    fused = {
+        f"{stack.name}.{op.name}"
+        for stack in program(workload.model).stacks
+        for op in stack.ops
+        if isinstance(op, Linear) and op.is_fused
+    }
     seconds: dict[Phase, float] = {}
     for move in filter(is_of_weights, weight_collectives(workload, mesh, strategy)):
-        copies = 0 if move.array.endswith((".key", ".value")) else move.count * mesh.degree(move.axes)
+        copies = 0 if move.array in fused else move.count * mesh.degree(move.axes)
         taken = copies * launch + factors[move.kind] * move.bytes / (HBM_SHARE * system.hbm_bytes_per_second)
         seconds[move.phase] = seconds.get(move.phase, 0.0) + taken
     return seconds

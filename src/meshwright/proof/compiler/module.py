@@ -16,7 +16,7 @@ from jax.interpreters import mlir, pxla
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from meshwright.errors import MeshwrightError
-from meshwright.proof.compiler.program import LoweredProgram, UnusedConstraint
+from meshwright.proof.compiler.program import LoweredProgram, read_mistakes
 
 LOAD_MODULE = "meshwright.proof.compiler.module:load_module"
 
@@ -41,7 +41,7 @@ def pack_module(program: LoweredProgram) -> dict[str, Any]:
         "free_inputs": tokens + [not isinstance(one, Sharding) for one in known["in_shardings"]],
         "free_outputs": tokens + [_is_free(one) for one in known["out_shardings"]],
         "output_names": list(output_names(program)),
-        "unused_constraints": [list(one) for one in program.unused_constraints],
+        "mistakes": None if program.mistakes is None else [list(one) for one in program.mistakes],
         "notes": list(program.notes),
     }
 
@@ -53,17 +53,16 @@ def load_module(
     free_inputs: Sequence[bool],
     free_outputs: Sequence[bool],
     output_names: Sequence[str],
-    unused_constraints: Sequence[Sequence[Any]],
+    mistakes: Sequence[Sequence[Any]] | None,
     notes: Sequence[str],
 ) -> LoweredProgram:
     """Return the program packed by `pack_module`, to be compiled for the devices of a mesh in their order.
 
     free_inputs, free_outputs: whether the partitioner may choose the sharding of each input and output.
     """
-    unused = tuple(UnusedConstraint(dtype, tuple(dims), *told) for dtype, dims, *told in unused_constraints)
     bytecode = gzip.decompress(base64.b64decode(module))
     lowered = _Module(bytecode, mesh, tuple(free_inputs), tuple(free_outputs))
-    return LoweredProgram(lowered, unused, tuple(notes), tuple(output_names))
+    return LoweredProgram(lowered, read_mistakes(mistakes), tuple(notes), tuple(output_names))
 
 
 def output_names(program: LoweredProgram) -> tuple[str, ...]:

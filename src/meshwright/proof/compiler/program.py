@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -19,24 +19,27 @@ class MeshMethod(StrEnum):
     OWN = "the function's own mesh"
 
 
-class UnusedConstraint(NamedTuple):
-    """A sharding constraint that JAX drops while lowering a function.
+class TracedMistake(NamedTuple):
+    """A mistake that is read in the jaxpr of a function when it is traced.
 
-    dtype, dims: of the constrained array. source: file:line. device: the device, or the spec of the sharding, given to
-    a `device_put`, which does nothing inside `jit`; '' for a `with_sharding_constraint` whose result nothing uses.
+    finding: the id of its finding. dtype, dims: of the array, as the devices that run the op hold it. source:
+    file:line. axes: of the mesh. count: how often it runs in a step. figures: plain data that this kind of mistake has.
     """
 
+    finding: str
     dtype: str
     dims: tuple[int, ...]
     source: str
-    device: str = ""
+    axes: tuple[str, ...] = ()
+    count: int = 1
+    figures: Mapping[str, Any] = {}
 
 
 class LoweredProgram(NamedTuple):
     """A `jax.stages.Lowered` with findings from its tracing. output_names: None to read them from `lowered`."""
 
     lowered: Any
-    unused_constraints: tuple[UnusedConstraint, ...] = ()
+    mistakes: tuple[TracedMistake, ...] | None = None
     notes: tuple[str, ...] = ()
     output_names: tuple[str, ...] | None = None
 
@@ -95,7 +98,8 @@ class CompiledProgram:
     hlo: the optimized, scheduled module. memory_bytes: per device, `arguments`, `outputs`, `temporaries`, `alias`
     (shared by outputs and arguments), `code`, and `peak` = arguments + outputs - alias + temporaries. On TPUs
     temporaries are the compiler's peak less the other terms. messages: warnings on the compiler's stderr.
-    unused_constraints: found when the program was traced. notes: from tracing, and on versions that no test has seen.
+    mistakes: found when the program was traced; None if no jaxpr was read. notes: from tracing, and on versions that no
+    test has seen.
     mesh_method: how the mesh was arranged on the devices.
     cached: read from disk; compile_seconds is then that of the original compilation.
 
@@ -114,7 +118,7 @@ class CompiledProgram:
     propagated: str = ""
     partitioned: str = ""
     output_names: tuple[str, ...] = ()
-    unused_constraints: tuple[UnusedConstraint, ...] = ()
+    mistakes: tuple[TracedMistake, ...] | None = None
     notes: tuple[str, ...] = ()
     cached: bool = False
 
@@ -125,12 +129,23 @@ class CompiledProgram:
 
 def program_from_json(data: Mapping[str, Any], *, cached: bool) -> CompiledProgram:
     """The inverse of `CompiledProgram.to_json`."""
-    unused = (UnusedConstraint(dtype, tuple(dims), *told) for dtype, dims, *told in data.get("unused_constraints", ()))
     return replace(
         CompiledProgram(**data),
         mesh_method=MeshMethod(data["mesh_method"]),
         output_names=tuple(data.get("output_names", ())),
-        unused_constraints=tuple(unused),
+        mistakes=read_mistakes(data.get("mistakes")),
         notes=tuple(data.get("notes", ())),
         cached=cached,
+    )
+
+
+def read_mistakes(data: Iterable[Sequence[Any]] | None) -> tuple[TracedMistake, ...] | None:
+    """Return mistakes that were written as JSON."""
+    return (
+        None
+        if data is None
+        else tuple(
+            TracedMistake(finding, dtype, tuple(dims), source, tuple(axes), *rest)
+            for finding, dtype, dims, source, axes, *rest in data
+        )
     )

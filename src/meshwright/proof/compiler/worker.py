@@ -133,7 +133,7 @@ def compile_lowered(
         **dumps,
         compile_seconds=seconds,
         output_names=output_names(program),
-        unused_constraints=program.unused_constraints,
+        mistakes=program.mistakes,
         notes=(*program.notes, *found.notes),
     )
 

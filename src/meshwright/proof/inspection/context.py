@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from meshwright.description.hlo.specs import Spec, parse_hlo_sharding
 from meshwright.description.hlo.updates import Share, Updates
 from meshwright.errors import MeshwrightError
 from meshwright.planning.cost.rates.collective_time import achieved_seconds
-from meshwright.proof.compiler.program import CompiledProgram
+from meshwright.proof.compiler.program import CompiledProgram, TracedMistake
 from meshwright.proof.compiler.shardings import ShardingPair, read_shardings
 from meshwright.proof.inspection.variance import Variance
 from meshwright.proof.simulate.schedule import Schedule
@@ -87,6 +87,8 @@ class ProgramContext:
     module: Module
     mesh: Mapping[str, int]  # Degree of every axis, outermost first.
     system: System | None = None  # For times; None if unknown.
+    # Collectives between slices, with their times; the mesh and the system are then those of one slice.
+    between_slices: tuple[Collective, ...] = ()
     # With memory, messages and the partitioner's modules; None for HLO text alone.
     program: CompiledProgram | None = None
     schedule: Schedule | None = None  # Simulated step, if the program's schedule is final.
@@ -116,6 +118,16 @@ class ProgramContext:
             for (name, shape, spec), one in zip(told, made, strict=False)
         )
 
+    def traced(self, finding: str) -> Iterator[TracedMistake]:
+        """The mistakes of a kind that were read in the jaxpr; none for HLO text alone."""
+        mistakes = (self.program.mistakes if self.program else None) or ()
+        return (one for one in mistakes if one.finding == finding)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the function's jaxpr was read: it says more of `shard_map` than HLO does."""
+        return self.program is not None and self.program.mistakes is not None
+
     def check_state(self) -> None:
         """Raise if a name in `state` is not an argument. Unused arguments are not in a compiled program."""
         trees = dict.fromkeys(argument.tree for argument in self.arguments)
@@ -126,6 +138,10 @@ class ProgramContext:
     def updates(self, result: Result) -> Mapping[int, Share]:
         """Return the numbers of the arguments that a result updates, and the fraction that it keeps of each."""
         return self._with_names.of(result.instruction)
+
+    def result_place(self, result: Result) -> str:
+        """Return source and scopes of what computes a result."""
+        return describe(self._with_names.module, result.instruction)[0].place
 
     @cached_property
     def differentiated(self) -> frozenset[int]:
@@ -158,6 +174,16 @@ class ProgramContext:
     def variance(self) -> Variance:
         """Along which axes each value differs between devices."""
         return Variance(self.module, self.mesh)
+
+    @cached_property
+    def partitioned(self) -> ProgramContext:
+        """This program as the partitioner left it, before its compiler fused and scheduled it; itself for CPUs.
+
+        There the ops between two collectives are the same on every kind of device.
+        """
+        if self.program is None or not self.program.partitioned or not self.has_reduce_scatter:
+            return self
+        return replace(self, module=parse_hlo(self.program.partitioned), schedule=None)
 
     @cached_property
     def communicating_instructions(self) -> tuple[tuple[Instruction, tuple[Collective, ...]], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -28,9 +29,28 @@ class FindingKind(StrEnum):
     MISSING_SUM = "missing sum"
     REDUNDANT_COMPUTE = "repeated work"
     MESH_ORDER = "mesh against the fabric"
+    ACROSS_SLICES = "across slices"
     EXPOSED_COMMUNICATION = "exposed communication"
     PADDING = "padding"
     UNEVEN_STAGES = "uneven stages"
+    BRANCHED_COLLECTIVE = "collective in a branch"
+    RING_TOO_LONG = "ring too long"
+    SENT_COPIES = "copies exchanged"
+    SUM_IN_LOOP = "sum in every iteration"
+    GATHERED_TO_SUM = "gathered to be summed"
+    CAPTURED_CONSTANT = "captured constant"
+    HOST_CALL_IN_LOOP = "host call in a loop"
+    WIDE_PRODUCT = "float32 by accident"
+    STATE_CHANGED = "state comes back changed"
+    HOISTED_GATHER = "gathered before the loop"
+    UNSHARDING_CONSTRAINT = "constraint that un-shards"
+    SPLIT_CONTRACTION = "split on the contraction"
+    MOVED_STATE = "state moved in each step"
+    GATHERED_RESULT = "result asked whole"
+    RECOMPUTED_COLLECTIVE = "collective recomputed"
+    WHOLE_BESIDE_BATCH = "whole beside a split batch"
+    UNPARTITIONED_BITS = "random bits made whole"
+    MISLAID_STATE = "state unlike its parameter"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +73,7 @@ class Finding(ABC):
     cost_seconds: float | None  # Cost per step; None if the hardware is unknown.
     source: str  # file:line (scopes); '' if the compiler kept none.
     elsewhere: tuple[str, ...] = ()  # Other places with the same mistake.
+    link: str = ""  # That the cost is on, as `x: ring of 4`; '' if it moves nothing, or the hardware is unknown.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -67,7 +88,7 @@ class Finding(ABC):
         """What the compiled program does, with figures."""
         others = len(self.elsewhere)
         lines = f"; the same at {others} other line{'s' if others > 1 else ''}" if others else ""
-        return self._sentences()[0] + lines
+        return self._sentences()[0] + (f"; over {self.link}" if self.link else "") + lines
 
     @property
     def fix(self) -> str:
@@ -79,10 +100,25 @@ class Finding(ABC):
         """Whether the result is wrong, not only slow: then it is reported whatever it costs."""
         return False
 
+    def explains(self, other: Finding) -> bool:
+        """Whether another finding only follows from this one, so that it is not reported beside it."""
+        del other
+        return False
+
+    @property
+    def line(self) -> str:
+        """The file:line of its source, without scopes."""
+        return self.source.partition(" ")[0]
+
     def to_json(self) -> dict[str, Any]:
         """This finding as plain data."""
         figures = {key: _plain(value) for key, value in vars(self).items()}
         return {"id": self.id, "kind": self.kind} | figures | {"evidence": self.evidence, "fix": self.fix}
+
+
+def num_elements(array: str) -> int:
+    """Return the elements of an array that is given as text: 12 of `f32[3,4]`."""
+    return math.prod(map(int, re.findall(r"\d+", array.partition("[")[2])))
 
 
 def joined(axes: tuple[str, ...]) -> str:

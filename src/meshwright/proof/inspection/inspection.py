@@ -199,11 +199,13 @@ def read_inspection(
         expected=None if expected is None else tuple(expected),
         state=None if state is None else tuple(state),
     )
+    between = _timed_between_slices(record, context, mesh, system) if across else ()
+    context = replace(context, between_slices=between)
     context.check_state()
     with contradictions_as_errors(module):
         found, notes = run_checks(context)
         findings, ignored, in_baseline = accepted.split(found)
-        record = _with_times(_with_memory(record, mesh, system, program), context, system)
+        record = _with_times(_with_memory(record, mesh, system, program), context)
         return Inspection(
             name=name,
             record=replace(record, notes=(*record.notes, *notes)),
@@ -229,7 +231,7 @@ def _with_memory(
     return replace(record, mesh=dict(mesh), memory_bytes=dict(program.memory_bytes), fits=fits, notes=notes)
 
 
-def _with_times(record: Record, context: ProgramContext, system: System | None) -> Record:
+def _with_times(record: Record, context: ProgramContext) -> Record:
     """Return the record with times of collectives, and exposed times if there is a schedule.
 
     The time of a collective between slices is known if its axes do not also run within slices; its exposed time never
@@ -244,13 +246,7 @@ def _with_times(record: Record, context: ProgramContext, system: System | None) 
                 share = entry.bytes / whole if whole else 1.0
                 exposed = share * context.exposed_seconds.get(instruction.name, 0.0)
             timed.append(replace(entry, seconds=seconds, exposed_seconds=exposed))
-    for move in record.collectives[len(timed) :]:  # between slices
-        is_whole = system is not None and all(context.mesh[axis] == 1 for axis in move.axes)
-        layout = lay_mesh(system, record.mesh) if system is not None and is_whole else None
-        seconds = (
-            move.count * achieved_seconds(move.kind, move.bytes / move.count, layout, move.axes) if layout else None
-        )
-        timed.append(replace(move, seconds=seconds))
+    timed += context.between_slices
     if context.schedule is None:
         return replace(record, collectives=tuple(timed))
     return replace(
@@ -260,6 +256,22 @@ def _with_times(record: Record, context: ProgramContext, system: System | None) 
         breakdown_seconds=dict(context.schedule.breakdown_seconds),
         notes=tuple(dict.fromkeys((*record.notes, *context.schedule.notes))),
     )
+
+
+def _timed_between_slices(
+    record: Record, context: ProgramContext, mesh: Mapping[str, int], system: System | None
+) -> tuple[Collective, ...]:
+    """Return the collectives between slices, with times where their axes do not run inside of slices too."""
+    inside = sum(len(entries) for _, entries in context.communicating_instructions)
+    timed = []
+    for move in record.collectives[inside:]:
+        is_whole = system is not None and all(context.mesh[axis] == 1 for axis in move.axes)
+        layout = lay_mesh(system, mesh) if system is not None and is_whole else None
+        seconds = (
+            move.count * achieved_seconds(move.kind, move.bytes / move.count, layout, move.axes) if layout else None
+        )
+        timed.append(replace(move, seconds=seconds))
+    return tuple(timed)
 
 
 def _flops_by_scope(context: ProgramContext) -> dict[str, int]:

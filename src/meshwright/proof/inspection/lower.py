@@ -17,18 +17,18 @@ from typing import Any
 import jax
 import numpy as np
 from jax.interpreters import mlir
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 from jax.stages import Compiled, Lowered, Traced
 
 import meshwright
-from meshwright.description.hardware.dtypes import canonical_dtype
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.mesh import with_axis_type
 from meshwright.proof.compiler.load import load_function
 from meshwright.proof.compiler.module import load_module, pack_module
-from meshwright.proof.compiler.program import LoweredProgram, UnusedConstraint
+from meshwright.proof.compiler.program import LoweredProgram, TracedMistake
 from meshwright.proof.compiler.worker import error_text
 from meshwright.proof.inspection.advice import DEVICES_ABSENT, advice
+from meshwright.proof.inspection.jaxprs.read import read_mistakes
 from meshwright.proof.inspection.meshes import Call, for_target, function_name, only_mesh
 
 LOWER_NAMED = "meshwright.proof.inspection.lower:lower_named"
@@ -58,7 +58,7 @@ def lower_call(call: Call, platform: str | None = None) -> LoweredProgram:
     with _lowering_for(platform):
         stage = _stage(call)
         if isinstance(stage, Traced):
-            return LoweredProgram(stage.lower(), tuple(dict.fromkeys(_unused(stage.jaxpr.jaxpr))))
+            return LoweredProgram(stage.lower(), *_mistakes(stage))
     if not isinstance(stage, Lowered):
         raise MeshwrightError(
             f"lowering {function_name(call.function)} returned {type(stage).__name__}, in which JAX lowered nothing"
@@ -242,39 +242,9 @@ def _in_a_line(text: str) -> str:
     return f"{told}; {what_to_do}" if (what_to_do := advice(text)) else told
 
 
-def _unused(jaxpr: Any) -> Iterator[UnusedConstraint]:
-    """Yield the constraints in a jaxpr and its inner ones that JAX drops: unused ones, and `device_put`s in `jit`."""
-    used = {id(var) for eqn in jaxpr.eqns for var in eqn.invars} | {id(var) for var in jaxpr.outvars}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "sharding_constraint" and id(eqn.outvars[0]) not in used:
-            aval = eqn.outvars[0].aval
-            yield UnusedConstraint(canonical_dtype(aval.dtype.name), tuple(aval.shape), _place(eqn))
-        if eqn.primitive.name == "device_put":
-            for old, var, device in zip(eqn.invars, eqn.outvars, eqn.params["devices"], strict=True):
-                if isinstance(device, jax.Device) or _is_dropped(old.aval, device):
-                    dtype, shape = canonical_dtype(var.aval.dtype.name), tuple(var.aval.shape)
-                    where = str(getattr(device, "spec", device))
-                    yield UnusedConstraint(dtype, shape, _place(eqn), where.replace("PartitionSpec", "P"))
-        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
-            if hasattr(inner, "eqns"):
-                yield from _unused(getattr(inner, "jaxpr", inner))
-
-
-def _is_dropped(aval: Any, target: Any) -> bool:
-    """Whether a `device_put` inside `jit` would only reshard an array, which JAX does not do there.
-
-    It does move arrays between memories.
-    """
-    if not isinstance(target, NamedSharding) or target.is_fully_replicated:
-        return False
-    is_device = target.memory_kind in (None, "device", "unpinned_host")
-    return is_device and "host" not in str(getattr(aval, "memory_space", "")).lower()
-
-
-def _place(eqn: Any) -> str:
-    """Return file:line of the user code of an equation."""
-    traceback = eqn.source_info.traceback
-    frames = traceback.frames if traceback is not None else []
-    own = Path(jax.__file__).parent
-    frame = next((one for one in frames if not Path(one.file_name).is_relative_to(own)), None)
-    return f"{frame.file_name}:{frame.line_num}" if frame else "an unknown line"
+def _mistakes(traced: Traced) -> tuple[tuple[TracedMistake, ...] | None, tuple[str, ...]]:
+    """Return the mistakes in a function's jaxpr, and a note if it has something that is not known here."""
+    try:
+        return tuple(read_mistakes(traced)), ()
+    except Exception as error:  # A jaxpr of another version of JAX, or primitives of a library: the program is right.
+        return None, (f"the jaxpr cannot be read ({type(error).__name__}: {error}), nor mistakes that only it shows",)

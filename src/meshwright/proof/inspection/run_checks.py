@@ -5,30 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from meshwright.proof.inspection.checks.accidental_values import accidental_values
+from meshwright.proof.inspection.checks.changed_states import changed_states
 from meshwright.proof.inspection.checks.constraints import constraints_without_effect
 from meshwright.proof.inspection.checks.duplicate_gathers import duplicate_gathers
-from meshwright.proof.inspection.checks.duplicate_reductions import duplicate_reductions
+from meshwright.proof.inspection.checks.duplicate_reductions import duplicate_reductions, recomputed_collectives
 from meshwright.proof.inspection.checks.exposed_collectives import exposed_collectives
 from meshwright.proof.inspection.checks.full_rematerializations import full_rematerializations
-from meshwright.proof.inspection.checks.mesh_order import mesh_order
+from meshwright.proof.inspection.checks.hoisted_gathers import hoisted_gathers
+from meshwright.proof.inspection.checks.loop_sums import loop_sums
+from meshwright.proof.inspection.checks.manual_collectives import manual_collectives
+from meshwright.proof.inspection.checks.mesh_order import AcrossSlices, across_slices, mesh_order
 from meshwright.proof.inspection.checks.missing_sums import missing_sums
+from meshwright.proof.inspection.checks.moved_values import moved_values
 from meshwright.proof.inspection.checks.padding import padding
+from meshwright.proof.inspection.checks.random_bits import random_bits
 from meshwright.proof.inspection.checks.redundant_compute import redundant_compute
-from meshwright.proof.inspection.checks.replicated_batches import replicated_batches
+from meshwright.proof.inspection.checks.replicated_batches import replicated_batches, whole_tables
 from meshwright.proof.inspection.checks.replicated_parameters import replicated_parameters
-from meshwright.proof.inspection.checks.replicated_states import replicated_states
+from meshwright.proof.inspection.checks.replicated_states import mislaid_states, replicated_states
 from meshwright.proof.inspection.checks.sliced_all_reduces import sliced_all_reduces
+from meshwright.proof.inspection.checks.split_contractions import split_contractions
 from meshwright.proof.inspection.checks.undonated_buffers import undonated_buffers
 from meshwright.proof.inspection.checks.uneven_stages import uneven_stages
 from meshwright.proof.inspection.checks.unexpected_collectives import unexpected_collectives
+from meshwright.proof.inspection.checks.unsharding_constraints import unsharding_constraints
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding
 from meshwright.units import show_seconds
 
-CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
+Check = Callable[[ProgramContext], Iterator[Finding]]
+
+CHECKS: tuple[Check, ...] = (
     redundant_compute,
     replicated_parameters,
     replicated_states,
+    mislaid_states,
     replicated_batches,
     undonated_buffers,
     constraints_without_effect,
@@ -38,12 +50,27 @@ CHECKS: tuple[Callable[[ProgramContext], Iterator[Finding]], ...] = (
     duplicate_gathers,
     duplicate_reductions,
     missing_sums,
+    manual_collectives,
+    changed_states,
+    accidental_values,
+    recomputed_collectives,
     mesh_order,
+    across_slices,
     exposed_collectives,
     padding,
     uneven_stages,
 )
 
+CHECKS_OF_DATAFLOW: tuple[Check, ...] = (
+    loop_sums,
+    hoisted_gathers,
+    unsharding_constraints,
+    split_contractions,
+    moved_values,
+    whole_tables,
+    random_bits,
+)
+"""Checks that follow values from op to op, which a compiler's fusions hide: also run on the partitioned program."""
 
 _LEAST_SECONDS = 1e-6
 """The least cost of a finding, in seconds per step; a cheaper mistake is only noted."""
@@ -58,16 +85,18 @@ _MOST_NOTED = 3
 def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
     """Return a program's findings, most expensive first (seconds, then bytes), and notes of what costs too little.
 
-    Findings of one kind at one place in the source are merged, their costs added up.
+    Findings of one kind at one place in the source are merged, their costs added up; what only follows from another
+    finding is left out.
     """
     merged: dict[object, Finding] = {}
-    for check in CHECKS:
-        for finding in check(context):
-            same = tuple(getattr(finding, name) for name in finding.merged_by)
-            place = "" if finding.is_one_everywhere else finding.source
-            key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
-            merged[key] = _merge(merged[key], finding) if key in merged else finding
-    told = sorted(merged.values(), key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
+    for finding in _found(context):
+        same = tuple(getattr(finding, name) for name in finding.merged_by)
+        place = "" if finding.is_one_everywhere else finding.source
+        key = (type(finding), place, *same) if place or finding.is_one_everywhere else finding
+        merged[key] = _merge(merged[key], finding) if key in merged else finding
+    causes = _without_consequences(list(merged.values()))
+    told = [_with_link(context, finding) for finding in causes]
+    told = sorted(told, key=lambda found: (-(found.cost_seconds or 0.0), -found.bytes))
     step = context.schedule.step_seconds if context.schedule else 0.0
     least = max(_LEAST_SECONDS, _LEAST_SHARE * step)
     small = [
@@ -76,6 +105,42 @@ def run_checks(context: ProgramContext) -> tuple[tuple[Finding, ...], tuple[str,
         if 0 < (found.cost_seconds or 0.0) < least and not (found.is_wrong or found.is_share_of_work)
     ]
     return tuple(found for found in told if found not in small), (*_unknown(context), *_notes(small, least))
+
+
+def _without_consequences(found: list[Finding]) -> list[Finding]:
+    """Leave out what only follows from another finding, which then costs the work that is repeated for it too."""
+    causes = [one for one in found if not any(other.explains(one) for other in found if other is not one)]
+    rest = [one for one in found if one not in causes and one.is_share_of_work]
+    for one in rest:
+        number = next((place for place, cause in enumerate(causes) if cause.explains(one)), None)
+        if number is not None:
+            cause = causes[number]
+            known = cause.cost_seconds is not None and one.cost_seconds is not None
+            seconds = (cause.cost_seconds or 0.0) + (one.cost_seconds or 0.0) if known else None
+            causes[number] = replace(cause, cost_seconds=seconds)
+    return causes
+
+
+def _found(context: ProgramContext) -> Iterator[Finding]:
+    """Yield what every check finds."""
+    for check in CHECKS:
+        yield from check(context)
+    for check in CHECKS_OF_DATAFLOW:
+        found = list(check(context))
+        yield from found
+        if context.partitioned is not context:
+            known = {type(one) for one in found}
+            yield from (one for one in check(context.partitioned) if type(one) not in known)
+
+
+def _with_link(context: ProgramContext, finding: Finding) -> Finding:
+    """Name the links that a finding's collectives run on. Simulated devices have none."""
+    axes = tuple(axis for axis in getattr(finding, "axes", ()) if context.mesh[axis] > 1)
+    if isinstance(finding, AcrossSlices):
+        return replace(finding, link="the data-centre network")
+    if context.layout is None or not context.has_reduce_scatter or not axes or not finding.cost_seconds:
+        return finding
+    return replace(finding, link=str(context.layout.placement(axes)))
 
 
 def _unknown(context: ProgramContext) -> Iterator[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import shlex
 from pathlib import Path
 from typing import NamedTuple
 
 from meshwright.errors import MeshwrightError
+
+_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
 class Script(NamedTuple):
@@ -32,13 +35,34 @@ class Script(NamedTuple):
 
         It is where its only required parameter is called `mesh`, or where a mesh is given and nothing decorates it.
         """
+        node, required = self._named()
+        if node is None or len(required) != 1:
+            return False
+        return required[0] == "mesh" or (has_mesh and not node.decorator_list)
+
+    def takes_nothing(self) -> bool:
+        """Whether the named function has no required parameter, so that it is called for a step and its arguments."""
+        node, required = self._named()
+        return node is not None and not required and not node.decorator_list
+
+    def _named(self) -> tuple[ast.FunctionDef | None, list[str]]:
+        """Return the named function, and its required parameters."""
         for node in self.parsed().body:
             if isinstance(node, ast.FunctionDef) and node.name == self.name:
                 given = node.args
                 required = [*given.posonlyargs, *given.args][: -len(given.defaults) or None]
-                is_one = len(required) == 1 and None not in given.kw_defaults
-                return is_one and (required[0].arg == "mesh" or (has_mesh and not node.decorator_list))
-        return False
+                by_name = [
+                    one for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None
+                ]
+                return node, [one.arg for one in (*required, *by_name)]
+        return None, []
+
+
+def simulate_devices(count: int) -> None:
+    """Give a script this many simulated devices, unless it or its caller asks for another number."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _COUNT_FLAG not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_COUNT_FLAG}={count}".strip()
 
 
 def read_script(text: str) -> Script | None:

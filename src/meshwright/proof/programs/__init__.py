@@ -2,5 +2,8 @@
 
 `trace` traces a function and unifies the dims of its values (`dims`), with a rule for each JAX primitive (`rules`).
 `classes` names the classes that result. `apply` is `meshwright.apply`: the same function with the constraints of a
-table. `fit` trains with a step that is laid out so. Begin with `apply`.
+table. Begin with `apply`.
+
+`flat` and `work` read what the function does: its matmuls, sums and values in memory. `layout` says which axes split
+which classes, `price` predicts the record of a layout, and `search` finds the best (`proof.program_plans` compiles it).
 """

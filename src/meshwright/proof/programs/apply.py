@@ -23,8 +23,8 @@ from meshwright.execution.runtime.carry import mesh_of
 from meshwright.options.values import MeshLike, read_mesh
 from meshwright.proof.programs.classes import DimClass, classes_of, find_classes
 from meshwright.proof.programs.flat import Atoms
-from meshwright.proof.programs.layout import Axis, Layout, Sizes, dims_at_rest
-from meshwright.proof.programs.rules import MATMULS, Shape
+from meshwright.proof.programs.layout import Axis, Layout, Sizes, dims_at_rest, of_any_order
+from meshwright.proof.programs.rules import MATMULS, Shape, uses
 from meshwright.proof.programs.trace import CALLS, Body, Program, trace
 
 Table = Mapping[str, str | Sequence[str]]
@@ -166,12 +166,12 @@ class Applied:
     def _dims(self, shape: Any) -> Atoms:
         return tuple(self.program.dims.atoms(dim) for dim in shape)
 
-    def _spec(self, shape: Any, *, rest: Any = None) -> PartitionSpec:
-        """Return the spec of some dims by the table; `rest` is the entry of dims that the table does not split."""
+    def _spec(self, shape: Any) -> PartitionSpec:
+        """Return the spec of some dims by the table."""
         dims = self._dims(shape)
         entries = zip(dims, self.layout.split(dims), strict=True)
         return PartitionSpec(
-            *(PartitionSpec.UNCONSTRAINED if self.layout.is_open(dim) else axes or rest for dim, axes in entries)
+            *(PartitionSpec.UNCONSTRAINED if self.layout.is_open(dim) else axes or None for dim, axes in entries)
         )
 
     def _stored(self, shape: Any) -> PartitionSpec:
@@ -188,14 +188,16 @@ class Applied:
         values.update(zip(body.jaxpr.invars, operands, strict=True))
         for number, equation in enumerate(body.jaxpr.eqns):
             given = [var.val if isinstance(var, Literal) else values[var] for var in equation.invars]
-            is_constrained = equation.primitive.name in MATMULS or equation.primitive.name == "gather"
-            if is_constrained:
-                given = [
-                    self._gathered(equation, body.shape(var), value)
-                    for var, value in zip(equation.invars, given, strict=True)
-                ]
+            used = uses(equation)
+            if equation.primitive.name == "scan":
+                # What a loop does not change is gathered once, before it.
+                used = [place < equation.params["num_consts"] for place in range(len(given))]
+            given = [
+                self._gathered(equation, body.shape(var), value) if is_used else value
+                for var, value, is_used in zip(equation.invars, given, used, strict=True)
+            ]
             results = self._run(equation, body.called[number], given)
-            if is_constrained:
+            if equation.primitive.name in MATMULS or equation.primitive.name == "gather":
                 results = [self._constrained(equation, body, results[0])]
             values.update(zip(equation.outvars, results, strict=True))
         return [var.val if isinstance(var, Literal) else values[var] for var in body.jaxpr.outvars]
@@ -249,20 +251,19 @@ class Applied:
         Otherwise the compiler may split the matmul like the parameter, and move activations instead.
         """
         dims = self._dims(shape)
-        if not self.layout.stored_over(dims) or tuple(sorted(dims)) not in self._of_state:
+        if not self.layout.stored_over(dims) or of_any_order(dims) not in self._of_state:
             return value
         return _constrain(value, NamedSharding(self.mesh, self._spec(shape)), equation)
 
     def _constrained(self, equation: Any, body: Body, value: Any) -> Any:
-        """Constrain the result of a matmul or convolution by the table.
+        """Constrain the result of a matmul, a convolution or a lookup by the table.
 
-        If a mesh axis splits a contracted dim, the result is a partial sum. Then dims that the table does not split are
-        left open, so that the compiler may reduce-scatter the sum, such as a gradient of a parameter that is stored
-        split.
+        The gradient of a parameter that is stored split is a partial sum: it is laid out as it is stored, so that the
+        compiler reduce-scatters it.
         """
-        summed = self._is_partial(equation, body)
         shape = body.shapes[equation.outvars[0]]
-        spec = self._spec(shape, rest=PartitionSpec.UNCONSTRAINED if summed else None)
+        is_gradient = of_any_order(self._dims(shape)) in self._of_state and self._is_partial(equation, body)
+        spec = self._stored(shape) if is_gradient else self._spec(shape)
         return _constrain(value, NamedSharding(self.mesh, spec), equation)
 
     def _is_partial(self, equation: Any, body: Body) -> bool:

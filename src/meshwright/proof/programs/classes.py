@@ -56,14 +56,14 @@ def classes_of(program: Program) -> tuple[DimClass, ...]:
     barred = program.dims.why_barred()
     trained = {program.arguments[number][0] for number in program.state}
     vectors = {path for path, shape in program.arguments if len(shape) < 2}
-    batch = _batch(program, trained)
+    batch = batch_atoms(program)
     found: list[DimClass] = []
     taken: set[str] = set()
     for atom, members in sorted(
         _members(program).items(), key=lambda item: any(path in trained for path, _ in item[1])
     ):
         size = program.dims.size((atom,))
-        names = _names(members, vectors, is_batch=atom == batch)
+        names = _names(members, vectors, is_batch=atom in batch[:1])
         name = next(one for one in names if one not in taken)
         taken.add(name)
         found.append(DimClass(name, size, atom, tuple(path + place for path, place in members), barred.get(atom, "")))
@@ -86,15 +86,30 @@ def _of_matmuls(program: Program, body: Body) -> Iterator[int]:
                 yield from program.dims.atoms(dim)
 
 
-def _batch(program: Program, trained: set[str]) -> int | None:
-    """Return the class that is the batch: of those that lead an argument that is not state, the one in most matmuls."""
-    leading = {
-        atom: len(members)
-        for atom, members in _members(program).items()
-        if any(place == ":0" for _, place in members) and not any(path in trained for path, _ in members)
-    }
+def batch_atoms(program: Program) -> tuple[int, ...]:
+    """Return the classes that are the batch: of those that lead an argument of data, the one in most matmuls.
+
+    State is no data. Classes of the same size that lead other data, such as the items beside the users of a
+    recommender, are the batch too, and come after it.
+    """
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, (_, shape) in enumerate(program.arguments):
+        if number not in program.state:
+            for place, dim in enumerate(shape):
+                for atom in program.dims.atoms(dim)[:1]:
+                    places[atom].append((place, number))
     counts = Counter(_of_matmuls(program, program.body))
-    return max(leading, key=lambda atom: (counts[atom], -leading[atom], -atom), default=None)
+
+    def rank(atom: int) -> tuple[int, bool, int]:
+        # Parameters that are not trained come before the data, as a rule.
+        return counts[atom], all(place == 0 for place, _ in places[atom]), max(number for _, number in places[atom])
+
+    barred = program.dims.why_barred()
+    leading = [atom for atom, found in places.items() if any(place == 0 for place, _ in found) and atom not in barred]
+    if not leading:
+        return ()
+    first, size = max(leading, key=rank), program.dims.size
+    return (first, *(atom for atom in leading if atom != first and size((atom,)) == size((first,)) and rank(atom)[1]))
 
 
 def _names(members: list[tuple[str, str]], vectors: set[str], *, is_batch: bool) -> Iterator[str]:

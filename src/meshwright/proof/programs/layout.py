@@ -34,13 +34,18 @@ class Sizes(dict[int, int]):
 
 
 def dims_at_rest(program: Program, barred: Container[int]) -> frozenset[Atoms]:
-    """Return the dims of all leaves of the state, sorted, also without the dim of a loop over them.
+    """Return the dims of all leaves of the state, as `of_any_order`, also without the dim of a loop over them.
 
     An array with these dims is a leaf, a copy of one, or its gradient.
     """
     whole = {tuple(program.dims.atoms(dim) for dim in program.arguments[number][1]) for number in program.state}
     whole |= {dims[1:] for dims in whole if dims and dims[0] and dims[0][0] in barred}
-    return frozenset(tuple(sorted(dims)) for dims in whole)
+    return frozenset(map(of_any_order, whole))
+
+
+def of_any_order(dims: Atoms) -> Atoms:
+    """Return dims in an order that a transpose does not change, without those of size 1."""
+    return tuple(sorted(dim for dim in dims if dim))
 
 
 @dataclass(frozen=True)
@@ -130,4 +135,7 @@ class Layout:
             if axes and dim and not splits[place] and dim[0] not in self.barred
         }
         free = [place for place, size in sizes.items() if size % degree == 0]
-        return (max(free, key=lambda place: (sizes[place], -place)), axes) if free else None
+        if not free:
+            return None
+        # Of dims of one size the same one, whatever the order of the dims, so that a gradient lies as its leaf.
+        return max(free, key=lambda place: (sizes[place], -dims[place][0], -place)), axes

@@ -14,7 +14,7 @@ from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
 from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
 from meshwright.planning.cost.rates.efficiency import launch_seconds
 from meshwright.proof.programs.flat import Atoms, Value
-from meshwright.proof.programs.layout import Layout, dims_at_rest
+from meshwright.proof.programs.layout import Layout, dims_at_rest, of_any_order
 from meshwright.proof.programs.trace import Program
 from meshwright.proof.programs.work import Live, Moved, Product, Work
 from meshwright.record import Bound, Collective, Kind, Phase, Record, merge
@@ -53,7 +53,7 @@ class Priced:
 
     def _is_of_state(self, value: Value) -> bool:
         """Whether a value has the dims of a leaf of the state, such as its gradient."""
-        return tuple(sorted(value.dims)) in self.rest
+        return of_any_order(value.dims) in self.rest
 
     @cached_property
     def barred(self) -> frozenset[int]:
@@ -214,7 +214,7 @@ def _sizes(product: Product, layout: Layout) -> tuple[float, float, float]:
     columns = layout.elements(product.result.dims[product.batch + product.rows :])
     whole = layout.elements(product.result.dims)
     split = layout.degree(_partial(product, layout))
-    inner = _whole(product.inner, layout) * product.window / split
+    inner = max(1.0, _whole(product.inner, layout) * product.window / split)
     columns = whole / max(1.0, whole / columns)
     return whole / columns, inner, columns
 

@@ -29,17 +29,18 @@ def new_results(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Sh
 
 
 def _elementwise(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    """Give the result the dims of the operands that have its shape; scalars have none."""
+    """Give the result the dims of its operands, where these have its sizes; scalars and dims of size 1 are spread."""
     found = []
     for out in equation.outvars:
         shape = out.aval.shape
-        same = [
-            one for one, var in zip(operands, equation.invars, strict=True) if getattr(var.aval, "shape", ()) == shape
-        ]
-        found.append(same[0] if same else fresh(shape, dims))
-        for one in same[1:]:
-            for first, second in zip(same[0], one, strict=True):
-                dims.unite(first, second)
+        alike = [one for one in operands if len(one) == len(shape)]
+        whole = [one for one in alike if tuple(map(dims.size, one)) == shape]
+        result = whole[0] if whole else fresh(shape, dims)
+        for one in alike:
+            for first, second in zip(result, one, strict=True):
+                if second:
+                    dims.unite(first, second)
+        found.append(result)
     return found
 
 
@@ -84,15 +85,23 @@ def _matmul(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]
 
 
 def _ragged_matmul(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
-    """Handle [M, K] · [G, K, N] -> [M, N], where the rows M are sorted by group G; any other form has new dims."""
+    """Handle [M, K] · [G, K, N] -> [M, N], where the rows M are sorted by group G, and the gradient of its weights."""
     rows, weights = operands[0], operands[1]
-    numbers = equation.params["ragged_dot_dimension_numbers"]
+    numbers, groups = equation.params["ragged_dot_dimension_numbers"], operands[2]
     (left_sum, right_sum), (left_batch, _) = numbers.dot_dimension_numbers
-    if left_batch or len(rows) != 2 or tuple(left_sum) != (1,) or len(weights) != 3:
+    if left_batch or len(rows) != 2 or len(groups) != 1:
         return new_results(equation, operands, dims)
+    for dim in (rows[numbers.lhs_ragged_dimensions[0]], groups[0]):
+        dims.bar(dim, "its rows are sorted by group")
+    if len(weights) == 2 and tuple(left_sum) == tuple(right_sum) == (0,):
+        # The gradient of the weights: [M, K] · [M, N] -> [G, K, N].
+        dims.unite(rows[0], weights[0])
+        return [(groups[0], rows[1], weights[1])]
+    if tuple(left_sum) != (1,) or len(weights) != 3:
+        return new_results(equation, operands, dims)
+    dims.unite(groups[0], weights[0])
     dims.unite(rows[1], weights[right_sum[0]])
     last = next(place for place in (2, 1) if place not in right_sum)
-    dims.bar(rows[0], "its rows are sorted by group")
     return [(rows[0], weights[last])]
 
 
@@ -188,6 +197,7 @@ def _convolution(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[S
     batch, features, *_ = numbers.lhs_spec
     outputs, inputs, *_ = numbers.rhs_spec
     found: list[Dim] = list(fresh(equation.outvars[0].aval.shape, dims))
+    _slide(equation, images, kernel, found, dims)
     groups = equation.params["feature_group_count"], equation.params["batch_group_count"]
     if groups == (1, 1):
         dims.unite(images[features], kernel[inputs])
@@ -195,6 +205,20 @@ def _convolution(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[S
         found[numbers.out_spec[0]] = images[batch]
     found[numbers.out_spec[1]] = kernel[outputs]
     return [tuple(found)]
+
+
+def _slide(equation: Any, images: Shape, kernel: Shape, found: list[Dim], dims: Dims) -> None:
+    """Keep the pixels of a convolution with a filter of one pixel; bar those that a larger filter slides over."""
+    numbers, parameters = equation.params["dimension_numbers"], equation.params
+    sizes = equation.invars[1].aval.shape
+    strides = zip(parameters["window_strides"], parameters["lhs_dilation"], parameters["padding"], strict=True)
+    places = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    for (image, window, out), (stride, dilation, padding) in zip(places, strides, strict=True):
+        if sizes[window] == 1 and (stride, dilation, tuple(padding)) == (1, 1, (0, 0)):
+            found[out] = images[image]
+        else:
+            for dim in (images[image], kernel[window], found[out]):
+                dims.bar(dim, "a filter slides along it")
 
 
 def _top_k(equation: Any, operands: Sequence[Shape], dims: Dims) -> list[Shape]:
@@ -327,4 +351,13 @@ RULES: dict[str, Rule] = {
 
 
 MATMULS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
-"""Primitives whose results a table constrains."""
+"""Primitives that multiply arrays."""
+
+
+def uses(equation: Any) -> list[bool]:
+    """Return which operands an equation uses whole: it multiplies them, looks them up, or spreads them."""
+    name, result = equation.primitive.name, getattr(equation.outvars[0].aval, "shape", ()) if equation.outvars else ()
+    if name in MATMULS or name in ("gather", "broadcast_in_dim"):
+        return [True] * len(equation.invars)
+    spreads = name in RULES and RULES[name] is _elementwise
+    return [spreads and getattr(var.aval, "shape", ()) != result for var in equation.invars]

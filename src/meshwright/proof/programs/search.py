@@ -10,20 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 
 from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import divisors
-from meshwright.proof.programs.classes import DimClass
+from meshwright.proof.programs.classes import DimClass, batch_atoms
 from meshwright.proof.programs.flat import Atoms
 from meshwright.proof.programs.layout import Axis, Layout, Sizes
 from meshwright.proof.programs.price import Priced
 from meshwright.proof.programs.work import Work
 from meshwright.record import Record
 
-BATCH = "batch"
-"""The name of the class that data parallel axes split (`classes`)."""
+MOST_ENUMERATED = 200
+"""How many sets of classes that never meet are looked at."""
 
 MOST_SETS = 24
 """How many sets of classes a search tries on one axis, those that split most flops first."""
@@ -53,7 +53,7 @@ def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping
     """
     splittable = [one for one in classes if not one.barred]
     sets, weights = model_sets(priced, splittable), _of_weights(priced)
-    batch = frozenset(one.atom for one in splittable if one.name == BATCH)
+    batch = frozenset(batch_atoms(priced.program))
     sizes = Sizes(priced.program)
     made = _layouts(priced.system, batch, sets, weights, sizes) if degrees is None else _on_mesh(degrees, batch, sets)
     found: dict[tuple[Axis, ...], Found] = {}
@@ -155,8 +155,9 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
     Those that split most flops come first.
     """
     meets = _meetings(priced.work, {value.dims for value in priced.state})
-    ours = [one.atom for one in classes if one.name != BATCH]
-    largest = list(_maximal(frozenset(ours), meets))
+    batch = batch_atoms(priced.program)
+    ours = [one.atom for one in classes if one.atom not in batch]
+    largest = list(islice(_maximal(frozenset(ours), meets), MOST_ENUMERATED))
     singles = [frozenset((atom,)) for atom in ours]
     flops, weights = _flops_by_atom(priced), _of_weights(priced)
     # Of classes without flops, a table that is looked up goes with weights, and indices go with nothing.
@@ -196,7 +197,9 @@ def _maximal(atoms: frozenset[int], meets: Mapping[int, set[int]]) -> Iterator[f
     def extend(chosen: frozenset[int], left: frozenset[int], done: frozenset[int]) -> Iterator[frozenset[int]]:
         if not left and not done:
             yield chosen
-        for atom in sorted(left):
+        # Only atoms that meet this one, or it, can lead to a set without it.
+        pivot = max(left | done, key=lambda atom: (len(left - meets.get(atom, set())), -atom), default=None)
+        for atom in sorted(one for one in left if one == pivot or one in meets.get(pivot or -1, ())):
             apart = frozenset(other for other in atoms if other != atom and other not in meets.get(atom, ()))
             yield from extend(chosen | {atom}, left & apart, done & apart)
             left, done = left - {atom}, done | {atom}

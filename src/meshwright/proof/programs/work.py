@@ -5,7 +5,6 @@ Nothing here depends on a mesh: `price` lays this work out.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from jax.lax import Precision
 
 from meshwright.proof.programs.flat import Atoms, Flat, Op, Value, flatten, operands
-from meshwright.proof.programs.rules import MATMULS
+from meshwright.proof.programs.rules import MATMULS, uses
 from meshwright.proof.programs.trace import Program
 from meshwright.record import Phase
 
@@ -40,7 +39,7 @@ class Product:
     """A matmul or a convolution.
 
     batch: how many dims of the result are of both operands. rows: how many after these are of the left operand alone.
-    inner: the dims that it sums over. window: the elements of a filter, for convolutions.
+    inner: the dims that it sums over. window: the elements of a filter that meet a pixel, on average, for convolutions.
     """
 
     phase: Phase
@@ -51,7 +50,7 @@ class Product:
     rows: int
     inner: Atoms
     dtype: str
-    window: int = 1
+    window: float = 1
 
 
 @dataclass(frozen=True)
@@ -108,30 +107,36 @@ def work_of(program: Program, *, is_tpu: bool) -> Work:
     """
     flat, work = flatten(program), Work(is_tpu=is_tpu)
     copies = {number: argument for argument, number in enumerate(flat.given) if argument in program.state}
-    work.live = _collect(work, flat, 1, copies)
+    work.live = _collect(work, flat, 1, copies, set())
     return work
 
 
-def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int]) -> Live:
+def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int], gathered: set[int]) -> Live:
     """Add the work of a program that runs `times` times.
 
-    copies: the values that are copies of an argument that is state, with the argument's number.
+    copies: the values that are copies of an argument that is state, with the argument's number. gathered: the arguments
+    that are gathered already.
     """
     reads, made = _reads(flat, is_tpu=work.is_tpu)
     last = _last_uses(flat, reads, made)
-    live, gathered = Live(), set[int]()
+    live = Live()
     for place, op in enumerate(flat.ops):
         called: list[Live] = []
         for program in op.called:
             turns = times * (op.equation.params["length"] if op.name == "scan" else 1)
+            # What a loop does not change is gathered once, before it.
+            same = op.inputs[: op.equation.params["num_consts"]] if op.name == "scan" else ()
+            for value in _newly_used(same, copies, gathered):
+                work.gathered[(flat.values[value], _phase(op))] += times
             work.whiles += op.name == "while"
+            before = {copies[value] for value in same if value in copies}
             given = zip(program.given, operands(op), strict=True)
-            called.append(
-                _collect(work, program, turns, {ours: copies[theirs] for ours, theirs in given if theirs in copies})
-            )
+            inner = {ours: copies[theirs] for ours, theirs in given if theirs in copies}
+            called.append(_collect(work, program, turns, inner, before))
         if not op.called:
             _follow(op, flat, copies)
-            for value in _newly_used(op, copies, gathered):
+            used = [value for value, is_used in zip(op.inputs, uses(op.equation), strict=True) if is_used]
+            for value in _newly_used(used, copies, gathered):
                 one = flat.values[value]
                 sent = Value(one.dims, min(one.width, 2.0)) if work.is_tpu and _rounds(op) else one
                 work.gathered[(sent, _phase(op))] += times
@@ -211,14 +216,13 @@ def _follow(op: Op, flat: Flat, copies: dict[int, int]) -> None:
         copies[op.outputs[0]] = copies[arrays[0]]
 
 
-def _newly_used(op: Op, copies: dict[int, int], gathered: set[int]) -> list[int]:
-    """Return the parameters that an op uses whole, and that no op of the same program did before."""
+def _newly_used(values: Sequence[int | None], copies: dict[int, int], gathered: set[int]) -> list[int]:
+    """Return the parameters among some values that are not gathered yet."""
     found = []
-    if op.name in MATMULS or op.name == "gather":
-        for value in op.inputs:
-            if value in copies and copies[value] not in gathered:
-                gathered.add(copies[value])
-                found.append(value)
+    for value in values:
+        if value in copies and copies[value] not in gathered:
+            gathered.add(copies[value])
+            found.append(value)
     return found
 
 
@@ -259,10 +263,8 @@ def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Produc
     equation = op.equation
     dtype, parameters = str(equation.invars[0].aval.dtype), equation.params
     if op.name == "conv_general_dilated":
-        numbers, shape = parameters["dimension_numbers"], equation.invars[1].aval.shape
-        window = math.prod(shape[place] for place in numbers.rhs_spec[2:])
-        inner = (right.dims[numbers.rhs_spec[1]],)
-        return Product(phase, left, right, result, 0, len(result.dims) - 1, inner, dtype, window)
+        inner = (right.dims[parameters["dimension_numbers"].rhs_spec[1]],)
+        return Product(phase, left, right, result, 0, len(result.dims) - 1, inner, dtype, _window(equation))
     is_ragged = op.name == "ragged_dot_general"
     numbers = (
         parameters["ragged_dot_dimension_numbers"].dot_dimension_numbers
@@ -272,7 +274,29 @@ def _product(op: Op, phase: Phase, inputs: list[Value], result: Value) -> Produc
     (left_sum, _), (left_batch, _) = numbers
     rows = len(left.dims) - len(left_sum) - len(left_batch)
     inner = tuple(left.dims[place] for place in left_sum)
-    return Product(phase, left, right, result, len(left_batch), rows, inner, dtype)
+    # Each row is multiplied for one of the groups that the gradient of their weights has.
+    window = 1 / equation.outvars[0].aval.shape[0] if is_ragged and len(result.dims) == 3 else 1
+    return Product(phase, left, right, result, len(left_batch), rows, inner, dtype, window)
+
+
+def _window(equation: Any) -> float:
+    """Return how many elements of a convolution's filter meet a pixel, on average over its results.
+
+    The others meet padding, or the zeros between dilated pixels, which XLA counts no flops for either.
+    """
+    numbers, parameters = equation.params["dimension_numbers"], equation.params
+    image, kernel, out = (var.aval.shape for var in (*equation.invars[:2], equation.outvars[0]))
+    places = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    steps = zip(
+        parameters["window_strides"], parameters["lhs_dilation"], parameters["rhs_dilation"], parameters["padding"],
+        strict=True,
+    )  # fmt: skip
+    found = 1.0
+    for (ours, window, result), (stride, spread, gap, (before, _)) in zip(places, steps, strict=True):
+        last = (image[ours] - 1) * spread
+        pixels = (place * stride + tap * gap - before for place in range(out[result]) for tap in range(kernel[window]))
+        found *= sum(0 <= pixel <= last and pixel % spread == 0 for pixel in pixels) / out[result]
+    return found
 
 
 def _lost(operand: Value, results: Sequence[Value]) -> Atoms:

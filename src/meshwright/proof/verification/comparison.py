@@ -234,13 +234,13 @@ def _with_measured(rows: Iterator[Row], measured: Record | None) -> Iterator[Row
     for row in rows:
         yield replace(row, measured=found.pop(row.quantity, 0))
     for quantity, size in found.items():
-        causes = (Cause(difference=Difference.NOT_PLANNED),)
+        causes = (Cause(difference=Difference.NOT_PREDICTED),)
         yield Row(quantity=quantity, unit="B", predicted=None, compiled=None, measured=size, causes=causes)
 
 
 def _collective_row(key: Key, planned: int | None, found: Collective | None, causes: list[Cause]) -> Row:
     if not causes and planned is None:
-        causes = [Cause(difference=Difference.NOT_PLANNED)]
+        causes = [Cause(difference=Difference.NOT_PREDICTED)]
     elif not causes and found is None:
         causes = [Cause(difference=Difference.MISSING)]
     elif not causes and found and planned != found.bytes:

@@ -15,7 +15,7 @@ class Difference(StrEnum):
     """A kind of difference between a plan and a compiled program."""
 
     # Differences without an explanation.
-    NOT_PLANNED = "not planned"
+    NOT_PREDICTED = "not predicted"
     MISSING = "missing"
     UNEXPLAINED = "unexplained"
     ANOTHER_PROGRAM = "another program"
@@ -82,37 +82,37 @@ class Difference(StrEnum):
     """The engine gathers pages, then computes scores and sums in separate ops; the plan reads the pages once."""
 
 
-UNNAMED = frozenset({Difference.NOT_PLANNED, Difference.MISSING, Difference.UNEXPLAINED, Difference.ANOTHER_PROGRAM})
+UNNAMED = frozenset({Difference.NOT_PREDICTED, Difference.MISSING, Difference.UNEXPLAINED, Difference.ANOTHER_PROGRAM})
 """Differences that no rule explains."""
 
 
 _PHRASES: Mapping[Difference, str] = {
-    Difference.NOT_PLANNED: "not planned",
+    Difference.NOT_PREDICTED: "not predicted",
     Difference.MISSING: "the compiled program has none",
-    Difference.UNEXPLAINED: "differs from the plan",
+    Difference.UNEXPLAINED: "differs from the prediction",
     Difference.ANOTHER_PROGRAM: "not the program that was planned",
-    Difference.DROPLESS_PADDING: "padded for any routing (experts without a capacity); planned for balanced routing",
+    Difference.DROPLESS_PADDING: "padded for any routing (experts without a capacity); predicted for balanced routing",
     Difference.UNTAKEN_BRANCHES: "counted in every tick of the HLO text, though few ticks take the branch",
     Difference.OPAQUE_KERNELS: "attention is in kernels that do not state their flops",
     Difference.KERNEL_ESTIMATES: "attention kernels state flops of half the scores, and of two more matmuls backward",
     Difference.SUMMED_ONCE: "the last norm's gradient is summed once, not for each microbatch",
-    Difference.EXPERT_BUFFERS: "buffers hold whole tokens for any routing; planned in parts for balanced routing",
+    Difference.EXPERT_BUFFERS: "buffers hold whole tokens for any routing; predicted in parts for balanced routing",
     Difference.INT8_SCALES: "scales are stored beside int8 weights; other weights stay in the compute dtype",
     Difference.READ_THEN_MULTIPLIED: "as most weights are read before the matmuls begin",
     Difference.GATHERED_PAGES: "as pages are gathered first, and scores are separate ops",
     Difference.PADDED_ROWS: "matmuls of one row run as 8 rows, 7 of them zeros",
     Difference.SINGLE_ROWS: "matmuls of one row or column run element by element, without flops of their own",
-    Difference.MASKED_SCORES: "masked scores are computed too; planned without them",
+    Difference.MASKED_SCORES: "masked scores are computed too; predicted without them",
     Difference.SLICED_FURTHER: "a reduce-scatter and a slice after it, compiled as an all-reduce",
-    Difference.OTHER_PHASE: "in another phase; all phases together are as planned",
+    Difference.OTHER_PHASE: "in another phase; all phases together are as predicted",
     Difference.PADDED_SHARDS: "in shards padded to the compiler's tiles, which collective-permutes put in place",
     Difference.PADDED_SHARDS_PERMUTED: "puts the padded shards of the reduce-scatter in place",
-    Difference.WITHIN_AND_BETWEEN_SLICES: ("summed inside slices, then between them; over each axis as planned"),
+    Difference.WITHIN_AND_BETWEEN_SLICES: ("summed inside slices, then between them; over each axis as predicted"),
     Difference.REGISTER_ROWS: "a few numbers, in whole rows of the compiler's registers",
     Difference.RING_REMAINDER: "the rest is in collective-permutes beside the matmuls that use it",
-    Difference.COMBINED_SUMS: "sums over several axes are combined; over each axis the total is as planned",
+    Difference.COMBINED_SUMS: "sums over several axes are combined; over each axis the total is as predicted",
     Difference.COMBINED_SUMS_ACROSS_PHASES: (
-        "sums over several axes or phases are combined; over each axis the total is as planned"
+        "sums over several axes or phases are combined; over each axis the total is as predicted"
     ),
     Difference.PADDED_ARGUMENTS: "small arrays are padded",
     Difference.ESTIMATED: "an estimate",
@@ -138,7 +138,7 @@ class Cause:
         if self.difference == Difference.RING_STEPS:
             return f"steps of the {' and '.join(self.collectives)}, beside the matmuls that use it"
         if self.difference == Difference.JOINED_AXES:
-            return f"planned over {' and '.join('*'.join(axes) for axes in self.axes)} in turn"
+            return f"predicted over {' and '.join('*'.join(axes) for axes in self.axes)} in turn"
         if self.difference == Difference.READ_AHEAD:
             return f"{show_bytes(self.num_bytes or 0)} of weights read ahead into fast memory"
         if self.seconds is not None:

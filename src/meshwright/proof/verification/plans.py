@@ -63,8 +63,8 @@ class Verification:
     def expected(self) -> tuple[Collective, ...]:
         """The collectives the program should have: those of the plan, known overheads, and explained differences."""
         wanted = (*self.plan.predicted.own_collectives, *(move for _, move in static_overhead(self.plan).collectives))
-        not_planned = Cause(difference=Difference.NOT_PLANNED)
-        unnamed = {row.quantity for row in self.rows if not_planned in row.causes}
+        not_predicted = Cause(difference=Difference.NOT_PREDICTED)
+        unnamed = {row.quantity for row in self.rows if not_predicted in row.causes}
         known = unnamed | {quantity_of(move.kind, move.axes, move.phase) for move in wanted}
         others = self.compiled.own_collectives
         return wanted + tuple(one for one in others if quantity_of(one.kind, one.axes, one.phase) not in known)

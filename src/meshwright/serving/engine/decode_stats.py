@@ -92,9 +92,9 @@ def measured_and_planned(
 def show_means(measured: StepMeans, planned: StepMeans) -> str:
     """Return the measured and planned means as a line."""
     return (
-        f"a step of decoding {show_seconds(measured.step_seconds)} (plan: {show_seconds(planned.step_seconds)})"
-        f" for {measured.batch:.1f} texts (plan: {planned.batch:.0f}),"
-        f" their cache {show_bytes(measured.cache_bytes)} (plan: {show_bytes(planned.cache_bytes)}),"
+        f"a step of decoding {show_seconds(measured.step_seconds)} (predicted: {show_seconds(planned.step_seconds)})"
+        f" for {measured.batch:.1f} texts (predicted: {planned.batch:.0f}),"
+        f" their cache {show_bytes(measured.cache_bytes)} (predicted: {show_bytes(planned.cache_bytes)}),"
         f" first tokens after {show_seconds(measured.first_token_seconds)}"
-        f" (plan, nothing waiting: {show_seconds(planned.first_token_seconds)})"
+        f" (predicted, nothing waiting: {show_seconds(planned.first_token_seconds)})"
     )

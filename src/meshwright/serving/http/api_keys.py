@@ -1,15 +1,38 @@
-"""Parse the limits and API keys of `meshwright serve`: NAME=VALUE words, and a file with a key per line."""
+"""Read the limits and API keys of a server: NAME=VALUE words, and a file with a key per line."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
 
 from meshwright.errors import MeshwrightError
+from meshwright.options.serving import ServeArgs
 from meshwright.serving.http.service import ApiKey, Limits
 
 CONNECTION_LIMITS = ("head_bytes", "head_seconds", "unread_seconds")
 """Limits of a connection, which apply before the API key of a request is known."""
+
+KEYS_VARIABLE = "MESHWRIGHT_API_KEYS"
+"""The environment variable with API keys, separated by commas."""
+
+
+def limits_and_keys(args: ServeArgs) -> tuple[Limits, tuple[ApiKey, ...]]:
+    """Return the limits of requests, and the API keys of the file and of the environment."""
+    limits = parse_limits(args.limit, Limits(), "--limit")
+    if args.timeout is not None:
+        if any(word.startswith("seconds=") for word in args.limit):
+            raise MeshwrightError("--timeout and --limit seconds= both set the time limit of a request; give one")
+        limits = replace(limits, seconds=args.timeout)
+    of_environment = [key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
+    keys = parse_api_keys(of_environment, limits, KEYS_VARIABLE) if of_environment else ()
+    if args.api_keys is not None:
+        try:
+            text = args.api_keys.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise MeshwrightError(f"cannot read --api-keys {args.api_keys}: {error}") from None
+        keys += parse_api_keys(text.splitlines(), limits, f"--api-keys {args.api_keys}")
+    return limits, keys
 
 
 def parse_limits(words: Iterable[str], limits: Limits, source: str) -> Limits:

@@ -41,6 +41,7 @@ def serve_http(
     port: int = 8000,
     grace_seconds: float = 30.0,
     start: Callable[[], None] = lambda: None,
+    on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, in the main thread.
 
@@ -54,6 +55,8 @@ def serve_http(
         grace_seconds: time for accepted requests to finish.
         start: loads and compiles the model; runs in a thread while `/health` answers 200 and `/ready` 503. Its
             exceptions end the server and are raised here.
+        on_ready: called with the URL once requests are answered; runs in a thread, with exceptions as those of
+            `start`.
 
     Raises:
         MeshwrightError: the address cannot be listened on.
@@ -69,7 +72,7 @@ def serve_http(
             port=port,
             grace_seconds=grace_seconds,
             start=start,
-            announce=lambda line: print(line, flush=True),
+            on_ready=on_ready,
         )
     )
 
@@ -98,8 +101,7 @@ class HttpServer:
         service: limits and lifecycle.
         app: the ASGI app.
         fail: ends all open requests with an error.
-        host, port, grace_seconds, start: as in `serve_http`.
-        announce: called with `ready on http://HOST:PORT` when the server accepts requests.
+        host, port, grace_seconds, start, on_ready: as in `serve_http`.
         close: called at the end, in the server's event loop.
     """
 
@@ -113,13 +115,13 @@ class HttpServer:
         port: int,
         grace_seconds: float,
         start: Callable[[], None] = lambda: None,
-        announce: Callable[[str], None] = lambda line: None,
+        on_ready: Callable[[str], None] = lambda url: None,
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._service, self._app, self._fail, self._close = service, app, fail, close
         self._grace_seconds = grace_seconds
         self._start = start
-        self._announce = announce
+        self._on_ready = on_ready
         self._socket = _listen(host, port)
         service.host = host
         name = f"[{host}]" if ":" in host else host
@@ -188,7 +190,7 @@ class HttpServer:
         if started.done():
             started.result()
             self._service.is_ready = True
-            self._announce(f"ready on {self.url}")
+            threading.Thread(target=self._run_on_ready, name="on_ready", daemon=True).start()
         await stopped
         if self._service.failure is not None:
             raise self._service.failure
@@ -201,6 +203,12 @@ class HttpServer:
             error = raised
         with contextlib.suppress(RuntimeError):  # The loop is closed: `stop` came first.
             started.get_loop().call_soon_threadsafe(_set, started, error)
+
+    def _run_on_ready(self) -> None:
+        try:
+            self._on_ready(self.url)
+        except Exception as error:
+            self._service.fail(error)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -14,7 +14,6 @@ from functools import lru_cache
 
 from meshwright.description.step.ir import Array, AttentionOp, Communicate, Elementwise, Matmul, Op, Operand, Region
 from meshwright.description.step.passes.nodes import (
-    EXCHANGED_GRADIENTS,
     Collected,
     Core,
     Exchange,
@@ -59,11 +58,10 @@ def _without_dead_gradients(node: Node, read: set[str], *, is_at_once: bool) -> 
     operands: tuple[Operand, ...] = ("query", "key", "value")
     names = dict(zip(operands, node.reads, strict=True))
     gradients = frozenset(operand for operand in operands if names[operand] in read)
-    dead = {EXCHANGED_GRADIENTS[operand] for operand in operands if operand not in gradients}
     work = tuple(
         replace(each, gradients=gradients) if each is core else each
         for each in node.work
-        if not (isinstance(each, Exchange) and each.name in dead)
+        if not (isinstance(each, Exchange) and each.gradient_of and each.gradient_of not in gradients)
     )
     # The gradient of the values needs the softmax alone, those of queries and keys also the values and the output.
     saved = (names["query"], names["key"]) if is_at_once and gradients == frozenset(("value",)) else node.saved
@@ -224,6 +222,7 @@ def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
         array=work.array,
         times=work.times,
         is_ring=work.is_ring,
+        gradient_of=work.gradient_of,
     )
 
 

@@ -41,13 +41,6 @@ LETTERS = {
 IMBALANCE = "loss of imbalance"
 """Name of the sum of the experts' load, for the loss."""
 
-EXCHANGED_GRADIENTS: Mapping[Operand, str] = {
-    "query": "queries gradient",
-    "key": "keys gradient",
-    "value": "values gradient",
-}
-"""Names of the exchanges of attention's gradients over a split sequence (Ulysses), by operand."""
-
 Phases = tuple[Literal["forward", "recompute", "backward"], ...]
 
 
@@ -195,7 +188,8 @@ class Exchange:
     """A collective inside a custom kernel.
 
     array: as in `record.Collective`. phases: the phases in which it runs; recompute counts if the node is recomputed.
-    is_end: whether no remat policy keeps its result, so that the train step adds it apart.
+    is_end: whether no remat policy keeps its result, so that the train step adds it apart. gradient_of: as in
+    `Communicate`.
     """
 
     name: str
@@ -206,6 +200,7 @@ class Exchange:
     times: int = 1
     is_ring: bool = False
     is_end: bool = False
+    gradient_of: Operand | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from meshwright.description.step.ir import Array, Block, Dim, Pass, Region, Width, axes_of
+from meshwright.description.step.ir import Array, Block, Dim, Operand, Pass, Region, Width, axes_of
 from meshwright.description.step.layer import (
     STREAM,
     Add,
@@ -329,10 +329,17 @@ class _BlockSharder:
             work.extend(self._ring(key, value))
         output = Array(op.target, (*query.dims[:-1], query.dims[-1]._replace(size=op.value_dim)))
         if self.layout.sequence and self.layout.sp_method == "ulysses":
-            for label, array in (("queries", query), ("keys", key), ("values", value), ("attention output", output)):
+            exchanged: tuple[tuple[str, Array, Operand | None], ...] = (
+                ("queries", query, "query"),
+                ("keys", key, "key"),
+                ("values", value, "value"),
+                ("attention output", output, None),
+            )
+            for label, array, operand in exchanged:
                 both: Phases = ("forward", "recompute")
-                work.append(_exchange(label, "all-to-all", self.layout, array, both))
-                work.append(_exchange(f"{label} gradient", "all-to-all", self.layout, array, ("backward",)))
+                work.append(self._exchange(label, "all-to-all", array, both))
+                gradient = self._exchange(f"{label} gradient", "all-to-all", array, ("backward",))
+                work.append(replace(gradient, gradient_of=operand))
         self.arrays[op.target] = output
         heads = Dim("N", op.num_heads, self.layout.axes("kv_heads"))
         core = Core(op=op, query=query, key=key, value=value, output=output, num_heads=heads)
@@ -351,14 +358,21 @@ class _BlockSharder:
         """
         positions = Array("positions", self.layout.tokens, width="float32")
         phases: Phases = ("forward", "recompute", "backward")
-        for label, array in (("keys", key), ("values", value)):
-            yield _exchange(label, "collective-permute", self.layout, array, phases, is_ring=True)
+        operands: tuple[tuple[str, Array, Operand], ...] = (("keys", key, "key"), ("values", value, "value"))
+        for label, array, operand in operands:
+            yield self._exchange(label, "collective-permute", array, phases)
             wide = replace(array, width="float32")
-            yield _exchange(f"{label} gradient", "collective-permute", self.layout, wide, ("backward",), is_ring=True)
-        yield _exchange("positions", "collective-permute", self.layout, positions, phases, is_ring=True)
+            gradient = self._exchange(f"{label} gradient", "collective-permute", wide, ("backward",))
+            yield replace(gradient, gradient_of=operand)
+        yield self._exchange("positions", "collective-permute", positions, phases)
         if self.layout.is_packed:
             segments = replace(positions, name="segments")
-            yield _exchange("segments", "collective-permute", self.layout, segments, phases, is_ring=True)
+            yield self._exchange("segments", "collective-permute", segments, phases)
+
+    def _exchange(self, name: str, kind: Kind, array: Array, phases: Phases) -> Exchange:
+        """Return a collective over the axes of the sequence; permutes go round a ring."""
+        is_ring = kind == "collective-permute"
+        return Exchange(name=name, kind=kind, axes=self.layout.sequence, array=array, phases=phases, is_ring=is_ring)
 
     def _concat(self, op: Concat) -> Iterator[Node]:
         """Yield a concatenation along the last dim; it has the sharding of the first value.
@@ -442,10 +456,3 @@ class _BlockSharder:
 def _resized(array: Array, name: str, size: int) -> Array:
     """Return an array with another size of its last dim."""
     return replace(array, name=name, dims=(*array.dims[:-1], array.dims[-1]._replace(size=size)))
-
-
-def _exchange(
-    name: str, kind: Kind, layout: Layout, array: Array, phases: Phases, *, is_ring: bool = False
-) -> Exchange:
-    """Return a collective over the axes of the sequence."""
-    return Exchange(name=name, kind=kind, axes=layout.sequence, array=array, phases=phases, is_ring=is_ring)

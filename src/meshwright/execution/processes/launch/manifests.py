@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from meshwright.description.hardware.chip import Chip
 from meshwright.errors import MeshwrightError
 from meshwright.execution.processes.launch.machines import Machines
 
@@ -124,17 +125,7 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     import yaml
 
     chip, count = machines.system.chip, machines.per_slice
-    if not re.fullmatch(_IMAGE, image):
-        raise MeshwrightError(f"{image!r} is no container image, as us-docker.pkg.dev/me/run:1: --image")
-    if claim is not None and not re.fullmatch(_CLAIM, claim):
-        raise MeshwrightError(f"{claim!r} is no persistent volume claim, as my-runs: --claim")
-    if chip.kind == "tpu" and chip.name not in GKE_ACCELERATORS:
-        raise MeshwrightError(f"GKE has no {chip.name}; it has {', '.join(GKE_ACCELERATORS)}")
-    # A pod's name is of at most 63 characters, and ends in -workers-JOB-POD-xxxxx.
-    if not re.fullmatch("[a-z]([-a-z0-9]{0,35}[a-z0-9])?", name):
-        raise MeshwrightError(
-            f"a JobSet's name has at most 37 letters, digits and -, as my-run, and not {name!r}: --name"
-        )
+    _check_jobset(name, chip, image, claim)
     meet = f"--coordinator {name}-workers-0-0.{name}:{PORT} --num-processes {machines.count}"
     number = f'--process-id "$((JOB_INDEX * {count} + JOB_COMPLETION_INDEX))"'
     resource = "google.com/tpu" if chip.kind == "tpu" else "nvidia.com/gpu"
@@ -190,6 +181,30 @@ def jobset(name: str, words: Sequence[str], machines: Machines, *, restarts: int
     return heading + yaml.safe_dump(manifest, sort_keys=False, width=1000)
 
 
+def _check_jobset(name: str, chip: Chip, image: str, claim: str | None) -> None:
+    """Raise if Kubernetes would not take one of these, or GKE has no such chip."""
+    if not re.fullmatch(_IMAGE, image):
+        raise MeshwrightError(f"{image!r} is no container image, as us-docker.pkg.dev/me/run:1: --image")
+    if claim is not None and not re.fullmatch(_CLAIM, claim):
+        raise MeshwrightError(f"{claim!r} is no persistent volume claim, as my-runs: --claim")
+    if chip.kind == "tpu" and chip.name not in GKE_ACCELERATORS:
+        raise MeshwrightError(f"GKE has no {chip.name}; it has {', '.join(GKE_ACCELERATORS)}")
+    # A pod's name is of at most 63 characters, and ends in -workers-JOB-POD-xxxxx.
+    if not re.fullmatch("[a-z]([-a-z0-9]{0,35}[a-z0-9])?", name):
+        raise MeshwrightError(
+            f"a JobSet's name has at most 37 letters, digits and -, as my-run, and not {name!r}: --name"
+        )
+
+
+def _slice_flags(machines: Machines) -> str:
+    """Return gcloud's flags for the chip and shape of a slice."""
+    system, chip = machines.system, machines.system.chip
+    if chip.torus is not None and len(system.shape) == 3:
+        return f"--type={chip.name} --topology={machines.topology}"
+    prefix = "v5litepod" if chip.name == "v5e" else chip.name
+    return f"--accelerator-type={prefix}-{system.num_chips // system.num_slices * chip.cloud_cores}"
+
+
 def tpu_vm(name: str, words: Sequence[str], machines: Machines, *, restarts: int) -> str:
     """Return a script that requests Cloud TPU machines, starts the run on all of them, and restarts it if one is lost.
 
@@ -202,11 +217,6 @@ def tpu_vm(name: str, words: Sequence[str], machines: Machines, *, restarts: int
         )
     if chip.name not in RUNTIMES:
         raise MeshwrightError(f"--tpu-vm is for {', '.join(RUNTIMES)}, and this is {system}; --jobset or --slurm")
-    if chip.torus is not None and len(system.shape) == 3:
-        kind = f"--type={chip.name} --topology={machines.topology}"
-    else:
-        prefix = "v5litepod" if chip.name == "v5e" else chip.name
-        kind = f"--accelerator-type={prefix}-{system.num_chips // system.num_slices * chip.cloud_cores}"
     if system.num_slices == 1:
         nodes, ssh = '--node-id="$name"', 'gcloud compute tpus tpu-vm ssh "$name"'
     else:
@@ -233,7 +243,7 @@ get_machines() {{
         case "$(state)" in
         "")
             gcloud compute tpus queued-resources create "$name" --zone="$zone" {nodes} \\
-                {kind} --runtime-version={RUNTIMES[chip.name]}
+                {_slice_flags(machines)} --runtime-version={RUNTIMES[chip.name]}
             ;;
         SUSPENDED)
             gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet

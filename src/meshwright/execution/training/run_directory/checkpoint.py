@@ -191,6 +191,10 @@ class Checkpoints:
         Damaged checkpoints are skipped with a note; raises if all are damaged. parts: parts of the state that must be
         complete; all by default.
         """
+        # Files are read twice: here for their checksums, then by Orbax, from the page cache where they fit.
+        # Checksums of the restored arrays would not do: they miss damage in files that a restore does not need, and
+        # arrays are cast, or only some parts are read. All processes must also agree on a whole checkpoint before any
+        # of them restores it, because Orbax's barriers wait for all.
         damaged: list[str] = []
         folders = (*parts, "config") if parts else ()
         for step in reversed(self.steps):

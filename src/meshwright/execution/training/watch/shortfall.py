@@ -68,9 +68,9 @@ def shortfall(rows: Sequence[Row], planned: float, *, is_simulated: bool) -> str
         planned = own
     if planned >= (1 - TOLERANCE) * taken:
         return None
-    parts = waits | {"the devices take longer for a step than planned": own - planned}
+    parts = waits | {"the devices take longer for a step than predicted": own - planned}
     reason, seconds = max(parts.items(), key=lambda item: item[1])
-    against = "what its steps alone would give" if is_simulated else "its plan"
+    against = "what its steps alone would give" if is_simulated else "its prediction"
     return (
         f"the run is {show_percent(1 - planned / taken)} short of {against}: {show_seconds(taken)} a step instead of"
         f" {show_seconds(planned)}; {show_seconds(seconds)} of it: {reason}"

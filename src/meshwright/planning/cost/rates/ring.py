@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.description.hardware.system import System
+from meshwright.description.step.ir import Communicate
 from meshwright.description.step.strategy import Strategy
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
@@ -48,7 +49,7 @@ class RingWork:
         return exposed / (sends * (keys + gradients))
 
 
-def is_round_ring(move: Collective) -> bool:
+def is_round_ring(move: Collective | Communicate) -> bool:
     """Whether a collective sends keys, values or their gradients round the ring of sp."""
     return move.kind == "collective-permute" and move.axes == ("sp",)
 

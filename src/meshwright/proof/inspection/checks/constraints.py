@@ -84,10 +84,10 @@ def constraints_without_effect(context: ProgramContext) -> Iterator[Finding]:
     """Yield constraints whose results are unused, that do not divide the dim they shard, or that were overruled."""
     if context.program is None:
         return
-    for dtype, dims, source, device in context.program.unused_constraints:
-        shape = Shape(dtype, dims)
+    for one in context.traced(DroppedConstraint.id):
+        shape, device = Shape(one.dtype, one.dims), one.figures["device"]
         if context.module.num_devices > 1 or not device:
-            yield DroppedConstraint(shape=shape, device=device, bytes=shape.bytes, cost_seconds=None, source=source)
+            yield DroppedConstraint(shape=shape, device=device, bytes=shape.bytes, cost_seconds=None, source=one.source)
     for pair in context.shardings:
         if pair.role == "intermediate" and pair.requested is not None:
             yield from _uneven(context, pair, pair.requested)

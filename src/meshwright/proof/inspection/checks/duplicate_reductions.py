@@ -1,4 +1,4 @@
-"""Reductions over an axis along which all devices already hold the same value."""
+"""Reductions of what all devices along an axis hold alike already, and collectives that recomputation repeats."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ from dataclasses import dataclass
 
 from meshwright.description.hlo.dataflow import VIEWS, origin, uses
 from meshwright.description.hlo.module import Instruction
-from meshwright.description.hlo.phases import Description, describe
+from meshwright.description.hlo.phases import Description, describe, phase_of
 from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.compiler.program import TracedMistake
 from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Collective, Kind, Phase
+from meshwright.units import show_bytes
 
 _FORWARDS = frozenset(VIEWS | {"convert"})
+
+_LEAST_RECOMPUTED = 1 << 13
+"""Smaller arrays are maxima and sums of a loss or a norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReducedTwice(Finding):
     """A reduction of equal values. equal_axes: axes along which all `degree` devices hold the same value.
 
-    is_sum: the result is `degree` times the value; if False, the reduction has no effect.
+    is_sum: the result is `degree` times the value; if False, the reduction has no effect. is_transposed: it is the
+    transpose of a sum in the forward pass.
     """
 
     kind = FindingKind.REDUCED_TWICE
@@ -34,6 +40,7 @@ class ReducedTwice(Finding):
     equal_axes: tuple[str, ...]
     degree: int
     is_sum: bool
+    is_transposed: bool = False
 
     @property
     def is_wrong(self) -> bool:
@@ -43,6 +50,13 @@ class ReducedTwice(Finding):
     def _sentences(self) -> tuple[str, str]:
         over = joined(self.equal_axes)
         makes = f"makes {self.degree} times the value" if self.is_sum else "changes nothing"
+        if self.is_transposed:
+            return (
+                f"the gradient of a sum over {joined(self.axes)} sums again, what all {self.degree} devices along"
+                f" {over} hold alike: gradients are {self.degree} times what they should be (check_vma=False)",
+                "differentiate the device's own loss and sum the gradients, or take the gradient outside of shard_map,"
+                " or let JAX keep count: check_vma=True",
+            )
         return (
             f"{self.collective} of {self.shape} over {joined(self.axes)} in {self.phase}, but all {self.degree}"
             f" devices along {over} hold the same: it {makes}",
@@ -53,6 +67,9 @@ class ReducedTwice(Finding):
 
 def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
     """Yield reductions over an axis along which all devices hold the same value; combined ones array by array."""
+    if context.is_traced:
+        yield from (_traced(context, one) for one in context.traced(ReducedTwice.id))
+        return
     for instruction, (first, *_) in context.communicating_instructions:
         if first.kind not in ("all-reduce", "reduce-scatter"):
             continue
@@ -67,6 +84,25 @@ def duplicate_reductions(context: ProgramContext) -> Iterator[Finding]:
             # A value summed twice is wrong, however small it is; a reduction that changes nothing only costs.
             if is_sum or operand.shape.bytes >= LEAST_BYTES:
                 yield _finding(context, instruction, first, operand, axes, description, is_sum=is_sum)
+
+
+def _traced(context: ProgramContext, one: TracedMistake) -> ReducedTwice:
+    """The finding of a sum of equal values that was read in the jaxpr."""
+    shape, equal, op = Shape(one.dtype, one.dims), tuple(one.figures["equal_axes"]), one.figures["op"]
+    kind: Kind = "reduce-scatter" if "scatter" in op else "all-reduce"
+    return ReducedTwice(
+        collective=kind,
+        shape=shape,
+        axes=one.axes,
+        phase=phase_of(one.figures["scope"]),
+        equal_axes=equal,
+        degree=context.degree(equal),
+        is_sum=True,
+        is_transposed=one.figures["is_transposed"],
+        bytes=one.count * shape.bytes,
+        cost_seconds=context.collective_seconds(kind, shape.bytes, one.axes, count=one.count),
+        source=one.source,
+    )
 
 
 def _is_divided(context: ProgramContext, instruction: Instruction, degree: int) -> bool:
@@ -98,7 +134,7 @@ def _finding(
     description: Description,
     *,
     is_sum: bool,
-) -> Finding:
+) -> ReducedTwice:
     times = context.execution_counts.times[instruction.computation]
     return ReducedTwice(
         collective=first.kind,
@@ -112,3 +148,42 @@ def _finding(
         cost_seconds=context.collective_seconds(first.kind, operand.shape.bytes, first.axes, count=times),
         source=description.place,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputedCollective(Finding):
+    """A sum or an exchange of activations that runs again when their layer is recomputed."""
+
+    kind = FindingKind.RECOMPUTED_COLLECTIVE
+    merged_by = ("collective", "axes")
+    is_one_everywhere = True
+
+    collective: Kind
+    array: str
+    axes: tuple[str, ...]
+
+    def _sentences(self) -> tuple[str, str]:
+        return (
+            f"jax.checkpoint runs the {self.collective} of {self.array} over {joined(self.axes)} a second time in the"
+            f" backward pass: {show_bytes(self.bytes)} a device and step",
+            "keep what it returns: y = jax.ad_checkpoint.checkpoint_name(y, 'summed'), and jax.checkpoint(layer,"
+            " policy=jax.checkpoint_policies.save_only_these_names('summed'))",
+        )
+
+
+def recomputed_collectives(context: ProgramContext) -> Iterator[Finding]:
+    """Yield all-reduces and all-to-alls in the recomputation of layers. Gathers of weights are meant to be repeated."""
+    for move in context.collectives:
+        one = move.collective
+        is_large = one.bytes >= _LEAST_RECOMPUTED * one.count
+        if one.phase == "recompute" and one.kind in ("all-reduce", "all-to-all") and is_large:
+            if context.is_expected(one.kind, one.axes, one.phase):
+                continue
+            yield RecomputedCollective(
+                collective=one.kind,
+                array=one.array,
+                axes=one.axes,
+                bytes=one.bytes,
+                cost_seconds=one.seconds,
+                source=one.source,
+            )

@@ -72,7 +72,7 @@ def exposed_collectives(context: ProgramContext) -> Iterator[Finding]:
         instructions = context.module.computations[instruction.computation].instructions
         tied = _reached(context, instruction, forward=True) | _reached(context, instruction, forward=False)
         free = sum(seconds for name, seconds in ops.items() if name in instructions and name not in tied)
-        if min(exposed, free) >= _SHARE_OF_STEP * step:
+        if min(exposed, free) >= max(_SHARE_OF_STEP * step, _LEAST_SECONDS * times):
             yield ExposedCollective(
                 collective=largest.kind,
                 array=largest.array,

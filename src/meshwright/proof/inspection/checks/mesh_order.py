@@ -1,4 +1,4 @@
-"""Meshes whose order of axes puts collectives on slow links."""
+"""Meshes that put collectives on slow links: by the order of their axes, or across slices."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from itertools import permutations
 from meshwright.description.hardware.fabric import MeshPlacement, lay_mesh
 from meshwright.errors import MeshwrightError
 from meshwright.planning.cost.rates.collective_time import achieved_seconds
+from meshwright.proof.inspection.checks.duplicate_gathers import LEAST_BYTES
 from meshwright.proof.inspection.context import ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
-from meshwright.record import Collective, Kind, merge
-from meshwright.units import show_degrees, show_seconds
+from meshwright.record import Collective, Kind, Phase, merge
+from meshwright.units import show_bytes, show_degrees, show_seconds
 
 _SAVED = 0.1
 """The fraction of all collectives' time that another order must save to be reported."""
@@ -79,6 +80,42 @@ def mesh_order(context: ProgramContext) -> Iterator[Finding]:
         cost_seconds=now - seconds,
         source="",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcrossSlices(Finding):
+    """An axis between slices over which a step moves activations or weights, not only sums gradients."""
+
+    kind = FindingKind.ACROSS_SLICES
+    merged_by = ("axes",)
+    is_one_everywhere = True
+
+    collective: Kind
+    axes: tuple[str, ...]
+    phase: Phase
+
+    def _sentences(self) -> tuple[str, str]:
+        over = joined(self.axes)
+        return (
+            f"{over} is split between slices, and the {self.collective} over it in {self.phase} crosses the data-centre"
+            f" network, {show_bytes(self.bytes)} a device and step, where links are slowest",
+            f"keep {over} inside of a slice: let an axis that only splits the batch (dp), whose gradients are summed"
+            " once a step, be outermost and as large as there are slices",
+        )
+
+
+def across_slices(context: ProgramContext) -> Iterator[Finding]:
+    """Yield axes between slices over which the forward pass gathers, sums or exchanges. Pipelines may send."""
+    for move in context.between_slices:
+        if move.phase == "forward" and move.kind != "collective-permute" and move.bytes >= LEAST_BYTES * move.count:
+            yield AcrossSlices(
+                collective=move.kind,
+                axes=move.axes,
+                phase=move.phase,
+                bytes=move.bytes,
+                cost_seconds=move.seconds,
+                source=move.source,
+            )
 
 
 def _seconds(layout: MeshPlacement, moves: list[Collective] | tuple[Collective, ...]) -> float:

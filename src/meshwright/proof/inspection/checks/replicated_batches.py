@@ -1,4 +1,4 @@
-"""Batches that are replicated along a data-parallel axis."""
+"""Batches, and masks and tables beside them, that are replicated along an axis which should split them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from meshwright.description.hlo.shapes import Shape
 from meshwright.proof.inspection.checks.redundant_compute import redundant_compute
 from meshwright.proof.inspection.context import ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.proof.inspection.slices import cut_axes
+from meshwright.units import show_bytes
 
 _SPLITS_DATA = re.compile(r"(?:f?s?dp|data|batch|replica|zero)s?(?:_?(?:parallel|axis|\d+))?", re.IGNORECASE)
 """Usual names of axes that split the batch. Shardings alone do not tell them from axes of tensor parallelism."""
+
+_LEAST_BYTES = 1 << 14
+"""Smaller tables are no cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,4 +66,64 @@ def replicated_batches(context: ProgramContext) -> Iterator[Finding]:
                 bytes=size - size // degree,
                 cost_seconds=0.0 if context.system else None,
                 source=context.first_use(one.instruction),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeBesideBatch(Finding):
+    """An argument that is whole on every device, each of which uses a part of its own. like: data that is split so."""
+
+    kind = FindingKind.WHOLE_BESIDE_BATCH
+    merged_by = ("name",)
+
+    name: str
+    shape: Shape
+    axes: tuple[str, ...]
+    like: str
+
+    def _sentences(self) -> tuple[str, str]:
+        over = joined(self.axes)
+        return (
+            f"{self.name} {self.shape} is whole on every device along {over}, which splits {self.like}: each device"
+            f" uses its own part, and holds {show_bytes(self.bytes)} for nothing",
+            f"give it the sharding of {self.like} on the dims that they share: device_put with a NamedSharding with"
+            f" {over}, or make it inside of the function from jnp.arange, where the partitioner splits it",
+        )
+
+
+def whole_tables(context: ProgramContext) -> Iterator[Finding]:
+    """Yield whole arguments that every device cuts to the part that belongs to its part of the data."""
+    split = {
+        (one.tree, place, size * context.degree(axes), axes): one.name
+        for one in context.arguments
+        if one.spec is not None
+        for place, (size, axes) in enumerate(zip(one.instruction.shape.dims, one.spec.dims, strict=True))
+        if axes
+    }
+    for number, argument in enumerate(context.arguments):
+        shape = argument.instruction.shape
+        if argument.spec is None or argument.spec.axes or shape.bytes < _LEAST_BYTES:
+            continue
+        if number in context.updated or number in context.differentiated & context.updated:
+            continue
+        axes = cut_axes(context, argument.instruction)
+        is_table = shape.dtype[:1] in ("p", "s", "u") or shape.dims[-1:] == shape.dims[-2:-1]
+        like = next(
+            (
+                name
+                for (tree, place, size, by), name in split.items()
+                if tree != argument.tree and set(by) <= set(axes)
+                if shape.dims[place : place + 1] == (size,) or (is_table and size in shape.dims)
+            ),
+            None,
+        )
+        if axes and like is not None:
+            yield WholeBesideBatch(
+                name=argument.name,
+                shape=shape,
+                axes=axes,
+                like=like,
+                bytes=shape.bytes - shape.bytes // context.degree(axes),
+                cost_seconds=0.0 if context.system else None,
+                source=context.first_use(argument.instruction),
             )

@@ -1,15 +1,18 @@
-"""Optimizer states that are replicated while parameters are split."""
+"""Optimizer states and averages that are not sharded as their parameters are."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.description.hlo.shapes import Shape
+from meshwright.description.hlo.specs import Spec
+from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
 from meshwright.proof.inspection.context import Argument, ProgramContext
-from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined, num_elements
 from meshwright.units import show_bytes
 
 
@@ -39,6 +42,79 @@ class ReplicatedStates(Finding):
             "make the optimizer's state from parameters that are split already, or give it their shardings: jit of"
             " optimizer.init with out_shardings",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MislaidState(Finding):
+    """Arrays of a tree that are sharded otherwise than the parameter of the same path and shape.
+
+    name, shape, spec: of the largest array. like, expected: its parameter's name and sharding.
+    """
+
+    kind = FindingKind.MISLAID_STATE
+
+    tree: str
+    name: str
+    shape: Shape
+    spec: Spec
+    like: str
+    expected: Spec
+    count: int
+    axes: tuple[str, ...]
+
+    def explains(self, other: Finding) -> bool:
+        """Whether a collective moves values between the two shardings."""
+        if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
+            return False
+        return num_elements(other.array) >= math.prod(self.shape.dims) and (
+            not other.axes or bool(set(other.axes) & set(self.axes))
+        )
+
+    def _sentences(self) -> tuple[str, str]:
+        more = f", and {self.count - 1} more of {self.tree}," if self.count > 1 else ""
+        return (
+            f"{self.name} {self.shape}{more} is sharded as {self.spec}, its parameter {self.like} as {self.expected}:"
+            f" {show_bytes(self.bytes)} a device move between the two in each step",
+            "give the state its parameter's sharding, which may be split further but not otherwise: jit of"
+            " optimizer.init with out_shardings, or jax.device_put(state, …) before the first step",
+        )
+
+
+def mislaid_states(context: ProgramContext) -> Iterator[Finding]:
+    """Yield, for each tree, the states that split a dim otherwise than their parameters do."""
+    found: defaultdict[str, list[tuple[Argument, Argument]]] = defaultdict(list)
+    for number, state in enumerate(context.arguments):
+        is_state = number in context.updated and number not in context.differentiated
+        parameter = (_parameter_of(context, state) or _trained_with(context, number, state)) if is_state else None
+        if parameter is not None and not _missing(context, state, parameter) and _is_mislaid(context, state, parameter):
+            found[state.tree].append((state, parameter))
+    for tree, pairs in found.items():
+        largest, like = max(pairs, key=lambda pair: pair[0].instruction.shape.bytes)
+        assert largest.spec is not None
+        assert like.spec is not None
+        axes = tuple(axis for axis in context.mesh if axis in (*largest.spec.axes, *like.spec.axes))
+        size = sum(state.instruction.shape.bytes for state, _ in pairs)
+        yield MislaidState(
+            tree=tree,
+            name=largest.name,
+            shape=largest.instruction.shape,
+            spec=largest.spec,
+            like=like.name,
+            expected=like.spec,
+            count=len(pairs),
+            axes=axes,
+            bytes=size,
+            cost_seconds=context.collective_seconds("all-to-all", size * context.degree(axes), axes),
+            source=context.first_use(largest.instruction),
+        )
+
+
+def _is_mislaid(context: ProgramContext, state: Argument, parameter: Argument) -> bool:
+    """Whether an axis that splits a dim of a parameter splits another one of its state, or none."""
+    if state.spec is None or parameter.spec is None:
+        return False
+    pairs = zip(state.spec.dims, parameter.spec.dims, strict=True)
+    return any(context.mesh[axis] > 1 and axis not in (mine or ()) for mine, its in pairs for axis in its or ())
 
 
 def replicated_states(context: ProgramContext) -> Iterator[Finding]:

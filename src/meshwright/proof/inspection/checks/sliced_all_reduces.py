@@ -19,6 +19,9 @@ _ELEMENTWISE = frozenset(
 )
 """Ops that a sum may pass through before it is sliced. XLA:CPU computes norms of large arrays by windows first."""
 
+_LEAST_AT_ONCE = 1 << 18
+"""Smaller arrays a compiler with a reduce-scatter sums whole by choice: to cut them saves less than it costs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedAllReduce(Finding):
@@ -55,7 +58,8 @@ def sliced_all_reduces(context: ProgramContext) -> Iterator[Finding]:
         one = move.collective
         if move.kind != "all-reduce" or one.bytes < LEAST_BYTES:
             continue
-        is_sliced_at_once = one.kind == "reduce-scatter" and context.has_reduce_scatter
+        is_large = one.bytes >= one.count * _LEAST_AT_ONCE
+        is_sliced_at_once = one.kind == "reduce-scatter" and context.has_reduce_scatter and is_large
         single = one.kind == "all-reduce" and len(move.instruction.operands) == 1
         if is_sliced_at_once or (single and _is_sliced_later(context, move.instruction)):
             yield SlicedAllReduce(

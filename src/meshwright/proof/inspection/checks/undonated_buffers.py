@@ -10,7 +10,7 @@ from meshwright.proof.inspection.context import Argument, ProgramContext, Result
 from meshwright.proof.inspection.finding import Finding, FindingKind
 from meshwright.units import show_bytes
 
-_LEAST_BYTES = 1 << 20
+_LEAST_BYTES = 1 << 17
 """The least bytes on a device, of all such state together, to be reported."""
 
 

@@ -8,16 +8,20 @@ from enum import StrEnum
 
 from meshwright.description.hlo.module import Instruction
 from meshwright.description.hlo.phases import scope_of, split_op_name
+from meshwright.proof.inspection.checks.random_bits import RANDOM
 from meshwright.proof.inspection.context import CompiledCollective, ProgramContext
 from meshwright.proof.inspection.finding import Finding, FindingKind, joined
 from meshwright.record import Collective, Kind, Phase
 from meshwright.units import show_bytes
 
-_ASKED_FOR = frozenset(
+CONSTRAINS = frozenset({"reshard", "sharding_constraint", "sharding_cast", "mesh_cast", "device_put"})
+"""Primitives that request another sharding."""
+
+ASKED_FOR = frozenset(
     {"all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ragged_all_to_all", "reduce_scatter"}
     | {"psum", "psum_invariant", "psum_scatter", "unreduced_psum", "unreduced_reduce_scatter", "pmax", "pmin", "pmean"}
     | {"ppermute", "pshuffle", "pbroadcast", "pvary", "pcast"}
-    | {"reshard", "sharding_constraint", "sharding_cast", "mesh_cast", "device_put"}
+    | CONSTRAINS
 )
 """Primitives that request a collective or another sharding."""
 
@@ -93,6 +97,11 @@ class UnexpectedCollective(Finding):
         if self.because in (UnexpectedBecause.REARRANGES, UnexpectedBecause.NEEDS_WHOLE):
             return (self.primitive,)
         return (self.primitive, *self.axes) if self.because == UnexpectedBecause.GATHERS_BATCH else ()
+
+    @property
+    def is_of_shardings(self) -> bool:
+        """Whether shardings that do not fit together cause it."""
+        return self.because not in (UnexpectedBecause.NOT_EXPECTED, UnexpectedBecause.NEEDS_WHOLE)
 
     def _sentences(self) -> tuple[str, str]:
         primitive, axes = self.primitive, joined(self.axes)
@@ -176,7 +185,7 @@ def _each(context: ProgramContext) -> Iterator[UnexpectedCollective]:
                 phase=one.phase,
                 count=one.count,
                 because=because,
-                primitive=_primitive(found.instruction),
+                primitive=primitive_of(found.instruction),
                 bytes=one.bytes,
                 cost_seconds=one.seconds,
                 source=one.source,
@@ -193,8 +202,8 @@ def _is_expected(expected: tuple[Collective, ...], found: Collective) -> bool:
 
 def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBecause | None:
     """Return why a collective cannot be intended; None where it can."""
-    primitive = _primitive(found.instruction)
-    if not primitive or primitive in _ASKED_FOR or primitive in _ONE_OPERAND:
+    primitive = primitive_of(found.instruction)
+    if not primitive or RANDOM.search(found.instruction.op_name) or primitive in ASKED_FOR or primitive in _ONE_OPERAND:
         return None
     kind = found.collective.kind
     if primitive in _NEEDS_WHOLE:
@@ -209,7 +218,7 @@ def _because(context: ProgramContext, found: CompiledCollective) -> UnexpectedBe
     return None
 
 
-def _primitive(instruction: Instruction) -> str:
+def primitive_of(instruction: Instruction) -> str:
     """Return the JAX primitive for which a collective runs; '' where the compiler kept no name."""
     return scope_of(split_op_name(instruction.op_name)[0]).rpartition("/")[2]
 

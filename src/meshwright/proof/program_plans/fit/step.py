@@ -13,10 +13,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.errors import MeshwrightError
+from meshwright.proof.program_plans.fit.keys import is_key, key_data, keys_from
+from meshwright.proof.program_plans.plan import ProgramPlan
 from meshwright.proof.programs.apply import Applied, apply
 from meshwright.proof.programs.classes import table_by_name
-from meshwright.proof.programs.fit.keys import is_key, key_data, keys_from
-from meshwright.proof.programs.plan import ProgramPlan
 
 RESERVED = frozenset({"step", "time", "mesh", "hardware", "began_at", "memory_peak_bytes", "host_peak_bytes"})
 """Fields of a row of `metrics.jsonl` that a step's own metrics cannot have; neither can names with `_seconds`."""
@@ -26,14 +26,15 @@ RESERVED = frozenset({"step", "time", "mesh", "hardware", "began_at", "memory_pe
 class FitStep:
     """A step (state, batch) -> (state, metrics) laid out on a mesh; its state is a dict of arrays by path.
 
-    structure: the tree of the state. state, batch: the arrays, abstract and with their shardings. metrics: names of the
-    values that the step returns.
+    structure: the tree of the state. state, batch: the arrays, abstract and with their shardings. has_parts: whether
+    the batch is a tuple of several arguments of the step. metrics: names of the values that the step returns.
     """
 
     applied: Applied
     structure: Any
     state: Mapping[str, jax.ShapeDtypeStruct]
     batch: Any
+    has_parts: bool
     metrics: tuple[str, ...]
 
     @property
@@ -51,7 +52,7 @@ class FitStep:
         """The jitted step of a state by path, which it consumes, and a batch."""
 
         def step(leaves: Mapping[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            state, found = self.applied(self.tree(leaves), batch)
+            state, found = self.applied(self.tree(leaves), *(batch if self.has_parts else (batch,)))
             after = dict(leaf_paths(state))
             return {path: after[path] for path in self.state}, _named(found)
 
@@ -101,28 +102,29 @@ def lay_out(step: Callable[..., Any], state: Any, plan: Any) -> FitStep:
             " state, batch)"
         )
     args, kwargs = laid.program.traced.args_info
-    if len(args) != 2 or kwargs:
-        raise MeshwrightError(
-            f"the plan is of a step with {len(args) + len(kwargs)} arguments; fit takes step(state, batch)"
-        )
-    planned, batch = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), args)
+    if len(args) < 2 or kwargs:
+        what = f"the argument {next(iter(kwargs))} by name" if kwargs else "one argument"
+        raise MeshwrightError(f"the plan is of a step with {what}; fit takes step(state, batch), or with several parts")
+    planned, *parts = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), args)
     found = _abstract(state)
     if wrong := differences(found, planned):
         raise MeshwrightError(f"the state is not the one that the plan was made for: {_first(wrong)}")
-    metrics = _check_results(found, jax.eval_shape(step, found, batch))
+    metrics = _check_results(found, jax.eval_shape(step, found, *parts))
     table = table_by_name(laid.classes, laid.layout.table)
     try:
         # The step itself, which may have been changed since it was planned.
-        applied = apply(step, table, laid.mesh, found, batch, store=laid.layout.store)
+        applied = apply(step, table, laid.mesh, found, *parts, store=laid.layout.store)
     except MeshwrightError as error:
         raise MeshwrightError(f"the plan is of another step: {error}") from None
-    (of_state, of_batch), _ = applied.shardings
+    (of_state, *of_parts), _ = applied.shardings
+    placed = jax.tree.map(_sharded, parts, of_parts)
     leaves = zip(leaf_paths(found), jax.tree.leaves(of_state), strict=True)
     return FitStep(
         applied=applied,
         structure=jax.tree.structure(found),
         state={path: _sharded(leaf, place) for (path, leaf), place in leaves},
-        batch=jax.tree.map(_sharded, batch, of_batch),
+        batch=tuple(placed) if len(placed) > 1 else placed[0],
+        has_parts=len(placed) > 1,
         metrics=metrics,
     )
 

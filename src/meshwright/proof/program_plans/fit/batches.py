@@ -13,7 +13,7 @@ from jax import Array
 from jax.experimental.multihost_utils import process_allgather
 
 from meshwright.errors import MeshwrightError
-from meshwright.proof.programs.fit.step import describe, differences, leaf_paths
+from meshwright.proof.program_plans.fit.step import describe, differences, leaf_paths
 
 Batches = Iterable[Any] | Callable[[int], Any]
 """Batches in order, or a function that returns the batch of a step, counted from 0."""

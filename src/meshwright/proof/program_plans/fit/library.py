@@ -19,13 +19,13 @@ from meshwright.execution.training.run_directory.run import Row, RunStoppedError
 from meshwright.execution.training.run_directory.saving import Saving, read_save_every
 from meshwright.execution.training.run_record import measured_steps
 from meshwright.options.values import Count, read_count
+from meshwright.proof.program_plans.fit.batches import Batches
+from meshwright.proof.program_plans.fit.config import FitConfig, read_fit_config
+from meshwright.proof.program_plans.fit.loop import left_on_disk, run_steps
+from meshwright.proof.program_plans.fit.step import FitStep, lay_out
+from meshwright.proof.program_plans.plan import ProgramPlan
 from meshwright.proof.programs.apply import Applied
 from meshwright.proof.programs.classes import table_by_name
-from meshwright.proof.programs.fit.batches import Batches
-from meshwright.proof.programs.fit.config import FitConfig, read_fit_config
-from meshwright.proof.programs.fit.loop import left_on_disk, run_steps
-from meshwright.proof.programs.fit.step import FitStep, lay_out
-from meshwright.proof.programs.plan import ProgramPlan
 from meshwright.record import Record
 from meshwright.support.extras import require_extra
 
@@ -58,7 +58,8 @@ def fit(
     With several processes (`jax.distributed.initialize`), all call it alike, with one directory.
 
     Args:
-        step: a function (state, batch) -> (state, metrics), jitted or not. Metrics are a scalar, the loss, or a dict of
+        step: a function (state, batch) -> (state, metrics), jitted or not; if it has further arguments, a batch is the
+            tuple of all behind the state. Metrics are a scalar, the loss, or a dict of
             scalars; the run stops when its `loss` or `grad_norm` is NaN or infinite.
         state: any tree of arrays, which is copied; or a function without arguments that makes it, which is compiled for
             the mesh, so that no device has to hold a large state whole.

@@ -183,7 +183,7 @@ def plan_program(
     candidates = [Candidate(layout=one.layout, predicted=one.record) for one in found]
     if num_compiled:
         chosen = _to_compile(found, candidates, num_compiled)
-        tried = [_compiled(candidate, program, classes, system) for candidate in chosen]
+        tried = [compiled_candidate(candidate, program, classes, system) for candidate in chosen]
         own = _as_given(function, args, kwargs, system)
         candidates = _ranked([*tried, *own], candidates)
     best = candidates[0]
@@ -228,7 +228,9 @@ def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> 
     return list(chosen.values())
 
 
-def _compiled(candidate: Candidate, program: Program, classes: tuple[DimClass, ...], system: System) -> Candidate:
+def compiled_candidate(
+    candidate: Candidate, program: Program, classes: tuple[DimClass, ...], system: System
+) -> Candidate:
     """Return a candidate with the record of its compiled program, or why there is none."""
     assert candidate.layout is not None
     kind, cores = device_kind(system)

@@ -28,10 +28,10 @@ from meshwright.execution.training.stepping import take_steps
 from meshwright.execution.training.update.bad_steps import FILE, BadSteps, log_bad_step
 from meshwright.execution.training.watch.log import RunLog
 from meshwright.execution.training.watch.shortfall import Shortfall
-from meshwright.proof.programs.fit.batches import Batches, PlacedBatches
-from meshwright.proof.programs.fit.config import FitConfig
-from meshwright.proof.programs.fit.keys import is_key, key_data, keys_from
-from meshwright.proof.programs.fit.step import FitStep, describe
+from meshwright.proof.program_plans.fit.batches import Batches, PlacedBatches
+from meshwright.proof.program_plans.fit.config import FitConfig
+from meshwright.proof.program_plans.fit.keys import is_key, key_data, keys_from
+from meshwright.proof.program_plans.fit.step import FitStep, describe
 
 State = dict[str, Any]
 """The arrays of a state by path."""

@@ -1,0 +1,106 @@
+"""State that comes back from a step unlike it went in, so that the second call compiles again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.checks.sliced_all_reduces import SlicedAllReduce
+from meshwright.proof.inspection.checks.unexpected_collectives import UnexpectedCollective
+from meshwright.proof.inspection.context import Argument, ProgramContext, Result
+from meshwright.proof.inspection.finding import Finding, FindingKind, num_elements
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateChanged(Finding):
+    """An argument whose updated value has another dtype, sharding or weak type.
+
+    shape: of the whole array, of which a device held `elements_held` elements.
+    """
+
+    kind = FindingKind.STATE_CHANGED
+    merged_by = ("before", "after")
+    is_one_everywhere = True
+
+    name: str
+    shape: Shape
+    before: str
+    after: str
+    elements_held: int
+
+    def explains(self, other: Finding) -> bool:
+        """Whether a collective only brings the new value to its other sharding."""
+        if isinstance(other, SlicedAllReduce):
+            return num_elements(other.array) == math.prod(self.shape.dims)
+        if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
+            return False
+        return other.line == self.line or num_elements(other.array) in (math.prod(self.shape.dims), self.elements_held)
+
+    def _sentences(self) -> tuple[str, str]:
+        is_sharding = self.before.startswith("P(")
+        return (
+            f"{self.name} {self.shape} goes in with {self.before} and comes back updated with {self.after}: the second"
+            " call of the step compiles again" + (", or moves it back first" if is_sharding else ""),
+            "say what comes back: jax.jit(…, out_shardings=…) with the shardings of the arguments, or"
+            " jax.lax.with_sharding_constraint on the new value"
+            if is_sharding
+            else f"cast the new value to what went in: new.astype(old.dtype), here {self.before}",
+        )
+
+
+def changed_states(context: ProgramContext) -> Iterator[Finding]:
+    """Yield state whose new value has another dtype, weak type or sharding than the old one."""
+    for one in context.traced(StateChanged.id):
+        weak, strong = f"a weak {one.dtype}, as a Python number has it", f"dtype {one.dtype}"
+        before, after = (weak, strong) if one.figures["was_weak"] else (strong, weak)
+        shape = Shape(one.dtype, one.dims)
+        yield _finding(context, one.figures["name"], shape, before, after, one.source, held=shape.size)
+    for argument, result in _updated(context):
+        shape, held = context.whole_shape(argument), argument.instruction.shape.size
+        source = context.result_place(result) or context.first_use(argument.instruction)
+        if result.shape.dtype != shape.dtype:
+            before, after = f"dtype {shape.dtype}", f"dtype {result.shape.dtype}"
+            yield _finding(context, argument.name, shape, before, after, source, held=held)
+        elif _is_resharded(argument, result):
+            yield _finding(context, argument.name, shape, f"{argument.spec}", f"{result.spec}", source, held=held)
+
+
+def _updated(context: ProgramContext) -> Iterator[tuple[Argument, Result]]:
+    """Yield each argument with the result that is its new value, where there is one such result."""
+    taken: set[int] = set()
+    for number, argument in enumerate(context.arguments):
+        dims, path = context.whole_shape(argument).dims, argument.name.removeprefix(argument.tree)
+        if context.state is not None and argument.tree not in context.state:
+            continue
+        for place, result in enumerate(context.results):
+            if place in taken or result.shape.dims != dims or (path and not result.name.endswith(path)):
+                continue
+            share = context.updates(result).get(number)
+            if share is not None and share.is_changed:
+                taken.add(place)
+                yield argument, result
+                break
+
+
+def _is_resharded(argument: Argument, result: Result) -> bool:
+    if argument.spec is None or result.spec is None:
+        return False
+    before, after = (tuple(dim or () for dim in spec.dims) for spec in (argument.spec, result.spec))
+    return before != after
+
+
+def _finding(
+    context: ProgramContext, name: str, shape: Shape, before: str, after: str, source: str, *, held: int
+) -> StateChanged:
+    return StateChanged(
+        name=name,
+        shape=shape,
+        before=before,
+        after=after,
+        elements_held=held,
+        bytes=shape.bytes,
+        cost_seconds=0.0 if context.system else None,
+        source=source,
+    )

@@ -1,0 +1,149 @@
+"""State that is moved whole in a step which changes little of it, and results that are gathered to be returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.description.hlo.dataflow import VIEWS, origin
+from meshwright.description.hlo.module import Instruction, Module
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
+from meshwright.proof.inspection.checks.unexpected_collectives import (
+    ASKED_FOR,
+    CONSTRAINS,
+    UnexpectedCollective,
+    primitive_of,
+)
+from meshwright.proof.inspection.context import ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.proof.inspection.slices import ELEMENTWISE
+from meshwright.record import Kind
+from meshwright.units import show_bytes
+
+_LEAST_RESULT = 1 << 16
+"""Smaller results are figures that a program prints."""
+
+_MOVES = ("all-gather", "all-to-all", "collective-permute")
+_WRITTEN = frozenset(VIEWS | {"convert", "slice", "dynamic-slice", "dynamic-update-slice"})
+"""Ops between a cache and what is moved of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedState(Finding):
+    """State that a step which does not train moves between devices. count: times in a step."""
+
+    kind = FindingKind.MOVED_STATE
+    merged_by = ("name", "axes")
+    is_one_everywhere = True
+
+    name: str
+    shape: Shape
+    collective: Kind
+    axes: tuple[str, ...]
+    count: int
+
+    def explains(self, other: Finding) -> bool:
+        """Whether the partitioner moves the same state for several ops, or devices then work on all of it."""
+        if isinstance(other, RedundantCompute):
+            return other.axis in self.axes
+        if not isinstance(other, UnexpectedCollective) or not other.is_of_shardings:
+            return False
+        return other.axes == self.axes and other.line == self.line
+
+    def _sentences(self) -> tuple[str, str]:
+        times = f", {self.count} times" if self.count > 1 else ""
+        return (
+            f"{self.name} {self.shape} is state of the step, and is moved in each call: {self.collective} over"
+            f" {joined(self.axes)}{times}, {show_bytes(self.bytes)} a device and step",
+            "store it as the step uses it: give it the sharding that its constraint asks for, and split a dim that is"
+            " not written or read at one place (heads or batch of a cache, not positions)",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatheredResult(Finding):
+    """A computed result that is gathered whole on every device only to be returned."""
+
+    kind = FindingKind.GATHERED_RESULT
+    merged_by = ("axes",)
+
+    name: str
+    shape: Shape
+    axes: tuple[str, ...]
+
+    def explains(self, other: Finding) -> bool:
+        """Whether the same gather was found as unexpected."""
+        return isinstance(other, UnexpectedCollective) and other.axes == self.axes and other.line == self.line
+
+    def _sentences(self) -> tuple[str, str]:
+        over = joined(self.axes)
+        name = f"result {self.name}" if self.name else "the result"
+        return (
+            f"{name} {self.shape} is gathered over {over} to be returned whole on every device:"
+            f" {show_bytes(self.bytes)} a device and step, and as much memory",
+            f"return it split as it is computed: out_shardings (or the constraint on it) with {over}, or none at all;"
+            " fetch what the host needs by jax.device_get, which gathers nothing on devices",
+        )
+
+
+def moved_values(context: ProgramContext) -> Iterator[Finding]:
+    """Yield state that steps other than train steps move, and computed results that are gathered."""
+    if not context.is_train_step:
+        yield from _moved_states(context)
+    yield from _gathered_results(context)
+
+
+def _moved_states(context: ProgramContext) -> Iterator[Finding]:
+    by_name = {one.instruction.name: (number, one) for number, one in enumerate(context.arguments)}
+    for move in context.collectives:
+        source = _written(context.module, context.module.operand(move.instruction))
+        number, argument = by_name.get(source.name, (-1, None))
+        if argument is None or number not in context.updated or move.collective.kind not in _MOVES:
+            continue
+        one = move.collective
+        is_by_hand = primitive_of(move.instruction) in ASKED_FOR - CONSTRAINS and number not in context.aliases[1]
+        if is_by_hand or 2 * one.bytes < argument.instruction.shape.bytes:
+            continue
+        yield MovedState(
+            name=argument.name,
+            shape=context.whole_shape(argument),
+            collective=one.kind,
+            axes=one.axes,
+            count=one.count,
+            bytes=one.bytes,
+            cost_seconds=one.seconds,
+            source=one.source,
+        )
+
+
+def _written(module: Module, value: Instruction) -> Instruction:
+    """Return the value that a step writes or reads a part of, before what is moved of it."""
+    while (before := origin(module, value, _WRITTEN)).opcode == "select":
+        value = module.operand(before, 1)
+    return before
+
+
+def _gathered_results(context: ProgramContext) -> Iterator[Finding]:
+    root = context.module.root(context.module.entry)
+    made = context.module.operands(root) if root.opcode == "tuple" else (root,)
+    gathers = {
+        (move.instruction.computation, move.instruction.name): move
+        for move in context.collectives
+        if move.collective.kind == "all-gather" and context.source_of(move).opcode != "parameter"
+    }
+    for result, value in zip(context.results, made, strict=False):
+        found = origin(context.module, value, frozenset(VIEWS | ELEMENTWISE))
+        move = gathers.get((found.computation, found.name))
+        if move is None or any(share.is_changed for share in context.updates(result).values()):
+            continue
+        one = move.collective
+        if one.bytes >= _LEAST_RESULT and not primitive_of(move.instruction).startswith("all_gather"):
+            yield GatheredResult(
+                name=result.name,
+                shape=result.shape,
+                axes=one.axes,
+                bytes=one.bytes,
+                cost_seconds=one.seconds,
+                source=one.source,
+            )

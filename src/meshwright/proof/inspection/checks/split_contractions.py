@@ -1,0 +1,119 @@
+"""Weights split along the dim that their product sums over, while the other operand is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from meshwright.description.hlo.dataflow import VIEWS, origin, uses
+from meshwright.description.hlo.groups import numbers
+from meshwright.description.hlo.shapes import Shape
+from meshwright.proof.inspection.checks.redundant_compute import RedundantCompute
+from meshwright.proof.inspection.context import Argument, CompiledCollective, ProgramContext
+from meshwright.proof.inspection.finding import Finding, FindingKind, joined
+from meshwright.proof.inspection.slices import is_cut_of
+from meshwright.units import show_bytes
+
+_FORWARDS = frozenset(VIEWS | {"convert"})
+_GROWTH = 4
+"""How many times larger than its whole operand a product must be, for a gather of the operand to be the cheaper way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitContraction(Finding):
+    """A weight split on its contraction, whose product is summed over devices. shape: of the weight on a device."""
+
+    kind = FindingKind.SPLIT_CONTRACTION
+    merged_by = ("name", "axes")
+
+    name: str
+    shape: Shape
+    array: str
+    axes: tuple[str, ...]
+    is_gathered: bool
+
+    def explains(self, other: Finding) -> bool:
+        """Whether the same product is repeated along these axes."""
+        return self.is_gathered and isinstance(other, RedundantCompute) and other.axis in self.axes
+
+    def _sentences(self) -> tuple[str, str]:
+        over = joined(self.axes)
+        fix = (
+            f"split {self.name} over {over} along the dim that stays (the vocabulary of an output layer): the product"
+            " is then split too, and nothing is summed"
+        )
+        if self.is_gathered:
+            return (
+                f"{self.name} {self.shape} is split over {over} along the dim that its product sums over, and the other"
+                f" operand is whole: it is gathered, {show_bytes(self.bytes)} a device and step, and every device along"
+                f" {over} makes the same {self.array}",
+                fix,
+            )
+        return (
+            f"{self.name} {self.shape} is split over {over} along the dim that its product sums over, and the other"
+            f" operand is whole: every device makes a partial {self.array}, and an all-reduce adds them up,"
+            f" {show_bytes(self.bytes)} a device and step",
+            fix,
+        )
+
+
+def split_contractions(context: ProgramContext) -> Iterator[Finding]:
+    """Yield products that sum over a split dim of a weight, of which the other operand is whole."""
+    arguments = {one.instruction.name: one for one in context.arguments}
+    for move in context.collectives:
+        if len(move.instruction.operands) != 1:
+            continue
+        if move.collective.kind == "all-reduce":
+            yield from _summed(context, arguments, move)
+        elif move.collective.kind == "all-gather":
+            yield from _gathered(context, arguments, move)
+
+
+def _summed(
+    context: ProgramContext, arguments: Mapping[str, Argument], move: CompiledCollective
+) -> Iterator[SplitContraction]:
+    """Yield the product whose partial results an all-reduce adds up, where one operand was cut to fit a weight."""
+    one = move.collective
+    product = origin(context.module, context.module.operand(move.instruction), _FORWARDS)
+    if product.opcode != "dot" or one.phase != "forward":
+        return
+    for weight, other in (context.module.operands(product), context.module.operands(product)[::-1]):
+        argument = arguments.get(origin(context.module, weight, _FORWARDS | {"all-gather"}).name)
+        if argument is None or argument.spec is None or not set(one.axes) <= set(argument.spec.axes):
+            continue
+        whole = is_cut_of(context, other)
+        is_cut = whole is not None and not whole.opcode.startswith("all-gather")
+        is_large = product.shape.size >= _GROWTH * other.shape.size * context.degree(one.axes)
+        if is_large or (is_cut and 2 * one.bytes > context.whole_shape(argument).bytes):
+            yield _finding(argument, move, one.array, is_gathered=False)
+            return
+
+
+def _gathered(
+    context: ProgramContext, arguments: Mapping[str, Argument], move: CompiledCollective
+) -> Iterator[SplitContraction]:
+    """Yield the product for which a weight is gathered along the dim that it sums over, alike on all devices."""
+    argument = arguments.get(context.source_of(move).name)
+    for user, held in uses(context.module, move.instruction, frozenset({"convert", "copy", "bitcast"})):
+        if argument is None or user.opcode != "dot" or held.shape.dims != move.instruction.shape.dims:
+            continue
+        side = "lhs" if user.operands[0] == held.name else "rhs"
+        summed = numbers(user.attributes.get(f"{side}_contracting_dims", "").strip("{}"))
+        parts, whole = context.module.operand(move.instruction).shape.dims, move.instruction.shape.dims
+        gathered = {dim for dim, (part, size) in enumerate(zip(parts, whole, strict=False)) if part != size}
+        if gathered <= set(summed) and set(move.collective.axes) <= set(context.variance.copies(user)):
+            yield _finding(argument, move, str(user.shape), is_gathered=True)
+            return
+
+
+def _finding(argument: Argument, move: CompiledCollective, array: str, *, is_gathered: bool) -> SplitContraction:
+    return SplitContraction(
+        name=argument.name,
+        shape=argument.instruction.shape,
+        array=array,
+        axes=move.collective.axes,
+        is_gathered=is_gathered,
+        bytes=move.collective.bytes,
+        cost_seconds=move.collective.seconds,
+        source=move.collective.source,
+    )

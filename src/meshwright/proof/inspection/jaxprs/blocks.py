@@ -1,0 +1,202 @@
+"""A jaxpr with the ops of the functions that it calls in line, and without ops that nothing uses.
+
+The bodies of loops, branches and `shard_map` are blocks of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+from meshwright.proof.programs.trace import CALLS
+
+VIEWS = frozenset(
+    {"reshape", "transpose", "squeeze", "expand_dims", "convert_element_type", "copy", "copy_p", "name"}
+    | {"pvary", "pcast", "optimization_barrier", "sharding_constraint", "reshard", "reduce_precision"}
+)
+"""Primitives whose result has the elements of their operand."""
+
+
+@dataclass(eq=False)
+class Value:
+    """A value of a traced function. number: it, if it is a scalar constant. op: what computes it, None for an input."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    is_weak: bool = False
+    number: float | None = None
+    array: Any = None  # Of a constant.
+    op: Op | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Its bytes, as the devices that run the block hold it."""
+        size = 4 if self.dtype.startswith("key") else max(1, np.dtype(self.dtype).itemsize)
+        return math.prod(self.dims) * size
+
+    @property
+    def text(self) -> tuple[str, tuple[int, ...]]:
+        """Dtype and dims, as HLO has them."""
+        return hlo_dtype(self.dtype), self.dims
+
+
+@dataclass(eq=False)
+class Op:
+    """An equation. bodies: of a loop, of each branch, or of a `shard_map`."""
+
+    name: str
+    operands: list[Value]
+    results: list[Value]
+    params: Mapping[str, Any]
+    equation: Any
+    bodies: tuple[Block, ...] = ()
+
+    @property
+    def scope(self) -> str:
+        """Its named scopes and JAX's transformations, as `transpose(jvp(mlp))`."""
+        return str(self.equation.source_info.name_stack)
+
+
+@dataclass(eq=False)
+class Block:
+    """Ops in order, with their inputs and outputs."""
+
+    inputs: list[Value]
+    outputs: list[Value]
+    ops: list[Op]
+    constants: list[Value] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._drop_unused()
+        counts = [value for op in self.ops for value in op.operands] + self.outputs
+        self.num_uses = Counter(id(value) for value in counts)
+
+    def users(self, value: Value) -> list[Op]:
+        """The ops that take a value."""
+        return [op for op in self.ops if any(one is value for one in op.operands)]
+
+    def everything(self) -> Iterator[tuple[Block, Op]]:
+        """Every op of this block and of the blocks inside it, each with its block."""
+        for op in self.ops:
+            yield self, op
+            for body in op.bodies:
+                yield from body.everything()
+
+    def _drop_unused(self) -> None:
+        live = {id(value) for value in self.outputs}
+        kept = []
+        for op in reversed(self.ops):
+            if op.equation.effects or any(id(result) in live for result in op.results):
+                kept.append(op)
+                live |= {id(value) for value in op.operands}
+        self.ops = kept[::-1]
+
+
+def read_block(program: ClosedJaxpr, operands: Sequence[Value] | None = None) -> Block:
+    """Return a traced function as a block. operands: its inputs; by default new values."""
+    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    arrays = program.consts if isinstance(program, ClosedJaxpr) else ()
+    block_inputs = list(operands) if operands is not None else [_value(var.aval) for var in jaxpr.invars]
+    ops: list[Op] = []
+    constants: list[Value] = []
+    outputs = _inline(jaxpr, arrays, block_inputs, ops, constants)
+    return Block(block_inputs, outputs, ops, constants)
+
+
+def hlo_dtype(name: str) -> str:
+    """Return the name that HLO has for a dtype of JAX; for a key's, that of its words."""
+    if name == "bool":
+        return "pred"
+    for kind, short in (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "s")):
+        if name.startswith(kind):
+            return short + name.removeprefix(kind).replace("_", "")
+    return "u32"
+
+
+def through_views(value: Value) -> Value:
+    """The value of which this one is a view, a cast or a constrained copy."""
+    while value.op is not None and value.op.name in VIEWS and len(value.op.results) == 1:
+        value = value.op.operands[0]
+    return value
+
+
+def _inline(
+    jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
+) -> list[Value]:
+    """Append the ops of a jaxpr, and those of what it calls; return its outputs."""
+    known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+    for var, array in zip(jaxpr.constvars, arrays, strict=False):
+        known[var] = _constant(var.aval, array)
+        held.append(known[var])
+
+    def read(var: Any) -> Value:
+        if not isinstance(var, Literal):
+            return known[var]
+        value = _constant(var.aval, var.val)
+        if value.dims:
+            held.append(value)
+        return value
+
+    for equation in jaxpr.eqns:
+        operands = [read(var) for var in equation.invars]
+        name = equation.primitive.name
+        called = equation.params.get(CALLS[name]) if name in CALLS else None
+        if called is not None:
+            inner = called.jaxpr if isinstance(called, ClosedJaxpr) else called
+            consts = called.consts if isinstance(called, ClosedJaxpr) else ()
+            results = _inline(inner, consts, operands, ops, held)
+        else:
+            results = [_value(var.aval) for var in equation.outvars]
+            op = Op(name, operands, results, equation.params, equation, tuple(_bodies(equation, held)))
+            ops.append(op)
+            for result in results:
+                result.op = op
+            if len(results) == 1:
+                results[0].number = _fold(name, operands, results[0])
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(var) for var in jaxpr.outvars]
+
+
+def _bodies(equation: Any, held: list[Value]) -> Iterator[Block]:
+    """The blocks of a loop, of branches or of a `shard_map`. What kernels do inside is their own affair."""
+    if equation.primitive.name not in ("scan", "while", "cond", "shard_map"):
+        return
+    for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda one: hasattr(one, "eqns")):
+        if hasattr(inner, "eqns"):
+            block = read_block(inner)
+            held += block.constants
+            yield block
+
+
+def _value(aval: Any) -> Value:
+    dtype = getattr(aval, "dtype", None)
+    name = str(getattr(dtype, "name", dtype))
+    return Value(name, tuple(getattr(aval, "shape", ())), bool(getattr(aval, "weak_type", False)))
+
+
+def _constant(aval: Any, array: Any) -> Value:
+    value = _value(aval)
+    value.array = array
+    if not value.dims and not value.dtype.startswith("key"):
+        value.number = float(np.real(np.asarray(array)))
+    return value
+
+
+def _fold(name: str, operands: Sequence[Value], result: Value) -> float | None:
+    """The number of a scalar constant in another form, or of the quotient or product of two."""
+    numbers = [one.number for one in operands if one.number is not None]
+    if not numbers or len(numbers) < len(operands):
+        return None
+    if name in ("broadcast_in_dim", *VIEWS):
+        return numbers[0]
+    if name in ("div", "mul") and result.dtype.startswith(("f", "bf")):
+        left, right = numbers
+        return left * right if name == "mul" else (left / right if right else None)
+    return None

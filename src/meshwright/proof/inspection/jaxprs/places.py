@@ -1,0 +1,39 @@
+"""The user's line of an equation: frames of JAX and of installed packages are climbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from meshwright.description.hlo.parser import LIBRARIES, OUTSIDE
+
+_JAX = str(Path(jax.__file__).parent)
+
+
+def place(equation: Any) -> str:
+    """Return file:line of the user's code that an equation comes from; the innermost line if only packages have one."""
+    first = ""
+    for frame in _frames(equation):
+        if frame.file_name.startswith(_JAX):
+            continue
+        if OUTSIDE.search(frame.file_name):
+            break
+        found = f"{frame.file_name}:{frame.line_num}"
+        if not LIBRARIES.search(frame.file_name):
+            return found
+        first = first or found
+    return first or "an unknown line"
+
+
+def says_so(equation: Any) -> bool:
+    """Whether the user's code asks for a cast itself, and JAX did not add it because two dtypes met."""
+    names = {frame.function_name.rpartition(".")[2] for frame in _frames(equation)}
+    return bool(names & {"astype", "convert_element_type", "asarray", "array"})
+
+
+def _frames(equation: Any) -> Any:
+    """The stack of an equation, innermost frame first."""
+    traceback = equation.source_info.traceback
+    return traceback.frames if traceback is not None else ()

@@ -1,0 +1,313 @@
+"""Values that are equal on all devices along a mesh axis, inside `shard_map`, and collectives that are wrong for them.
+
+Each value has the axes along which it differs between devices. Point-to-point sends may make a value equal (a ring that
+sums or gathers) or not, so nothing is reported of what they made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+from meshwright.proof.compiler.program import TracedMistake
+from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value, through_views
+from meshwright.proof.inspection.jaxprs.places import place
+
+SUMS = {"psum", "psum_invariant", "reduce_scatter", "psum_scatter"}
+REDUCTIONS = SUMS | {"pmax", "pmin"}
+GATHERS = {"all_gather", "all_gather_invariant", "all_gather_reduced"}
+SENDS = {"ppermute", "all_to_all", "ragged_all_to_all"}
+COLLECTIVES = REDUCTIONS | GATHERS | SENDS
+
+_Axes = frozenset[str]
+_NONE: _Axes = frozenset()
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is known of a value.
+
+    differs: axes along which it differs between devices. may_differ: those along which it may. divided: the numbers
+    that it, or what it was computed of, was divided by. summed: over how many devices it was summed, and not divided
+    by them since. sums: numbers of the sums of equal values that are in it.
+    is_constant: whether nothing of the function's arguments is in it.
+    """
+
+    differs: _Axes = _NONE
+    may_differ: _Axes = _NONE
+    divided: frozenset[float] = frozenset()
+    summed: frozenset[int] = frozenset()
+    sums: frozenset[int] = frozenset()
+    is_constant: bool = True
+
+
+_ARGUMENT = _State(is_constant=False)
+
+
+def replica_mistakes(block: Block) -> Iterator[TracedMistake]:
+    """Yield mistakes with values that devices hold alike, or that they should."""
+    reader = _Reader()
+    reader.run(block, [_ARGUMENT] * len(block.inputs))
+    yield from (reader.sums[number] for number in reader.certain - reader.divided)
+    yield from reader.others.values()
+
+
+def axes_of(op: Op) -> tuple[str, ...]:
+    """Return the mesh axes of a collective; none where it runs over dims of `vmap`."""
+    named = op.params.get("axes", op.params.get("axis_name", ()))
+    return tuple(axis for axis in ((named,) if isinstance(named, str) else named) if isinstance(axis, str))
+
+
+class _Reader:
+    """One pass over a function. Loops are run until nothing changes; only the last run of a body reports."""
+
+    def __init__(self) -> None:
+        self.sums: dict[int, TracedMistake] = {}
+        self.certain: set[int] = set()
+        """The sums that were found in a last run."""
+        self.divided: set[int] = set()
+        self.others: dict[tuple[str, int, int], TracedMistake] = {}
+        self.degrees: Mapping[str, int] = {}
+        self.taken: _Axes = _NONE
+        """Axes along which devices may take other branches, or other numbers of iterations, around an op."""
+        self.states: dict[int, _State] = {}
+        """The state of each value, by its id."""
+        self.count = 1
+        self.is_last = True
+
+    def run(self, block: Block, inputs: Sequence[_State]) -> list[_State]:
+        """Return the states of a block's outputs."""
+        known = {id(value): state for value, state in zip(block.inputs, inputs, strict=False)}
+        self.states |= known
+
+        def read(value: Value) -> _State:
+            return known.get(id(value), _State())
+
+        for op in block.ops:
+            states = self._op(op, [read(one) for one in op.operands])
+            made = {id(result): state for result, state in zip(op.results, states, strict=False)}
+            known |= made
+            self.states |= made
+        return [read(value) for value in block.outputs]
+
+    def _op(self, op: Op, states: list[_State]) -> list[_State]:
+        made = reduce(_join, states, _State())
+        if op.name == "shard_map":
+            return self._mapped(op, states)
+        if op.name == "scan":
+            return self._scan(op, states)
+        if op.name == "while":
+            return self._while(op, states)
+        if op.name == "cond":
+            return self._branches(op, states)
+        if op.name in COLLECTIVES and (axes := axes_of(op)):
+            return self._collective(op, axes, states)
+        if op.name == "axis_index":
+            made = _State(differs=frozenset(axes_of(op)))
+        return [self._divide(op, made)] * len(op.results)
+
+    def _divide(self, op: Op, state: _State) -> _State:
+        """The state of a product or quotient, which may divide a sum by the number of devices."""
+        if op.name not in ("div", "mul") or len(op.operands) != 2:
+            return state
+        left, right = (value.number for value in op.operands)
+        number = right if op.name == "div" else next((one for one in (left, right) if one is not None), None)
+        if not number:
+            return state
+        by = number if op.name == "div" else 1 / number
+        for one in state.sums:
+            if _is_near(by, self.sums[one].figures["degree"], self.sums[one].figures["all_devices"]):
+                self.divided.add(one)
+        if means := {one for one in state.summed if _is_near(by, one)}:
+            return replace(state, summed=state.summed - means)
+        return replace(state, divided=state.divided | {by})
+
+    def _mapped(self, op: Op, states: list[_State]) -> list[_State]:
+        outer = self.degrees
+        self.degrees = {**outer, **dict(op.params["mesh"].shape)}
+        specs = op.params["in_specs"]
+        inside = [replace(one, differs=one.differs | _named(spec)) for one, spec in zip(states, specs, strict=True)]
+        made = self.run(op.bodies[0], inside)
+        manual = frozenset(op.params.get("newly_manual_axes", op.params.get("manual_axes", ())))
+        if not op.params.get("check_vma", True):
+            for number, (state, spec) in enumerate(zip(made, op.params["out_specs"], strict=True)):
+                axes = (state.differs & manual) - _named(spec)
+                if axes and not op.results[number].dtype.startswith("key"):
+                    value = op.bodies[0].outputs[number]
+                    self._report("missing-sum", value.op or op, value, axes, number=number)
+        self.degrees = outer
+        return [replace(state, differs=state.differs - manual, may_differ=state.may_differ - manual) for state in made]
+
+    def _scan(self, op: Op, states: list[_State]) -> list[_State]:
+        consts, carried = op.params["num_consts"], op.params["num_carry"]
+        body = op.bodies[0]
+        fixed, carry, stepped = states[:consts], states[consts : consts + carried], states[consts + carried :]
+
+        def step(carry: list[_State]) -> list[_State]:
+            return self.run(body, [*fixed, *carry, *stepped])
+
+        made = self._until_stable(carry, lambda carry: step(carry)[:carried])
+        times, self.count = self.count, self.count * max(1, op.params["length"])
+        out = step(made)
+        self.count = times
+        return [*made, *out[carried:]]
+
+    def _while(self, op: Op, states: list[_State]) -> list[_State]:
+        condition, body = self._loop_bodies(op)
+        first, second = op.params["cond_nconsts"], op.params["body_nconsts"]
+        asked, fixed, carry = states[:first], states[first : first + second], states[first + second :]
+        going_on = _NONE
+
+        def step(carry: list[_State]) -> list[_State]:
+            nonlocal going_on
+            going_on = self.run(condition, [*asked, *carry])[0].differs
+            made = self.run(body, [*fixed, *carry])
+            return [replace(one, differs=one.differs | (going_on - one.may_differ)) for one in made]
+
+        made = self._until_stable(carry, step)
+        outer, self.taken = self.taken, self.taken | going_on
+        step(made)
+        self.taken = outer
+        return made
+
+    def _loop_bodies(self, op: Op) -> tuple[Block, Block]:
+        condition = next(one for one in op.bodies if len(one.outputs) == 1 and one.outputs[0].dtype == "bool")
+        return condition, next(one for one in op.bodies if one is not condition)
+
+    def _until_stable(self, carry: list[_State], step: Any) -> list[_State]:
+        """Join the states of a loop's carry with those after an iteration until nothing changes."""
+        is_last, self.is_last = self.is_last, False
+        while (joined := [_join(one, new) for one, new in zip(carry, step(carry), strict=True)]) != carry:
+            carry = joined
+        self.is_last = is_last
+        return carry
+
+    def _branches(self, op: Op, states: list[_State]) -> list[_State]:
+        chosen, *operands = states
+        outer, self.taken = self.taken, self.taken | chosen.differs
+        made = [self.run(body, operands) for body in op.bodies]
+        self.taken = outer
+        joined = [reduce(_join, alike) for alike in zip(*made, strict=True)]
+        return [
+            _join(one, replace(chosen, divided=frozenset(), summed=frozenset(), sums=frozenset())) for one in joined
+        ]
+
+    def _collective(self, op: Op, axes: tuple[str, ...], states: list[_State]) -> list[_State]:
+        if self.taken.intersection(axes):
+            value = op.operands[0]
+            self._report("branched-collective", op, value, axes, taken=sorted(self.taken.intersection(axes)))
+        over = frozenset(axes)
+        is_grouped = op.params.get("axis_index_groups") is not None
+        made = []
+        for value, state in zip(op.operands, states, strict=True):
+            equal = () if is_grouped else tuple(axis for axis in axes if axis not in state.differs | state.may_differ)
+            sums = state.sums
+            if not equal and not is_grouped and op.name in ("psum", "psum_invariant"):
+                sums |= self._equal_terms(op, value, axes)
+            if equal and self._degree(equal) > 1:
+                sums |= self._equal(op, value, state, axes, equal)
+            state = replace(state, sums=sums)
+            if op.name in GATHERS | {"pmax", "pmin", "psum", "psum_invariant"}:
+                gone = _NONE if is_grouped else over
+                if op.name in SUMS:
+                    state = replace(state, summed=state.summed | {self._degree(axes)})
+                state = replace(state, differs=state.differs - gone, may_differ=state.may_differ - gone)
+            elif op.name == "ppermute":
+                state = replace(state, differs=state.differs - over, may_differ=state.may_differ | over)
+                if equal and set(equal) == over and _is_ring(op, self._degree(axes)):
+                    state = replace(state, may_differ=state.may_differ - over)
+            elif op.name in ("all_to_all", "ragged_all_to_all"):
+                state = replace(state, differs=state.differs - over, may_differ=state.may_differ | over)
+            else:  # a reduce-scatter
+                state = replace(state, differs=state.differs | over, may_differ=state.may_differ - over)
+            made.append(state)
+        return made if len(made) == len(op.results) else [reduce(_join, made)] * len(op.results)
+
+    def _equal(self, op: Op, value: Value, state: _State, axes: Sequence[str], equal: Sequence[str]) -> set[int]:
+        """Report a collective of what devices hold alike. Returns the number of a sum that may still be divided."""
+        degree, all_devices = self._degree(equal), self._degree(axes)
+        if state.is_constant and "transpose(" not in op.scope:
+            return set()  # counts devices, or moves zeros
+        figures = {"equal_axes": list(equal), "degree": degree, "all_devices": all_devices}
+        if op.name in SUMS:
+            if any(_is_near(by, degree, all_devices) for by in state.divided):
+                return set()
+            figures["is_transposed"] = "transpose(" in op.scope
+            self.sums[id(op)] = self._mistake("reduced-twice", op, value, axes, figures)
+            self.certain |= {id(op)} if self.is_last else set()
+            return {id(op)}
+        if op.name in SENDS and not (op.name == "ppermute" and not _is_ring(op, all_devices)):
+            self._report("sent-copies", op, value, axes, **figures)
+        if op.name in GATHERS:
+            self._report("sent-copies", op, value, axes, **figures)
+        return set()
+
+    def _equal_terms(self, op: Op, total: Value, axes: Sequence[str]) -> set[int]:
+        """Report a sum of `a + b` where all devices hold the same b, as a bias that each of them adds to its part."""
+        over, degree, found = frozenset(axes), self._degree(axes), set[int]()
+        if "transpose(" in op.scope or degree < 2:
+            return found
+        waiting, differs = [total], False
+        terms: list[Value] = []
+        while waiting:
+            value = through_views(waiting.pop())
+            if value.op is not None and value.op.name in ("add", "sub"):
+                waiting += value.op.operands
+            elif not self.states.get(id(value), _State()).is_constant:
+                terms.append(value)
+                differs |= over <= self.states[id(value)].differs
+        for value in terms if differs else ():
+            state = self.states[id(value)]
+            is_divided = any(_is_near(by, degree) for by in state.divided)
+            if not over & (state.differs | state.may_differ) and not is_divided and not state.sums:
+                figures = {"equal_axes": list(axes), "degree": degree, "all_devices": degree, "is_transposed": False}
+                self.sums[id(value)] = self._mistake("reduced-twice", op, value, axes, figures)
+                self.certain |= {id(value)} if self.is_last else set()
+                found.add(id(value))
+        return found
+
+    def _degree(self, axes: Sequence[str]) -> int:
+        return math.prod(self.degrees.get(axis, 1) for axis in axes)
+
+    def _report(self, finding: str, op: Op, value: Value, axes: Any, number: int = 0, **figures: Any) -> None:
+        if self.is_last:
+            ordered = tuple(axis for axis in self.degrees if axis in axes)
+            self.others[finding, id(op), number] = self._mistake(finding, op, value, ordered, figures)
+
+    def _mistake(
+        self, finding: str, op: Op, value: Value, axes: Sequence[str], figures: Mapping[str, Any]
+    ) -> TracedMistake:
+        known = {"op": op.name, "scope": op.scope, **figures}
+        return TracedMistake(finding, *value.text, place(op.equation), tuple(axes), self.count, known)
+
+
+def _join(left: _State, right: _State) -> _State:
+    """The state of what is computed of two values, or is either."""
+    may_differ = left.may_differ | right.may_differ
+    return _State(
+        differs=(left.differs | right.differs) - may_differ,
+        may_differ=may_differ,
+        divided=left.divided | right.divided,
+        summed=left.summed | right.summed,
+        sums=left.sums | right.sums,
+        is_constant=left.is_constant and right.is_constant,
+    )
+
+
+def _named(spec: Any) -> _Axes:
+    """Return the mesh axes in a PartitionSpec."""
+    dims = [(dim,) if isinstance(dim, str) else dim or () for dim in spec if dim is not None]
+    return frozenset(axis for dim in dims for axis in dim if isinstance(axis, str))
+
+
+def _is_near(number: float, *others: float) -> bool:
+    return any(math.isclose(number, other, rel_tol=1e-3) for other in others)
+
+
+def _is_ring(op: Op, degree: int) -> bool:
+    """Whether every device sends to another, and receives."""
+    pairs = op.params["perm"]
+    return len(pairs) == degree and all(source != target for source, target in pairs)

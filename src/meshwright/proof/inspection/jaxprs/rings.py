@@ -1,0 +1,117 @@
+"""Rings of point-to-point sends that go round once too often."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from meshwright.proof.compiler.program import TracedMistake
+from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Block, Op, Value, through_views
+from meshwright.proof.inspection.jaxprs.places import place
+from meshwright.proof.inspection.jaxprs.replicas import axes_of
+
+
+def ring_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
+    """Yield rings whose last send brings each device what it had before, or what nothing uses."""
+    yield from _unrolled(block, count)
+    for op in block.ops:
+        if op.name == "scan":
+            yield from _scanned(block, op, count)
+        times = count * max(1, op.params["length"]) if op.name == "scan" else count
+        for body in op.bodies:
+            yield from ring_mistakes(body, times)
+
+
+def _unrolled(block: Block, count: int) -> Iterator[TracedMistake]:
+    """A value that comes home after one send for each device, and is used there as it was before the first."""
+    for op in block.ops:
+        if op.name != "ppermute":
+            continue
+        start, hops, degree = _origin(op.results[0])
+        if not hops or hops % degree or hops != degree or not _is_computed_with(block, op.results[0]):
+            continue
+        if _is_computed_with(block, start):
+            yield _mistake(op, count, degree, hops, is_wrong=True)
+
+
+def _origin(value: Value) -> tuple[Value, int, int]:
+    """Follow sends along one ring back to their first value; return it, how far it moved, and the ring's devices."""
+    hops, degree, ring = 0, 0, None
+    while True:
+        value = through_views(value)
+        op = value.op
+        if op is None or op.name != "ppermute" or (shift := _shift(op)) is None:
+            return value, hops, degree
+        if ring not in (None, op.params["axis_name"]):
+            return value, hops, degree
+        ring, degree, hops = op.params["axis_name"], len(op.params["perm"]), hops + shift
+        value = op.operands[0]
+
+
+def _shift(op: Op) -> int | None:
+    """How far a permutation moves each device's value along a ring of all; None if it is not such a ring."""
+    pairs = op.params["perm"]
+    shifts = {(target - source) % len(pairs) for source, target in pairs}
+    if len(shifts) != 1 or len({source for source, _ in pairs}) != len(pairs) or len(pairs) < 2:
+        return None
+    shift = shifts.pop()
+    return (shift if shift <= len(pairs) // 2 else len(pairs) - shift) or None
+
+
+def _is_computed_with(block: Block, value: Value) -> bool:
+    """Whether anything but a send takes a value or a view of it."""
+    for user in block.users(value):
+        if user.name in VIEWS:
+            if any(_is_computed_with(block, result) for result in user.results):
+                return True
+        elif user.name != "ppermute":
+            return True
+    return False
+
+
+def _scanned(block: Block, loop: Op, count: int) -> Iterator[TracedMistake]:
+    """A carry that each iteration sends on: through more iterations than devices, or once more than is used."""
+    body, consts, carried = loop.bodies[0], loop.params["num_consts"], loop.params["num_carry"]
+    length = loop.params["length"]
+    for number in range(carried):
+        start, hops, degree = _origin(body.outputs[number])
+        if not hops or start is not body.inputs[consts + number]:
+            continue
+        period = degree // math.gcd(hops, degree)
+        before, after = _is_computed_with(body, start), _uses_after(body, start)
+        last = next(op for op in reversed(body.ops) if op.name == "ppermute" and _origin(op.results[0])[0] is start)
+        begins_with_own = after and not before and _is_in_another(loop, consts, carried, number)
+        if (length > period and (before or after)) or (length == period and begins_with_own):
+            yield _mistake(last, count * length, degree, period, is_wrong=True)
+        elif length == period and before and not after and not block.num_uses[id(loop.results[number])]:
+            yield _mistake(last, count * length, degree, length, is_wrong=False)
+
+
+def _uses_after(body: Block, start: Value) -> bool:
+    """Whether anything is computed with a value after its first send."""
+    sent = [op.results[0] for op in body.ops if op.name == "ppermute" and _origin(op.results[0])[0] is start]
+    return any(_is_computed_with(body, value) for value in sent)
+
+
+def _is_in_another(loop: Op, consts: int, carried: int, number: int) -> bool:
+    """Whether the first value of a carry is in the first value of another, as where a sum begins with it."""
+    first = through_views(loop.operands[consts + number])
+    return any(other != number and _is_made_of(loop.operands[consts + other], first) for other in range(carried))
+
+
+def _is_made_of(value: Value, part: Value) -> bool:
+    waiting, seen = [value], set()
+    while waiting:
+        held = waiting.pop()
+        if held is part:
+            return True
+        if id(held) not in seen and held.op is not None:
+            seen.add(id(held))
+            waiting += held.op.operands
+    return False
+
+
+def _mistake(op: Op, count: int, degree: int, hops: int, *, is_wrong: bool) -> TracedMistake:
+    figures = {"degree": degree, "sends": hops, "is_wrong": is_wrong}
+    value = op.operands[0]
+    return TracedMistake("ring-too-long", *value.text, place(op.equation), axes_of(op), count, figures)

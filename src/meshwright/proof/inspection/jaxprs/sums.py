@@ -1,0 +1,117 @@
+"""Sums over devices that run more often, or move more, than their result needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.proof.compiler.program import TracedMistake
+from meshwright.proof.inspection.jaxprs.blocks import VIEWS, Block, Op, Value, through_views
+from meshwright.proof.inspection.jaxprs.places import place
+from meshwright.proof.inspection.jaxprs.replicas import GATHERS, axes_of
+
+_SUMS = ("psum", "psum_invariant")
+_ADDS = ("add", "add_any")
+_SCALES = ("mul", "div", "neg")
+
+
+def sum_mistakes(block: Block, count: int = 1) -> Iterator[TracedMistake]:
+    """Yield sums in iterations that one after the loop would do, and gathers whose parts are then added up."""
+    yield from _added(block, count)
+    for op in block.ops:
+        if op.name == "scan" and op.params["length"] > 1:
+            yield from _in_iterations(op, count)
+        if op.name in GATHERS and (axes := axes_of(op)) and _is_summed(block, op):
+            yield TracedMistake("gathered-to-sum", *op.results[0].text, place(op.equation), axes, count)
+        times = count * max(1, op.params["length"]) if op.name == "scan" else count
+        for body in op.bodies:
+            yield from sum_mistakes(body, times)
+
+
+def _in_iterations(loop: Op, count: int) -> Iterator[TracedMistake]:
+    """Sums whose results an iteration only adds to a carry."""
+    body, consts, length = loop.bodies[0], loop.params["num_consts"], loop.params["length"]
+    for number in range(loop.params["num_carry"]):
+        carry = body.inputs[consts + number]
+        if body.num_uses[id(carry)] != 1:
+            continue
+        for summed in _terms(body, body.outputs[number], carry):
+            op = summed.op
+            if op is not None and op.name in _SUMS and (axes := axes_of(op)):
+                figures = {"iterations": length}
+                yield TracedMistake("sum-in-loop", *summed.text, place(op.equation), axes, count * length, figures)
+
+
+def _terms(body: Block, total: Value, carry: Value) -> list[Value]:
+    """The values that are added to a carry, before they are scaled; none if it is not only added to."""
+    terms, waiting, has_carry = [], [total], False
+    while waiting:
+        value = through_views(waiting.pop())
+        op = value.op
+        if value is carry:
+            has_carry = True
+        elif op is None or (body.num_uses[id(value)] > 1 and value is not total):
+            continue
+        elif op.name in _ADDS:
+            waiting += op.operands
+        elif op.name in _SCALES and any(one.number is not None for one in op.operands):
+            waiting += [one for one in op.operands if one.number is None]
+        else:
+            terms.append(value)
+    return terms if has_carry else []
+
+
+def _added(block: Block, count: int) -> Iterator[TracedMistake]:
+    """Sums over the same devices that are added up, as of microbatches in a loop that Python unrolls."""
+    inner = {id(one) for op in block.ops if op.name in _ADDS for one in op.operands}
+    for op in block.ops:
+        if op.name not in _ADDS or id(op.results[0]) in inner:
+            continue
+        sums = [one for one in _leaves(block, op.results[0]) if one.op is not None and one.op.name == "psum"]
+        by_axes: dict[tuple[str, ...], list[Value]] = {}
+        for one in sums:
+            if one.op is not None and one.dims and "transpose(" not in one.op.scope.rpartition("/")[2]:
+                by_axes.setdefault(axes_of(one.op), []).append(one)
+        for axes, alike in by_axes.items():
+            if axes and len(alike) > 1 and alike[0].op is not None:
+                place_ = place(alike[0].op.equation)
+                figures = {"iterations": len(alike)}
+                yield TracedMistake("sum-in-loop", *alike[0].text, place_, axes, count * len(alike), figures)
+
+
+def _leaves(block: Block, total: Value) -> list[Value]:
+    """The terms of nested additions."""
+    found, waiting = [], [total]
+    while waiting:
+        value = through_views(waiting.pop())
+        op = value.op
+        if op is not None and (value is total or block.num_uses[id(value)] == 1):
+            if op.name in _ADDS:
+                waiting += op.operands
+                continue
+            if op.name in _SCALES and any(one.number is not None for one in op.operands):
+                waiting += [one for one in op.operands if one.number is None]
+                continue
+            found.append(value)
+    return found
+
+
+def _is_summed(block: Block, gather: Op) -> bool:
+    """Whether all that is done with gathered parts is to add them up along the gathered dim."""
+    value, degree = gather.results[0], gather.params["axis_size"]
+    dim = gather.params["all_gather_dimension"]
+    while True:
+        users = block.users(value)
+        if len(users) != 1:
+            return False
+        (user,) = users
+        if user.name == "reduce_sum":
+            is_part = not gather.params.get("tiled") or (value.dims[dim : dim + 1] == (degree,))
+            return dim in user.params["axes"] and is_part and len(value.dims) > 1
+        if user.name == "reshape" and gather.params.get("tiled"):
+            if user.results[0].dims[dim : dim + 1] != (degree,):
+                return False
+        elif user.name in ("mul", "div") and any(one.number is not None for one in user.operands):
+            pass
+        elif user.name not in VIEWS or user.name in ("transpose", "squeeze"):
+            return False
+        value = user.results[0]

@@ -1,0 +1,98 @@
+"""Values that a function holds or computes by accident: constants, float32 matmuls, host calls in loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from meshwright.proof.compiler.program import TracedMistake
+from meshwright.proof.inspection.jaxprs.blocks import Block, Op, Value, hlo_dtype
+from meshwright.proof.inspection.jaxprs.places import place, says_so
+
+_LEAST_CONSTANT = 1 << 16
+"""Smaller constants, as tables of positions, cost nothing."""
+
+_LEAST_SHARE = 0.01
+"""The fraction of the matmuls' flops below which one in float32 is not reported."""
+
+_NARROW = ("bfloat16", "float16")
+_CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")
+_KEEPS_DTYPE = frozenset(
+    {"transpose", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "sharding_constraint", "mul", "add", "sub"}
+    | {"div", "select_n", "pvary", "dynamic_slice", "slice", "neg", "all_gather", "reshard", "max", "exp", "reduce_sum"}
+)
+
+
+def constant_mistakes(block: Block) -> Iterator[TracedMistake]:
+    """Yield large arrays that a function closes over."""
+    for value in {id(one.array): one for one in block.constants if one.num_bytes >= _LEAST_CONSTANT}.values():
+        user = next((op for _, op in block.everything() if any(one is value for one in op.operands)), None)
+        source = place(user.equation) if user else ""
+        yield TracedMistake("captured-constant", *value.text, source)
+
+
+def callback_mistakes(block: Block, count: int = 1, is_in_loop: bool = False) -> Iterator[TracedMistake]:
+    """Yield calls of the host in every iteration of a loop."""
+    for op in block.ops:
+        if is_in_loop and op.name in _CALLBACKS:
+            value = max(op.operands, key=lambda one: one.num_bytes, default=None)
+            text = value.text if value else ("f32", ())
+            yield TracedMistake("host-call-in-loop", *text, place(op.equation), (), count, {"op": op.name})
+        times = count * max(1, op.params["length"]) if op.name == "scan" else count
+        for body in op.bodies:
+            yield from callback_mistakes(body, times, is_in_loop or op.name in ("scan", "while"))
+
+
+def wide_product_mistakes(block: Block) -> Iterator[TracedMistake]:
+    """Yield float32 matmuls with an operand that JAX widened from 16 bits because the other was float32."""
+    products = list(_products(block, 1))
+    total = sum(flops for _, flops, _ in products)
+    for op, flops, count in products:
+        if "transpose(" in op.scope or flops < _LEAST_SHARE * total:
+            continue
+        for value, other in (op.operands, op.operands[::-1]):
+            narrow = _narrow_dtype(value)
+            if narrow and other.dtype == "float32":
+                figures = {"flops": flops, "share": flops / total, "narrow": hlo_dtype(narrow)}
+                figures["widened_at"] = _widened_at(other)
+                yield TracedMistake("wide-product", *value.text, place(op.equation), (), count, figures)
+                break
+
+
+def _narrow_dtype(value: Value) -> str:
+    """The 16-bit dtype of a matmul's operand, whether JAX widened it for the product or XLA is to; '' for others."""
+    if value.dtype in _NARROW:
+        return value.dtype
+    if value.op is None or value.op.name != "convert_element_type" or says_so(value.op.equation):
+        return ""
+    before = value.op.operands[0].dtype
+    return before if before in _NARROW else ""
+
+
+def _widened_at(value: Value) -> str:
+    """The line on which a 16-bit value became float32 without a cast, if that can be found."""
+    waiting, seen = [value], set()
+    while waiting:
+        held = waiting.pop(0)
+        op = held.op
+        if id(held) in seen or op is None or held.dtype != "float32":
+            continue
+        seen.add(id(held))
+        if op.name == "convert_element_type" and op.operands[0].dtype in _NARROW:
+            return place(op.equation)
+        if op.name in _KEEPS_DTYPE:
+            waiting += op.operands
+    return ""
+
+
+def _products(block: Block, count: int) -> Iterator[tuple[Op, float, int]]:
+    """Every matmul with its flops in a step, and how often it runs."""
+    for op in block.ops:
+        if op.name == "dot_general":
+            (contracted, _), _ = op.params["dimension_numbers"]
+            summed = np.prod([op.operands[0].dims[dim] for dim in contracted], initial=1.0)
+            yield op, float(2 * count * summed * np.prod(op.results[0].dims, initial=1.0)), count
+        times = count * max(1, op.params["length"]) if op.name == "scan" else count
+        for body in op.bodies:
+            yield from _products(body, times)

@@ -1,0 +1,36 @@
+"""Values of which each device only uses a part of its own."""
+
+from __future__ import annotations
+
+from meshwright.description.hlo.dataflow import VIEWS, origin, uses
+from meshwright.description.hlo.module import Instruction
+from meshwright.proof.inspection.context import ProgramContext
+
+ELEMENTWISE = frozenset(
+    {"add", "subtract", "multiply", "divide", "negate", "sqrt", "rsqrt", "power", "maximum", "minimum"}
+    | {"convert", "select", "abs", "exponential", "log", "tanh", "logistic", "broadcast", "compare", "clamp", "erf"}
+)
+"""Ops that a value may pass through before it is sliced."""
+
+
+def cut_axes(context: ProgramContext, value: Instruction, through: frozenset[str] = ELEMENTWISE) -> tuple[str, ...]:
+    """Return the axes along which each device then takes another slice of a value, and uses nothing else of it."""
+    axes: set[str] = set()
+    for user, held in uses(context.module, value, VIEWS | through):
+        if user.opcode != "dynamic-slice" or user.operands[0] != held.name:
+            return ()
+        offsets = [context.variance.axes(offset) for offset in context.module.operands(user)[1:]]
+        if not any(offsets):
+            return ()
+        axes |= frozenset().union(*offsets)
+    return tuple(axis for axis in context.mesh if axis in axes)
+
+
+def is_cut_of(context: ProgramContext, value: Instruction) -> Instruction | None:
+    """Return the whole value of which an operand is the slice that this device's number selects; None for others."""
+    found = origin(context.module, value, frozenset(VIEWS | ELEMENTWISE))
+    if found.opcode != "dynamic-slice" or not any(
+        context.variance.axes(offset) for offset in context.module.operands(found)[1:]
+    ):
+        return None
+    return origin(context.module, context.module.operand(found), frozenset(VIEWS | ELEMENTWISE))

@@ -1,0 +1,74 @@
+"""What is read in a jaxpr: the user's line, and values that are equal on devices."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import planted
+from flax import linen as nn
+from jax import P
+from jax.sharding import AxisType
+
+import meshwright
+from meshwright.proof.inspection import lower
+
+MESH = jax.make_mesh((8,), ("dp",), axis_types=(AxisType.Auto,))
+
+
+def mapped(body, **given):
+    specs = {"in_specs": P("dp"), "out_specs": P("dp"), "check_vma": False} | given
+    return jax.jit(jax.shard_map(body, mesh=MESH, **specs))
+
+
+def ids(function, *args):
+    return [found.id for found in meshwright.inspect(function, *args, mesh=MESH).findings]
+
+
+X = planted.array(MESH, (64, 64), "dp")
+
+
+def test_a_sum_of_equal_values_that_is_divided_later_is_a_mean():
+    def mean(x):
+        total = jax.lax.psum(jax.lax.pmean(x, "dp"), "dp")
+        return jnp.sin(x) + jax.lax.fori_loop(0, 2, lambda _, y: y, total) / 8
+
+    def twice(x):
+        return jnp.sin(x) + jax.lax.psum(jax.lax.pmean(x, "dp"), "dp")
+
+    assert (ids(mapped(mean), X), ids(mapped(twice), X)) == ([], ["reduced-twice"])
+
+
+def test_of_what_a_ring_made_nothing_is_said():
+    def gathered(x):
+        parts = [x]
+        for _ in range(7):
+            parts.append(jax.lax.ppermute(parts[-1], "dp", [(i, (i + 1) % 8) for i in range(8)]))
+        return sum(parts)
+
+    assert ids(mapped(gathered, out_specs=P()), X) == []
+
+
+def test_a_count_of_devices_is_meant():
+    assert ids(mapped(lambda x: x / jax.lax.psum(jnp.ones((1, 1)), "dp")), X) == []
+
+
+def test_a_mistake_in_a_layer_of_a_library_is_at_the_users_line():
+    model = nn.Dense(128, param_dtype=jnp.float32)
+    params = {"params": {"kernel": planted.array(MESH, (64, 128)), "bias": planted.array(MESH, (128,))}}
+
+    def layer(params, x):
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return optax.tree.norm(model.apply(params, x))
+
+    narrow = planted.array(MESH, (64, 64), "dp", dtype=jnp.bfloat16)
+    for found in meshwright.inspect(jax.jit(layer), params, narrow, mesh=MESH).findings:
+        assert "test_inspection_jaxprs.py:" in found.source
+        assert "site-packages" not in found.source
+
+
+def test_a_jaxpr_that_cannot_be_read_is_noted(monkeypatch):
+    def fail(traced):
+        raise KeyError("a primitive")
+
+    monkeypatch.setattr(lower, "read_mistakes", fail)
+    report = meshwright.inspect(jnp.sin, X, mesh=MESH)
+    assert any("jaxpr cannot be read (KeyError: 'a primitive')" in note for note in report.record.notes)
