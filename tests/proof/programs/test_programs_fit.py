@@ -245,12 +245,8 @@ def test_a_batch_of_several_arguments_is_a_tuple(straight, tmp_path):
 
 
 def test_a_plan_of_a_step_with_other_arguments_is_refused(tmp_path):
-    for given, said in (
-        (([jnp.ones(8)], {}), "one argument"),
-        (([jnp.ones(8)], {"x": jnp.ones(8)}), "the argument x by"),
-    ):
-        args, kwargs = given
-        laid = mw.apply(lambda state, x=1.0: state * x, {}, "fsdp=8", *args, **kwargs)
+    for kwargs, said in (({}, "one argument"), ({"x": jnp.ones(8)}, "the argument x by name")):
+        laid = mw.apply(lambda state, x=1.0: state * x, {}, "fsdp=8", jnp.ones(8), **kwargs)
         with pytest.raises(MeshwrightError, match=f"is of a step with {said}"):
             fit(step, first_state, batches, plan=laid, out=tmp_path, steps=1)
 
