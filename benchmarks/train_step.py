@@ -182,7 +182,7 @@ def watched_steps(program: StepProgram, batch: Any, state: Any, steps: int, shap
         def __getitem__(self, step: int) -> Any:
             return batch
 
-    with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), config, print) as log:
+    with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), print) as log:
         log.begin(0, Record(origin="compiled", mesh={}, hardware="cpu:8"))
         began = time.perf_counter()
         found = take_steps(program, Same(), state, range(steps), needs_state=lambda step: False, runs_ahead=False)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meshwright.planning.library import plan
     from meshwright.planning.plan import Plan
     from meshwright.proof.inspection.functions import inspect
+    from meshwright.proof.program_plans.fit.library import fit
     from meshwright.proof.programs.apply import apply
     from meshwright.proof.verification.library import verify
     from meshwright.record import Record
@@ -47,6 +48,7 @@ __all__ = [
     "Workload",
     "__version__",
     "apply",
+    "fit",
     "inspect",
     "load",
     "plan",
@@ -68,6 +70,7 @@ _HOMES = {
     "System": "meshwright.description.hardware.system",
     "Workload": "meshwright.description.step.workload",
     "apply": "meshwright.proof.programs.apply",
+    "fit": "meshwright.proof.program_plans.fit.library",
     "inspect": "meshwright.proof.inspection.functions",
     "load": "meshwright.execution.loading.library",
     "load_ipython_extension": "meshwright.proof.inspection.magic",

@@ -26,7 +26,7 @@ class Args:
     """Write one HTML page about runs: curves, plan and measurement, memory, devices, goodput, data."""
 
     runs: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("RUN…")]
-    """Run directories that `meshwright train` made; their curves stand in the same charts."""
+    """Run directories that `meshwright train` or `mw.fit` made; their curves stand in the same charts."""
     output: Annotated[Path, option("FILE", "-o")] = Path("report.html")
     """The page, which loads nothing from elsewhere. Default: report.html."""
 
@@ -37,9 +37,12 @@ def run(args: Args) -> int:
         raise MeshwrightError("report needs a run directory: meshwright report runs/first")
     check_output(args.output)
     with waiting("loading JAX"):
+        from meshwright.execution.training.run_directory.run import holds_run
         from meshwright.pictures.report import report
 
     report(args.runs, args.output)
     print(f"{args.output}: {len(args.runs)} run{'s' * (len(args.runs) > 1)}")
-    print(next_line(f"meshwright verify {shlex.quote(args.runs[0])}", note="what was measured beside what is compiled"))
+    if holds_run(Path(args.runs[0])):
+        verify = f"meshwright verify {shlex.quote(args.runs[0])}"
+        print(next_line(verify, note="what was measured beside what is compiled"))
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.training.run_directory.run import Row, RunConfig, read_config, read_json_lines, read_metrics
-from meshwright.execution.training.run_record import measured
+from meshwright.execution.training.run_record import measured, measured_steps
 from meshwright.execution.training.watch.goodput import ACCOUNTS, goodput, read_restarts
 from meshwright.execution.training.watch.log import read_compiled
 from meshwright.execution.training.watch.profile import Profile, find_profile
@@ -21,11 +21,20 @@ from meshwright.pictures.curves import RUN_COLOURS, curves
 from meshwright.pictures.document import Section, html_table, legend, render
 from meshwright.pictures.rows import PROFILE_COLUMNS, profile_rows
 from meshwright.pictures.sections import Piece, draw_bars, memory_section
-from meshwright.planning.plan import Plan
+from meshwright.proof.program_plans.fit.config import FitConfig, read_fit_config
 from meshwright.proof.verification.profiles import compare_profile
 from meshwright.record import Record
 from meshwright.support.files import check_output, write_file
 from meshwright.units import show_bytes, show_estimate, show_percent, show_rate, show_seconds
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A quantity over steps: its field in a row of `metrics.jsonl`, or in fields of it, and how a value is printed."""
+
+    title: str
+    path: tuple[str, ...]
+    show: Callable[[float], str]
 
 
 @dataclass(frozen=True)
@@ -34,13 +43,24 @@ class Run:
 
     name: str
     directory: Path
-    config: RunConfig
-    rows: Sequence[Row]
-    restarts: Sequence[Mapping[str, Any]]
-    plan: Plan
-    compiled: Record | None
+    subject: str
+    """What it trains, for the headline."""
+    steps: int
+    """The steps that it is to take in all."""
+    hardware: str
+    axes: Sequence[tuple[str, int, str]]
+    """Each mesh axis over several devices: its name, its degree, and what it splits."""
+    predicted: Record
+    usable_bytes: float | None
+    """Memory of a device that a program can use; None for simulated devices."""
     measured: Record
     profile: Profile | None
+    charts: Sequence[Chart]
+    next_step: str
+    """How to learn more about the step, as HTML."""
+    rows: Sequence[Row]
+    restarts: Sequence[Mapping[str, Any]]
+    compiled: Record | None
     bad_steps: Sequence[Mapping[str, Any]]
 
     @property
@@ -76,22 +96,63 @@ def report(runs: str | Path | Sequence[str | Path], output: str | Path | None = 
 
 
 def _read_run(directory: Path, name: str) -> Run:
-    config, rows = read_config(directory), read_metrics(directory)
-    if not rows:
+    config = read_fit_config(directory) or read_config(directory)
+    if not (rows := read_metrics(directory)):
         raise MeshwrightError(f"{directory} has no step in its metrics.jsonl yet")
-    profile = find_profile(directory, config)
+    of_kind = _of_fit(config, rows) if isinstance(config, FitConfig) else _of_train(directory, config, rows)
     return Run(
         name=name or str(directory),
         directory=directory,
-        config=config,
+        steps=config.steps,
+        hardware=config.hardware,
         rows=rows,
         restarts=read_restarts(directory),
-        plan=config.plan,
         compiled=read_compiled(directory),
-        measured=measured(config, rows, profile),
-        profile=profile[0],
         bad_steps=[data for _, data in read_json_lines(directory / "bad_steps.jsonl", {"step", "why"})],
+        **of_kind,
     )
+
+
+def _of_train(directory: Path, config: RunConfig, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the fields of a run of a declared model that its config determines."""
+    profile, plan, workload = find_profile(directory, config), config.plan, config.workload
+    shape = f"{workload.batch} × {workload.seq_len} tokens a step, {workload.compute_dtype}"
+    tasks = dict.fromkeys(name for row in rows for name in row.get("eval_tasks", {}))
+    verify = escape(f"meshwright verify {directory}")
+    return {
+        "subject": f"{workload.model.name}, {shape}, {config.mesh} on {config.hardware}",
+        "axes": [(axis, degree, _AXES[axis]) for axis, degree in config.mesh.degrees.items() if degree > 1],
+        "predicted": plan.predicted,
+        "usable_bytes": plan.system.usable_bytes if plan.system.chip.kind != "cpu" else None,
+        "measured": measured(config, rows, profile),
+        "profile": profile[0],
+        "charts": [
+            *_CHARTS,
+            *(Chart(f"Accuracy of {name}", ("eval_tasks", name, "acc"), show_percent) for name in tasks),
+        ],
+        "next_step": f"`{verify}` compiles the step; --profile 10:15 measures its collectives.",
+    }
+
+
+def _of_fit(config: FitConfig, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the fields of a run of `meshwright.fit` that its config determines."""
+    here = [row for row in rows if (row["mesh"], row["hardware"]) == (config.mesh_text, config.hardware)]
+    splits = {axis: [name for name, axes in config.table.items() if axis in axes] for axis in config.mesh}
+    stored = {axis: ["the state between steps"] * (axis in config.store) for axis in config.mesh}
+    return {
+        "subject": f"step {config.program}, {config.mesh_text} on {config.hardware}",
+        "axes": [
+            (axis, degree, ", ".join(splits[axis] + stored[axis]) or "nothing")
+            for axis, degree in config.mesh.items()
+            if degree > 1
+        ],
+        "predicted": config.predicted or Record(origin="predicted", mesh=config.mesh, hardware=config.hardware),
+        "usable_bytes": config.usable_bytes,
+        "measured": measured_steps(here, config.mesh, config.hardware),
+        "profile": None,
+        "charts": [*(Chart(name, (name,), _plain) for name in config.metrics), _INPUT],
+        "next_step": "`mw.inspect(step, state, batch)` compiles the step and names its collectives.",
+    }
 
 
 def report_page(runs: Sequence[Run]) -> str:
@@ -109,11 +170,7 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def _headline(run: Run) -> str:
-    config = run.config
-    return (
-        f"{run.name}: {config.workload.model.name}, {config.workload.batch} × {config.workload.seq_len} tokens a step,"
-        f" {config.workload.compute_dtype}, {config.mesh} on {config.hardware}"
-    )
+    return f"{run.name}: {run.subject}"
 
 
 def _overview(runs: Sequence[Run]) -> Section:
@@ -127,13 +184,13 @@ def _overview(runs: Sequence[Run]) -> Section:
         cells.append(
             (
                 run.name,
-                f"{run.rows[-1]['step'] + 1:,} of {run.config.steps:,}",
+                f"{run.rows[-1]['step'] + 1:,} of {run.steps:,}",
                 _or_dash(run.rows[-1].get("loss"), "{:.4f}".format),
                 _or_dash(evaluated[-1] if evaluated else None, "{:.4f}".format),
                 _or_dash(run.measured.tokens_per_second, lambda rate: show_rate(rate, "tok/s")),
                 _or_dash(run.measured.shown_mfu, show_percent),
                 _or_dash(run.measured.step_seconds, show_seconds),
-                _or_dash(run.plan.predicted.step_seconds, show_seconds),
+                _or_dash(run.predicted.step_seconds, show_seconds),
                 show_percent(seconds["steps"] / total) if total else "–",
             )
         )
@@ -148,31 +205,35 @@ def _plain(value: float) -> str:
     return f"{value:.4g}"
 
 
-_CURVES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("Loss, nats a token", "loss", _plain),
-    ("Held-out loss, nats a token", "eval_loss", _plain),
-    ("Learning rate", "learning_rate", _plain),
-    ("Norm of the gradients", "grad_norm", _plain),
-    ("Tokens a second", "tokens_per_second", lambda value: f"{value:,.0f}"),
-    ("MFU", "mfu", show_percent),
-    ("Waiting for input, of a step", "input_share", show_percent),
-    ("Busiest expert over the mean", "experts_max_over_mean", _plain),
+def _thousands(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+_INPUT = Chart("Waiting for input, of a step", ("input_share",), show_percent)
+
+_CHARTS = (
+    Chart("Loss, nats a token", ("loss",), _plain),
+    Chart("Held-out loss, nats a token", ("eval_loss",), _plain),
+    Chart("Learning rate", ("learning_rate",), _plain),
+    Chart("Norm of the gradients", ("grad_norm",), _plain),
+    Chart("Tokens a second", ("tokens_per_second",), _thousands),
+    Chart("MFU", ("mfu",), show_percent),
+    _INPUT,
+    Chart("Busiest expert over the mean", ("experts_max_over_mean",), _plain),
 )
-"""For each curve: title, field of a row of metrics.jsonl, and how a value is printed."""
+"""The charts of a run of a declared model; one without values is not drawn."""
 
 
 def _curves(runs: Sequence[Run], colours: Mapping[str, str]) -> str:
     """Draw a chart for each quantity that any run has."""
-    tasks = dict.fromkeys(name for run in runs for row in run.rows for name in row.get("eval_tasks", {}))
-    accuracies = [(f"Accuracy of {name}", ("eval_tasks", name, "acc"), show_percent) for name in tasks]
-    charts = []
-    for title, path, show in (*((title, (field,), show) for title, field, show in _CURVES), *accuracies):
-        series = {run.name: (colours[run.name], _points(run.rows, path)) for run in runs}
+    figures = []
+    for chart in dict.fromkeys(chart for run in runs for chart in run.charts):
+        series = {run.name: (colours[run.name], _points(run.rows, chart.path)) for run in runs if chart in run.charts}
         if not any(value for _, points in series.values() for _, value in points):
             continue
-        if drawn := curves(series, show, title=f"{title} over steps"):
-            charts.append(f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{drawn}</figure>')
-    return f'<div class="charts">{"".join(charts)}</div>'
+        if drawn := curves(series, chart.show, title=f"{chart.title} over steps"):
+            figures.append(f'<figure class="chart"><figcaption>{escape(chart.title)}</figcaption>{drawn}</figure>')
+    return f'<div class="charts">{"".join(figures)}</div>'
 
 
 def _points(rows: Sequence[Row], path: tuple[str, ...]) -> list[tuple[float, float]]:
@@ -235,13 +296,12 @@ def _share(seconds: Mapping[str, float], account: str) -> str:
 def _of_run(run: Run, *, is_alone: bool) -> list[Section]:
     """Return the sections of one run."""
     of = "" if is_alone else f"{run.name}: "
-    usable = run.plan.system.usable_bytes if run.plan.system.chip.kind != "cpu" else None
-    records = {"predicted": run.plan.predicted}
+    records = {"predicted": run.predicted} if run.predicted.memory_bytes else {}
     if run.compiled is not None:
         records["compiled"] = run.compiled
     if run.measured.memory_bytes:
         records["measured"] = run.measured
-    memory = memory_section(records, usable)
+    memory = memory_section(records, run.usable_bytes)
     return [
         Section(f"{of}Predicted, compiled, measured", _quantities(run)),
         Section(f"{of}Mesh", _mesh(run)),
@@ -255,7 +315,7 @@ def _of_run(run: Run, *, is_alone: bool) -> list[Section]:
 
 def _quantities(run: Run) -> str:
     """Return a table of the step, its rates and its collectives: predicted, compiled, measured."""
-    planned, found = run.plan.predicted, run.measured
+    planned, found = run.predicted, run.measured
     rows = [
         ("step", _or_dash(planned.step_seconds, show_seconds), "–", _or_dash(found.step_seconds, show_seconds)),
         (
@@ -274,9 +334,8 @@ def _quantities(run: Run) -> str:
     ]
     body = html_table(("", "predicted", "compiled", "measured"), rows)
     if run.profile is None:
-        where = escape(f"meshwright verify {run.directory}")
         body += "".join(f"<p>{escape(note)}</p>" for note in found.notes)
-        return body + f'<p class="quiet">`{where}` compiles the step; --profile 10:15 measures its collectives.</p>'
+        return body + f'<p class="quiet">{run.next_step}</p>'
     first, last = run.profile.steps
     said = f"Collectives of steps {first} to {last}: bytes a device and step, then what a step spends in them."
     table = html_table(PROFILE_COLUMNS, profile_rows(compare_profile(planned, run.profile)), text=(0, 1, 2))
@@ -294,9 +353,9 @@ _AXES = {
 
 
 def _mesh(run: Run) -> str:
-    degrees = [(axis, str(degree), _AXES[axis]) for axis, degree in run.config.mesh.degrees.items() if degree > 1]
-    if not degrees:
-        return f"<p>one device of {escape(run.config.hardware)}</p>"
+    if not run.axes:
+        return f"<p>one device of {escape(run.hardware)}</p>"
+    degrees = [(axis, str(degree), splits) for axis, degree, splits in run.axes]
     return html_table(("axis", "degree", "splits"), degrees, text=(0, 2))
 
 

@@ -143,7 +143,7 @@ def test_one_of_several_processes_that_cannot_write_its_part_ends_the_run(tmp_pa
             raise MeshwrightError("cannot write checkpoint 2: the disk is full")
 
     notes = []
-    saver = Saver(CONFIG, tmp_path, Full(), lambda state: state, {}, None, notes.append)
+    saver = Saver(CONFIG.saving, tmp_path, Full(), lambda state: state, lambda taken: {}, None, notes.append)
     saver.check()
     assert len(notes) == 1
     monkeypatch.setattr("meshwright.execution.training.run_directory.saver.jax.process_count", lambda: 2)

@@ -136,7 +136,7 @@ class FakeWandb:
 
 def logged(directory, steps, notes):
     """Rows of some steps on their way to Weights & Biases."""
-    with RunLog(directory, replace(CONFIG, watching=WatchConfig(wandb="curves")), notes.append) as log:
+    with RunLog(directory, notes.append, wandb="curves", config=CONFIG.to_json()) as log:
         log.begin(steps.start, Record(origin="compiled", mesh={}, hardware="cpu:8"))
         for step in steps:
             log.add({"step": step, "time": 1.0, "loss": 2.0})

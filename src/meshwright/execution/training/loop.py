@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,20 +36,14 @@ from meshwright.execution.training.run_directory.frozen import abstract_parts
 from meshwright.execution.training.run_directory.lock import RunLock
 from meshwright.execution.training.run_directory.restart import (
     check_identity,
-    end_failed_start,
     first_state,
     is_first_process,
     last_step,
     order_of_checkpoints,
+    stopped_run_errors,
     what_is_left,
 )
-from meshwright.execution.training.run_directory.run import (
-    NotFiniteError,
-    Row,
-    RunConfig,
-    RunStoppedError,
-    read_metrics,
-)
+from meshwright.execution.training.run_directory.run import Row, RunConfig, read_metrics
 from meshwright.execution.training.run_directory.saver import Saver
 from meshwright.execution.training.run_record import measured, seconds_at_peak
 from meshwright.execution.training.step import State, abstract_state, train_step
@@ -177,8 +171,16 @@ def _run(
     check_identity(identity, directory, checkpoints, start, on_note, allow=allow)
     layout, mesh = ShardingContext(config.mesh, rules_of(config.strategy)), build_mesh(config.mesh)
     tasks = Tasks(config, mesh, tokenizer) if config.evaluating.tasks else None
-    with _stopped_run_errors(config, directory, start, interruption), jax.set_mesh(mesh), ExitStack() as exits:
-        log = exits.enter_context(RunLog(directory, config, on_note)) if is_first_process() else None
+
+    def left(is_not_finite: bool) -> str:
+        how = "--resume --change --learning-rate RATE" if is_not_finite else "--resume"
+        return what_is_left(config, directory, how)
+
+    with stopped_run_errors(directory, start, interruption, left), jax.set_mesh(mesh), ExitStack() as exits:
+        log = None
+        if is_first_process():
+            log = RunLog(directory, on_note, wandb=config.watching.wandb, config=config.to_json())
+            exits.enter_context(log)
         exits.enter_context(checkpoints)
         abstract = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
         check_free(directory, abstract_parts(config, abstract, mesh), what=f"train in {directory}")
@@ -199,7 +201,7 @@ def _run(
             config=config, directory=directory, start=start, interruption=interruption, checkpoints=checkpoints,
             inputs=inputs, bad_steps=BadSteps(config.optimizer.spike_factor, earlier_rows),
             shortfall=Shortfall(planned, is_simulated=config.system.chip.kind == "cpu"),
-            saver=Saver(config, directory, checkpoints, ordered, about, log, on_note),
+            saver=Saver(config.saving, directory, checkpoints, ordered, lambda taken: about, log, on_note),
             evaluate=Evaluator(config, layout, inputs.held_out, tasks) if config.evaluating.every else None, log=log,
             profiler=exits.enter_context(Profiler(directory, config, program, start, on_note)),
             runs_ahead=jax.local_devices()[0].platform != "cpu",
@@ -237,28 +239,6 @@ def _take_all(program: StepProgram, state: State, hooks: StepHooks, mesh: Mesh, 
         if state_after is not None and hooks.handle_state(row, state_after):
             break
     return taken
-
-
-@contextmanager
-def _stopped_run_errors(config: RunConfig, directory: Path, start: int, interruption: Interruption) -> Iterator[None]:
-    """Convert errors of a run that has begun to RunStoppedErrors, which name its last checkpoint.
-
-    A MeshwrightError before the first step is not converted.
-    """
-    try:
-        yield
-    except NotFiniteError as error:
-        how = "--resume --change --learning-rate RATE"
-        raise RunStoppedError(f"{error}; {what_is_left(config, directory, how)}") from None
-    except MeshwrightError as error:
-        if not interruption.has_begun:
-            raise
-        end_failed_start(directory, start)
-        raise RunStoppedError(f"{error}; training stops; {what_is_left(config, directory)}") from None
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
-            raise
-        raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
 
 
 def _rows(

@@ -10,7 +10,6 @@ import jax
 from jax import Array
 
 from meshwright.execution.training.run_directory.checkpoint import Note
-from meshwright.execution.training.step import State
 from meshwright.units import show_seconds
 
 MOST_SAID = 3
@@ -31,9 +30,9 @@ class StepProgram:
 
     def __init__(
         self,
-        step: Callable[..., tuple[State, dict[str, Array]]],
+        step: Callable[..., tuple[Any, dict[str, Array]]],
         on_note: Note,
-        prepare: Callable[[Any, Mapping[str, Any]], Mapping[str, Array]] = lambda state, batch: batch,
+        prepare: Callable[[Any, Any], Any] = lambda state, batch: batch,
     ) -> None:
         self._step: Any = step
         self._prepare = prepare
@@ -43,7 +42,7 @@ class StepProgram:
         self.compilations = 0
         self.compile_seconds = 0.0
 
-    def __call__(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, Array]]:
         """Take a step. Afterwards `compile_seconds` is the time spent compiling for it, nearly always 0."""
         self.compile_seconds, batch = 0.0, self._prepare(state, batch)
         if self.compiled is None:
@@ -62,7 +61,7 @@ class StepProgram:
         )
         return self.compiled(state, batch)
 
-    def _compile(self, state: State, batch: Mapping[str, Array]) -> None:
+    def _compile(self, state: Any, batch: Any) -> None:
         began = time.perf_counter()
         self.compiled = self._step.lower(state, batch).compile()
         self.compile_seconds = time.perf_counter() - began
@@ -70,9 +69,9 @@ class StepProgram:
         self._signature = _signature(state, batch)
 
 
-def _signature(state: State, batch: Mapping[str, Array]) -> dict[str, str]:
+def _signature(state: Any, batch: Any) -> dict[str, str]:
     """Return the shape, dtype and sharding of every array that a step reads, by its path."""
-    leaves = jax.tree_util.tree_leaves_with_path({"state": state, "batch": dict(batch)})
+    leaves = jax.tree_util.tree_leaves_with_path({"state": state, "batch": batch})
     return {jax.tree_util.keystr(path, simple=True, separator="."): _description(leaf) for path, leaf in leaves}
 
 

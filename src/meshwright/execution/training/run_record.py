@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import jax
 
@@ -22,30 +23,38 @@ def seconds_at_peak(config: RunConfig) -> float:
 def measured(config: RunConfig, rows: Sequence[Row], profile: tuple[Profile | None, str] = (None, "")) -> Record:
     """Return the measured record of a run since it last started or resumed.
 
-    The step time is the median over steps, without the first one, which compiled.
-
     profile: the result of `find_profile`, whose collectives the record takes.
     """
     here = [row for row in rows if (row["mesh"], row["hardware"]) == (str(config.mesh), config.hardware)]
-    here = [row for row in here if row.get("began_at") == here[-1].get("began_at")]
-    times = [row["step_seconds"] for row in here[1:] or here]
-    step = statistics.median(times) if times else None
-    peaks = [row["memory_peak_bytes"] for row in here if row["memory_peak_bytes"] is not None]
-    found, note = profile
-    return Record(
-        origin="measured",
-        mesh=config.mesh.degrees,
-        hardware=config.hardware,
-        step_seconds=step,
+    record = measured_steps(here, config.mesh.degrees, config.hardware)
+    step, (found, note) = record.step_seconds, profile
+    return replace(
+        record,
         mfu=seconds_at_peak(config) / step if step else None,
-        memory_bytes={"peak": max(peaks)} if peaks else {},
         tokens_per_second=config.workload.tokens / step if step else None,
         collectives=found.measured.collectives if found else (),
         notes=(note,) if note else (),
     )
 
 
-def compiled_record(config: RunConfig, compiled: jax.stages.Compiled) -> Record:
+def measured_steps(rows: Sequence[Row], mesh: Mapping[str, int], hardware: str) -> Record:
+    """Return the record of a run on one mesh: the step time and memory since it last started or resumed there.
+
+    The step time is the median over steps, without the first one, which compiled.
+    """
+    here = [row for row in rows if row.get("began_at") == rows[-1].get("began_at")]
+    times = [row["step_seconds"] for row in here[1:] or here]
+    peaks = [row["memory_peak_bytes"] for row in here if row["memory_peak_bytes"] is not None]
+    return Record(
+        origin="measured",
+        mesh=mesh,
+        hardware=hardware,
+        step_seconds=statistics.median(times) if times else None,
+        memory_bytes={"peak": max(peaks)} if peaks else {},
+    )
+
+
+def compiled_record(compiled: jax.stages.Compiled, mesh: Mapping[str, int], hardware: str, *, on_tpu: bool) -> Record:
     """Return the record of a compiled step: memory per device; collectives are read only when profiling."""
-    memory = program_memory(compiled, on_tpu=config.system.chip.kind == "tpu")
-    return Record(origin="compiled", mesh=config.mesh.degrees, hardware=config.hardware, memory_bytes=memory)
+    memory = program_memory(compiled, on_tpu=on_tpu)
+    return Record(origin="compiled", mesh=mesh, hardware=hardware, memory_bytes=memory)

@@ -71,7 +71,8 @@ class StepHooks:
         for note in untested_notes():
             self.on_note(note)
         if self.log is not None:
-            self.log.begin(self.start, compiled_record(self.config, compiled))
+            config, on_tpu = self.config, self.config.system.chip.kind == "tpu"
+            self.log.begin(self.start, compiled_record(compiled, config.mesh.degrees, config.hardware, on_tpu=on_tpu))
 
     def handle_row(self, row: Row) -> None:
         """Log the row of a step, and check it for a bad step and for a shortfall.
@@ -132,9 +133,7 @@ class StepHooks:
                 return
             reason = f"{self.bad_steps.in_a_row} steps in a row were left out, and in the last one {reason}"
         if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])):
-            self.checkpoints.wait()
-            if is_first_process() and step in self.checkpoints.steps:
-                self.checkpoints.set_aside(step, "nan")
+            self.checkpoints.set_aside_nan(step)
         raise NotFiniteError(
             f"{reason} at step {step + 1}, where the learning rate was {row['learning_rate']:.3g}"
             f" ({self.directory / FILE} has the rows it read); training stops"

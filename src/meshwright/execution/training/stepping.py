@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,13 +18,12 @@ from jax import Array
 
 from meshwright.execution.training.program import StepProgram
 from meshwright.execution.training.run_directory.run import Row
-from meshwright.execution.training.step import State
 
 
 class BatchSource(Protocol):
     """Batches by step number."""
 
-    def __getitem__(self, step: int) -> Mapping[str, Array]: ...
+    def __getitem__(self, step: int) -> Any: ...
 
 
 @dataclass
@@ -41,12 +40,12 @@ class _Pending:
 def take_steps(
     program: StepProgram,
     batches: BatchSource,
-    state: State,
+    state: Any,
     steps: range,
     *,
     needs_state: Callable[[int], bool],
     runs_ahead: bool,
-) -> Iterator[tuple[Row, State | None]]:
+) -> Iterator[tuple[Row, Any]]:
     """Yield the metrics of each step with the state after it, or None if the next step has consumed it.
 
     Args:

@@ -19,7 +19,7 @@ from meshwright.proof.compiler.targets import device_kind, platform_of
 from meshwright.proof.inspection.functions import inspect
 from meshwright.proof.inspection.inspection import Inspection
 from meshwright.proof.programs.apply import Applied
-from meshwright.proof.programs.classes import DimClass, classes_of
+from meshwright.proof.programs.classes import DimClass, classes_of, table_by_name
 from meshwright.proof.programs.layout import Layout
 from meshwright.proof.programs.price import Priced
 from meshwright.proof.programs.search import Found, find_layouts
@@ -90,7 +90,7 @@ class ProgramPlan:
     @cached_property
     def table(self) -> dict[str, tuple[str, ...]]:
         """The mesh axes of each class that is split, by its name: the table that `meshwright.apply` takes."""
-        return {one.name: self.layout.table[one.atom] for one in self.classes if one.atom in self.layout.table}
+        return table_by_name(self.classes, self.layout.table)
 
     @property
     def store(self) -> tuple[str, ...]:

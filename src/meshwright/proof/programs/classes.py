@@ -136,6 +136,11 @@ def _members(program: Program) -> dict[int, list[tuple[str, str]]]:
     return found
 
 
+def table_by_name(classes: tuple[DimClass, ...], table: Mapping[int, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the mesh axes of each class that is split, by its name, from those of each atom."""
+    return {one.name: table[one.atom] for one in classes if one.atom in table}
+
+
 def find_classes(classes: tuple[DimClass, ...], table: Mapping[str, object]) -> dict[str, DimClass]:
     """Return the class that each key of a table names: by its name, or by one of its members, also with `*`.
 

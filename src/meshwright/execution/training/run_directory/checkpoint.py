@@ -248,6 +248,12 @@ class Checkpoints:
             name += "+"
         return path.rename(to)
 
+    def set_aside_nan(self, step: int) -> None:
+        """Rename the checkpoint of a state whose next step is NaN, if there is one, so that a resume takes another."""
+        self.wait()
+        if jax.process_index() == 0 and step in self.steps:
+            self.set_aside(step, "nan")
+
     def _path(self, step: int, ending: str = "") -> Path:
         return self._directory / f"{step}{ending}"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.sharding_context import ShardingContext
+from meshwright.execution.training.interrupt import Interruption
 from meshwright.execution.training.preference.inputs import FOLDER
 from meshwright.execution.training.pretrained import PRETRAINED, copy_pretrained_files
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note
@@ -28,8 +30,10 @@ from meshwright.execution.training.run_directory.compatible import (
 from meshwright.execution.training.run_directory.frozen import abstract_parts, saved_parts, with_frozen
 from meshwright.execution.training.run_directory.resolved import write_resolved
 from meshwright.execution.training.run_directory.run import (
+    NotFiniteError,
     Row,
     RunConfig,
+    RunStoppedError,
     begin_run,
     config_from_data,
     read_config,
@@ -42,6 +46,9 @@ from meshwright.execution.training.update.bad_steps import keep_bad_steps
 from meshwright.execution.training.update.skipping import is_schedule
 from meshwright.execution.training.update.transformation import transformation
 from meshwright.execution.training.watch.goodput import note_restart
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def is_first_process() -> bool:
@@ -56,31 +63,54 @@ def last_step(
 
     allow: kinds of differences to accept (`compatible.ALLOWED`).
     """
-    steps: list[int] = []
+
+    def check(start: int) -> list[str]:
+        try:
+            differences = config_differences(config, before := checkpoints.config(start))
+            kept = other_settings(read_config(directory), before)
+        except MeshwrightError as error:
+            raise MeshwrightError(
+                f"checkpoint {start} of {directory} was written by another version of meshwright: {error}"
+            ) from None
+        where = f"{directory} cannot go on from checkpoint {start}"
+        return [*check_allowed(differences, allow, where), *kept]
+
+    return last_checkpoint(directory, checkpoints, config.steps, on_note, check, more="--steps {} would go on")
+
+
+def last_checkpoint(
+    directory: Path,
+    checkpoints: Checkpoints,
+    steps: int,
+    on_note: Note,
+    check: Callable[[int], list[str]],
+    *,
+    more: str,
+) -> int:
+    """Return the step of the last complete checkpoint, 0 if there is none, and note what the run does from there.
+
+    Args:
+        steps: the steps that the run is to take in all.
+        check: raises if the run cannot continue from a checkpoint; returns further notes.
+        more: how a finished run is continued, with a place for the number of steps.
+    """
+    recorded: list[int] = []
     if is_first_process():
         repair_lines(directory, on_note)
-        steps = [row["step"] for row in read_metrics(directory)]
-    rows = max(steps, default=-1) + 1
+        recorded = [row["step"] for row in read_metrics(directory)]
+    rows = max(recorded, default=-1) + 1
     if (start := checkpoints.whole(on_note)) is None:
         if rows:
             on_note(f"{directory} has no checkpoint: its {rows} steps are taken again, from the first")
         return 0
-    try:
-        differences = config_differences(config, before := checkpoints.config(start))
-        kept = other_settings(read_config(directory), before)
-    except MeshwrightError as error:
-        raise MeshwrightError(
-            f"checkpoint {start} of {directory} was written by another version of meshwright: {error}"
-        ) from None
-    where = f"{directory} cannot go on from checkpoint {start}"
-    for line in [*check_allowed(differences, allow, where), *kept]:
+    for line in check(start):
         on_note(line)
-    if is_first_process() and (lost := start - sum(step < start for step in steps)):
+    if is_first_process() and (lost := start - sum(step < start for step in recorded)):
         on_note(f"{directory / 'metrics.jsonl'} has lost {lost} of the {start} steps that were taken")
-    if start > config.steps:
-        on_note(f"{directory} has taken {start} steps, more than the {config.steps} it is to have: none is taken")
-    elif start == config.steps:
-        on_note(f"{directory} is finished: it has taken {start} steps; --steps {2 * start} would go on")
+    if start > steps:
+        on_note(f"{directory} has taken {start} steps, more than the {steps} it is to have: none is taken")
+    elif start == steps:
+        on_note(f"{directory} is finished: it has taken {start} steps; {more.format(2 * start)}")
     elif rows > start:
         on_note(f"{directory} goes on from checkpoint {start}: steps {start + 1} to {rows} are taken again")
     return start
@@ -110,9 +140,16 @@ def begin(config: RunConfig, directory: Path, checkpoints: Checkpoints, start: i
     if not is_first_process():
         return
     copy_pretrained_files(config, directory)
+    begin_directory(config, directory, checkpoints, start, first, on_note)
+    write_resolved(directory, config)
+
+
+def begin_directory(
+    config: DataclassInstance, directory: Path, checkpoints: Checkpoints, start: int, first: Row, on_note: Note
+) -> None:
+    """Write the files of any run after its first step, as `begin` does; the first process calls it."""
     note_restart(directory, read_metrics(directory), start, first)
     begin_run(directory, config, start)
-    write_resolved(directory, config)
     keep_bad_steps(directory, start)
     checkpoints.clean()
     for step in checkpoints.steps:
@@ -132,15 +169,47 @@ def end_failed_start(directory: Path, start: int) -> None:
 
 def what_is_left(config: RunConfig, directory: Path, how: str = "--resume") -> str:
     """Return a description of what a stopped run has left on disk, and of the command that continues it."""
-    steps = Checkpoints(directory).steps
-    if not steps:
-        return "no checkpoint was written" + (
-            "" if config.saving.every else " (--save-every N, or a time as 30m, writes some on the way)"
-        )
-    return (
-        f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])};"
-        f" `meshwright train {shlex.quote(str(directory))} {how}` goes on from it"
-    )
+    hint = "" if config.saving.every else " (--save-every N, or a time as 30m, writes some on the way)"
+    return describe_left(directory, f"`meshwright train {shlex.quote(str(directory))} {how}`", hint)
+
+
+def describe_left(directory: Path, how: str, hint: str) -> str:
+    """Return a description of the last checkpoint that a stopped run has left on disk.
+
+    Args:
+        how: what continues the run.
+        hint: added if there is no checkpoint.
+    """
+    if not (steps := Checkpoints(directory).steps):
+        return f"no checkpoint was written{hint}"
+    return f"the last checkpoint is {directory / 'checkpoints' / str(steps[-1])}; {how} goes on from it"
+
+
+@contextmanager
+def stopped_run_errors(
+    directory: Path, start: int, interruption: Interruption, left: Callable[[bool], str]
+) -> Iterator[None]:
+    """Convert errors of a run that has begun to RunStoppedErrors, which name its last checkpoint.
+
+    A MeshwrightError before the first step is not converted.
+
+    Args:
+        start: steps taken before the run was started or resumed.
+        left: describes what the run has left on disk; its argument is whether it ended because of NaN.
+    """
+    try:
+        yield
+    except NotFiniteError as error:
+        raise RunStoppedError(f"{error}; {left(True)}") from None
+    except MeshwrightError as error:
+        if not interruption.has_begun:
+            raise
+        end_failed_start(directory, start)
+        raise RunStoppedError(f"{error}; training stops; {left(False)}") from None
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "Out of memory" not in str(error):
+            raise
+        raise RunStoppedError(f"the devices are out of memory: {str(error).splitlines()[0][:200]}") from None
 
 
 def first_state(

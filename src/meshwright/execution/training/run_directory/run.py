@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.description.families.registry import workload_from_data
 from meshwright.description.hardware.system import System, parse_system
@@ -28,6 +28,9 @@ from meshwright.options.values import read_mesh
 from meshwright.planning.plan import Plan, make_plan
 from meshwright.support.field_types import check_fields, from_data
 from meshwright.support.files import append_line, write_file
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Row = dict[str, Any]
 """Measurements of one step, a line of `metrics.jsonl`."""
@@ -108,8 +111,11 @@ class RunConfig:
         return json.loads(json.dumps(asdict(self)))
 
 
-def begin_run(directory: Path, config: RunConfig, start: int) -> None:
-    """Write the config of a run that starts at step `start`, and drop the metrics of later steps."""
+def begin_run(directory: Path, config: DataclassInstance, start: int) -> None:
+    """Write the config of a run that starts at step `start`, and drop the metrics of later steps.
+
+    config: a `RunConfig`, or the config of a run of `meshwright.fit`.
+    """
     rows = [row for row in read_metrics(directory) if row["step"] < start]
     write_file(directory / "config.json", json.dumps(asdict(config), indent=2) + "\n")
     write_file(directory / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -124,6 +130,11 @@ def read_config(directory: Path) -> RunConfig:
         raise MeshwrightError(
             f"no run in {str(directory)!r}: it has no config.json; `meshwright train MODEL … -o {directory} --resume`"
             " begins one"
+        )
+    if _config_has(directory, "program"):
+        raise MeshwrightError(
+            f"{directory} is a run of mw.fit, whose step is a Python function: `meshwright report` reads it, and"
+            " mw.fit(…, resume=True) goes on with it"
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -151,9 +162,13 @@ def find_config_copy(directory: Path) -> str:
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether the `config.json` in a directory is that of a run, not of a model."""
+    """Whether the `config.json` in a directory is that of a run, not of a model or of a run of `meshwright.fit`."""
+    return _config_has(directory, "workload")
+
+
+def _config_has(directory: Path, field: str) -> bool:
     try:
-        return "workload" in json.loads((directory / "config.json").read_bytes())
+        return field in json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 

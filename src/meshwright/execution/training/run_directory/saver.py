@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from jax import Array
 from meshwright.errors import MeshwrightError
 from meshwright.execution.training.interrupt import Interruption
 from meshwright.execution.training.run_directory.checkpoint import Checkpoints, Note
-from meshwright.execution.training.run_directory.run import NotFiniteError, RunConfig
+from meshwright.execution.training.run_directory.run import NotFiniteError
+from meshwright.execution.training.run_directory.saving import Saving
 from meshwright.execution.training.step import State
 from meshwright.execution.training.watch.log import RunLog
 
@@ -28,28 +30,33 @@ class Saver:
     """The checkpoints of a training run.
 
     Args:
+        saving: when checkpoints are written.
         in_order: converts a state to checkpoint layout.
-        about: plain data saved with each checkpoint.
+        about: returns the plain data saved with the checkpoint after so many steps.
         log: the log of the first process; None in the others.
+        allows_infinity: whether a state may have infinite numbers, as the best loss so far of some optimizers.
     """
 
     def __init__(
         self,
-        config: RunConfig,
+        saving: Saving,
         directory: Path,
         checkpoints: Checkpoints,
         in_order: Callable[[State], State],
-        about: Mapping[str, Any],
+        about: Callable[[int], Mapping[str, Any]],
         log: RunLog | None,
         on_note: Note,
+        *,
+        allows_infinity: bool = False,
     ) -> None:
-        self._saving = config.saving
+        self._saving = saving
         self._directory = directory
         self._checkpoints = checkpoints
         self._in_order = in_order
         self._about = about
         self._log = log
         self._on_note = on_note
+        self._allows_infinity = allows_infinity
         self._failed = 0
         self._saved_at = time.monotonic()  # Not the wall clock, which may be set while a run trains.
         self._step: int | None = None
@@ -72,7 +79,7 @@ class Saver:
         """Save the state after `taken` steps, and return the seconds that training waited for the copy.
 
         Raises:
-            NotFiniteError: a parameter is NaN or infinite.
+            NotFiniteError: a parameter is NaN, or infinite where it may not be.
             MeshwrightError: the final state of a run cannot be written.
         """
         began = self._saved_at = time.monotonic()
@@ -81,10 +88,10 @@ class Saver:
         except MeshwrightError as error:
             self._note_failure(error)
         saved = self._in_order(state)
-        if not all(bool(is_finite) for is_finite in _are_finite(saved)):
+        if not all(map(bool, _are_numbers(saved, allows_infinity=self._allows_infinity))):
             raise NotFiniteError(f"parameters are no numbers (nan or inf) after step {taken}; training stops")
         try:
-            self._checkpoints.save(taken, saved, self._about)
+            self._checkpoints.save(taken, saved, self._about(taken))
             self._step = taken - 1
             if not is_last:
                 self._log_later({"save_seconds": time.monotonic() - began})
@@ -123,8 +130,8 @@ class Saver:
         self._log_later({"failed_saves": self._failed})
 
 
-@jax.jit
-def _are_finite(state: State) -> list[Array]:
-    """Whether all numbers of each array are finite."""
+@partial(jax.jit, static_argnames="allows_infinity")
+def _are_numbers(state: State, *, allows_infinity: bool) -> list[Array]:
+    """Whether no number of each array is NaN, or infinite where that is not allowed."""
     leaves = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return [jnp.isfinite(leaf).all() for leaf in leaves]
+    return [(~jnp.isnan(leaf) if allows_infinity else jnp.isfinite(leaf)).all() for leaf in leaves]

@@ -78,7 +78,7 @@ class LimitedBatches:
 
 
 class BadSteps:
-    """Recognises bad steps of a run, and counts how many were skipped in a row.
+    """Recognises bad steps of a run by `loss` and `grad_norm`, and counts how many were skipped in a row.
 
     Args:
         factor: multiple of the running median above which a norm is a spike; None for no spikes.
@@ -97,9 +97,9 @@ class BadSteps:
         limit = self.limits.limit(row["step"])
         self.limits.add(row)
         for name, key in (("the loss", "loss"), ("the norm of the gradients", "grad_norm")):
-            if not math.isfinite(row[key]):
+            if not math.isfinite(row.get(key, 0.0)):
                 return f"{name} is {row[key]}"
-        if np.float32(row["grad_norm"]) > np.float32(limit):
+        if np.float32(row.get("grad_norm", 0.0)) > np.float32(limit):
             return f"the norm of the gradients is {row['grad_norm']:.3g}, and the most it may be is {limit:.3g}"
         return ""
 
@@ -112,7 +112,7 @@ def log_bad_step(directory: Path, row: Row, reason: str, batch: Mapping[str, Any
 
     batch: the seed, and the numbers of the data rows that the step read.
     """
-    finite = {name: row[name] for name in ("loss", "grad_norm") if math.isfinite(row[name])}
+    finite = {name: row[name] for name in ("loss", "grad_norm") if math.isfinite(row.get(name, math.nan))}
     append_line(directory / FILE, json.dumps({"step": row["step"], "why": reason, **finite, **batch}))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.training.run_directory.checkpoint import Note
-from meshwright.execution.training.run_directory.run import Row, RunConfig, append_metrics
+from meshwright.execution.training.run_directory.run import Row, append_metrics
 from meshwright.execution.training.watch.weights_and_biases import WandbRun
 from meshwright.record import Record, record_from_json
 from meshwright.support.files import write_file
@@ -40,12 +41,24 @@ class _Writer(Protocol):
 
 
 class RunLog:
-    """Writes the rows of a run, in its first process. A context manager; `begin` is called with the first row."""
+    """Writes the rows of a run, in its first process. A context manager; `begin` is called with the first row.
 
-    def __init__(self, directory: Path, config: RunConfig, on_note: Note) -> None:
+    Args:
+        wandb: project of Weights & Biases; None for no such output.
+        config: the settings of the run, which are shown there.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        on_note: Note,
+        *,
+        wandb: str | None = None,
+        config: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._directory = directory
-        self._config = config
         self._on_note = on_note
+        self._wandb, self._config = wandb, config
         self._writers: list[_Writer] = []
         self._last: Row = {}
         self._unwritten: list[Row] = []
@@ -69,9 +82,9 @@ class RunLog:
 
         write_file(self._directory / COMPILED, json.dumps(compiled.to_json(), indent=2) + "\n")
         self._writers.append(TensorBoardEvents(self._directory, start))
-        if (project := self._config.watching.wandb) is not None:
+        if self._wandb is not None:
             try:
-                self._writers.append(WandbRun(self._directory, project, self._config.to_json()))
+                self._writers.append(WandbRun(self._directory, self._wandb, self._config))
             except MeshwrightError as error:  # A run is not lost because a server is not there.
                 self._on_note(str(error))
 
