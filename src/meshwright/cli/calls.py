@@ -1,0 +1,68 @@
+"""The call that a command is about: of a function that builds a step, or of a script's own step."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshwright.errors import MeshwrightError
+from meshwright.proof.inspection.script import read_script, simulate_devices
+
+if TYPE_CHECKING:
+    from meshwright.proof.inspection.meshes import Call
+
+T = TypeVar("T")
+
+
+def set_up(name: str, num_devices: int) -> None:
+    """Prepare this process, before JAX is used, for `MODULE:FUNCTION` or a script, which gets simulated devices."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs here but scripts; other processes compile
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    script = read_script(name)
+    if script is not None and not script.takes_nothing():
+        simulate_devices(num_devices)
+
+
+def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] | None = None) -> T:
+    """Return what `take` returns of a call: of the step that a function builds, or of a script's step.
+
+    Args:
+        name: `MODULE:FUNCTION` of a function without arguments that returns a step and the tuple of its arguments, or
+            a script, as for inspect.
+        take: called with the step and its arguments; of a script where the call is made, perhaps more than once.
+        rewrite: for the user's modules, as `sources` takes it; None to import them as they are.
+    """
+    from contextlib import nullcontext
+
+    from meshwright.proof.programs.sources import read_source, sources
+
+    script = read_script(name)
+    with nullcontext() if rewrite is None else sources(rewrite):
+        if script is None or script.takes_nothing():
+            return take(_built(name))
+        from meshwright.proof.inspection.run_script import run_script
+
+        script.parsed()  # whether it parses is said in one line
+        source = None if rewrite is None else rewrite(script.file, read_source(script.file))
+        taken = run_script(script, take, source)
+        print(f"{taken.name}: {taken.note}", file=sys.stderr)
+        return taken.result
+
+
+def _built(name: str) -> Call:
+    """Return the call of what a function returns: a step and its arguments."""
+    from meshwright.proof.compiler.load import load_function
+    from meshwright.proof.inspection.meshes import Call
+
+    build = load_function(name)
+    wrong = f"{name} is a function without arguments that returns a step and the tuple of its arguments"
+    try:
+        step, step_args = build()
+        step_args = tuple(step_args)
+    except (TypeError, ValueError) as error:
+        raise MeshwrightError(f"{wrong}: {error}") from error
+    if not callable(step):
+        raise MeshwrightError(f"{wrong}; it returned a {type(step).__name__} first")
+    return Call(step, step_args)
