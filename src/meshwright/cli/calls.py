@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
 from meshwright.proof.inspection.script import read_script, simulate_devices
 
@@ -16,13 +17,46 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def set_up(name: str, num_devices: int) -> None:
-    """Prepare this process, before JAX is used, for `MODULE:FUNCTION` or a script, which gets simulated devices."""
+class ProgramOptions(Protocol):
+    """The options of a command that plans a function."""
+
+    @property
+    def model(self) -> str:
+        """`MODULE:FUNCTION` or a script."""
+        ...
+
+    @property
+    def on(self) -> str | None:
+        """The hardware."""
+        ...
+
+    @property
+    def mesh(self) -> str | None:
+        """The mesh, None for the best."""
+        ...
+
+    @property
+    def compiled(self) -> str:
+        """How many layouts to compile."""
+        ...
+
+
+def program_options(args: ProgramOptions) -> dict[str, Any]:
+    """Return the keywords of `plan_program`, and prepare this process, before JAX is used, for the function's import.
+
+    A script gets as many simulated devices as the hardware has.
+    """
+    if args.on is None:
+        raise MeshwrightError(f"{args.model} needs hardware: --on (on=…), as v5e:4x4")
+    if not args.compiled.isdecimal():
+        raise MeshwrightError(f"--compiled is {args.compiled!r}; it is a whole number, 0 to compile none")
+    system = parse_system(args.on)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs here but scripts; other processes compile
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    script = read_script(name)
+    script = read_script(args.model)
     if script is not None and not script.takes_nothing():
-        simulate_devices(num_devices)
+        simulate_devices(system.num_devices)
+    return {"on": system, "mesh": args.mesh, "num_compiled": int(args.compiled)}
 
 
 def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] | None = None) -> T:

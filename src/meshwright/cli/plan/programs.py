@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from meshwright.cli.calls import set_up, take_call
+from meshwright.cli.calls import program_options, take_call
 from meshwright.cli.plan.args import ProgramArgs
 from meshwright.cli.waiting import waiting
-from meshwright.description.hardware.system import parse_system
-from meshwright.errors import MeshwrightError
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|.*\.py(:\w+)?( .*)?")
 """What a function or a script is named by: module:function, or FILE.py with a function's name or options."""
@@ -17,15 +15,9 @@ NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|.*\.py(:\w+)?( .*)?")
 
 def print_program_plan(args: ProgramArgs) -> int:
     """Print the plan of a function; return 1 if nothing fits."""
-    if args.on is None:
-        raise MeshwrightError(f"{args.model} needs hardware: --on (on=…), as v5e:4x4")
-    if not args.compiled.isdecimal():
-        raise MeshwrightError(f"--compiled is {args.compiled!r}; it is a whole number, 0 to compile none")
-    system = parse_system(args.on)
-    set_up(args.model, system.num_devices)
+    options = program_options(args)
     from meshwright.proof.programs.plan import plan_program
 
-    options = {"on": system, "mesh": args.mesh, "num_compiled": int(args.compiled)}
     with waiting(f"planning {args.model} for {args.on}"):
         plan = take_call(args.model, lambda call: plan_program(call.function, *call.args, **options, **call.kwargs))
     if args.json:

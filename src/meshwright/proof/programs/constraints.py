@@ -51,6 +51,10 @@ class Fix:
     after: tuple[Matmul, ...]
     skipped: tuple[Assignment, ...]
 
+    def is_proved(self, found: Sequence[Matmul]) -> bool:
+        """Whether all matmuls of a program are split as planned."""
+        return count_equal(self.planned, found) == len(self.planned)
+
 
 def fewest_constraints(plan: ProgramPlan, call: Call, assignments: Sequence[Assignment]) -> Fix:
     """Find the assignments of which few, constrained as planned, make the function compile to the plan.
@@ -64,7 +68,7 @@ def fewest_constraints(plan: ProgramPlan, call: Call, assignments: Sequence[Assi
     specs = marked.specs()
     marked.chosen = {number: spec for number, spec in specs.items() if spec is not None}
     lowered = marked.lower(platform_of(plan.system))
-    planned = _planned(plan)
+    planned = matmul_shardings(plan.abstract().lower(platform_of(plan.system)))
 
     def with_only(numbers: Iterable[int]) -> tuple[Matmul, ...]:
         kept = frozenset(numbers)
@@ -105,13 +109,17 @@ def fewest_constraints(plan: ProgramPlan, call: Call, assignments: Sequence[Assi
 
 def lower_call(plan: ProgramPlan, call: Call) -> Lowered:
     """Lower a function as it is, on the plan's mesh, with the plan's shardings of arguments and state."""
-    mesh = mesh_for(plan.system, plan.layout)
-    applied = Applied(plan.program, plan.classes, plan.layout, mesh)
-    with only_mesh(mesh):
+    applied = plan.abstract()
+    with only_mesh(applied.mesh.abstract_mesh):
         traced = trace(call.function, *call.args, **call.kwargs).traced
         donated = [one.donated for one in jax.tree.leaves(traced.args_info)]
+
+        def flat(*leaves: Any) -> list[Any]:
+            return jaxpr_as_fun(traced.jaxpr)(*leaves)
+
+        flat.__name__ = traced.fun_name
         jitted = jax.jit(
-            jaxpr_as_fun(traced.jaxpr),
+            flat,
             in_shardings=applied.in_shardings,
             out_shardings=applied.out_shardings,
             donate_argnums=tuple(number for number, is_donated in enumerate(donated) if is_donated),
@@ -127,11 +135,6 @@ def count_equal(planned: Sequence[Matmul], found: Sequence[Matmul]) -> int:
             f"the function has {len(found)} matmuls on the plan's mesh, and {len(planned)} without a mesh"
         )
     return sum(one.result == other.result for one, other in zip(planned, found, strict=True))
-
-
-def _planned(plan: ProgramPlan) -> tuple[Matmul, ...]:
-    applied = Applied(plan.program, plan.classes, plan.layout, mesh_for(plan.system, plan.layout))
-    return matmul_shardings(applied.lower(platform_of(plan.system)))
 
 
 @dataclass

@@ -116,6 +116,10 @@ class ProgramPlan:
         )
         return Applied(self.program, self.classes, self.layout, mesh)
 
+    def abstract(self) -> Applied:
+        """Return the planned function on an abstract mesh of its hardware, to be lowered where that is not present."""
+        return Applied(self.program, self.classes, self.layout, mesh_for(self.system, self.layout))
+
     def shardings(self, devices: Sequence[Any] | None = None) -> Any:
         """Return the sharding of each argument, as the trees `(args, kwargs)`."""
         return self.apply(devices).shardings
