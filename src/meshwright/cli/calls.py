@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from meshwright.description.hardware.system import parse_system
@@ -68,12 +69,10 @@ def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] 
         take: called with the step and its arguments; of a script where the call is made, perhaps more than once.
         rewrite: for the user's modules, as `sources` takes it; None to import them as they are.
     """
-    from contextlib import nullcontext
-
     from meshwright.proof.programs.sources import read_source, sources
 
     script = read_script(name)
-    with nullcontext() if rewrite is None else sources(rewrite):
+    with nullcontext() if rewrite is None else sources(rewrite), _mesh_errors(name):
         if script is None or script.takes_nothing():
             return take(_built(name))
         from meshwright.proof.inspection.run_script import run_script
@@ -83,6 +82,19 @@ def take_call(name: str, take: Callable[[Call], T], rewrite: Callable[..., Any] 
         taken = run_script(script, take, source)
         print(f"{taken.name}: {taken.note}", file=sys.stderr)
         return taken.result
+
+
+@contextmanager
+def _mesh_errors(name: str) -> Iterator[None]:
+    """Say in one line that a function has constraints that need a mesh."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "requires a non-empty mesh" not in str(error):
+            raise
+        raise MeshwrightError(
+            f"{name} has sharding constraints without a mesh; plan it without them, or set one with jax.set_mesh"
+        ) from error
 
 
 def _built(name: str) -> Call:

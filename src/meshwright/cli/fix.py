@@ -48,7 +48,7 @@ def run(args: Args) -> int:
     from meshwright.pictures.screens.fix import print_fix
     from meshwright.proof.compiler.shardy import matmul_shardings
     from meshwright.proof.inspection.functions import inspect
-    from meshwright.proof.programs.constraints import fewest_constraints, lower_call
+    from meshwright.proof.programs.constraints import fewest_constraints, lower_call, use_mesh
     from meshwright.proof.programs.edits import changed_files
     from meshwright.proof.programs.plan import plan_program
     from meshwright.proof.programs.sources import Marks
@@ -67,7 +67,7 @@ def run(args: Args) -> int:
     def changed_source(file: Path, text: str) -> str:
         return texts.get(file.resolve(), text)
 
-    with waiting(f"compiling the changed {args.model} for {args.on}"):
+    with waiting(f"compiling the changed {args.model} for {args.on}"), use_mesh(fix.plan):
         lowered = take_call(args.model, lambda call: lower_call(fix.plan, call), changed_source)
         proof = matmul_shardings(lowered)
         is_compiled = bool(options["num_compiled"] and fix.constraints)

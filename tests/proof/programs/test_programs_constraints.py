@@ -16,7 +16,7 @@ from meshwright.cli.calls import take_call
 from meshwright.errors import MeshwrightError
 from meshwright.proof.compiler.load import load_function
 from meshwright.proof.compiler.shardy import Matmul, matmul_shardings
-from meshwright.proof.programs.constraints import count_equal, fewest_constraints, lower_call
+from meshwright.proof.programs.constraints import count_equal, fewest_constraints, lower_call, use_mesh
 from meshwright.proof.programs.edits import changed_files, constrained_text, diff, spec_text
 from meshwright.proof.programs.plan import plan_program
 from meshwright.proof.programs.sources import Assignment, Marks, read_source, sources
@@ -73,22 +73,22 @@ def found(file, mesh, on="cpu:8", tp=()):
         plan = plan_program(call.function, *call.args, on=on, mesh=mesh, num_compiled=0, **call.kwargs)
         atoms = {one.name: one.atom for one in plan.classes}
         wanted = {"fsdp": {atoms["batch"]}, "tp": {atoms[name] for name in tp}}
-        layouts = [one for one in plan.candidates if one.layout is not None]
+        layouts = [(one, one.layout.axes) for one in plan.candidates if one.layout is not None]
         chosen = [
             one
-            for one in layouts
-            if all(wanted[axis.name] <= axis.atoms for axis in one.layout.axes)
-            and all(axis.is_stored == (axis.name == "fsdp") for axis in one.layout.axes)
+            for one, axes in layouts
+            if all(wanted[axis.name] <= axis.atoms and axis.is_stored == (axis.name == "fsdp") for axis in axes)
         ]
         return fewest_constraints(replace(plan, candidates=tuple(chosen[:1])), call, marks.assignments)
 
     fix = take_call(f"{file}:build", take, marks.marked)
     changed = changed_files(fix.constraints)
-    proof = take_call(
-        f"{file}:build",
-        lambda call: matmul_shardings(lower_call(fix.plan, call)),
-        lambda one, text: changed.get(one, text),
-    )
+    with use_mesh(fix.plan):
+        proof = take_call(
+            f"{file}:build",
+            lambda call: matmul_shardings(lower_call(fix.plan, call)),
+            lambda one, text: changed.get(one, text),
+        )
     return fix, changed, proof
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Lowered
 
 from meshwright.errors import MeshwrightError
@@ -126,6 +127,16 @@ def lower_call(plan: ProgramPlan, call: Call) -> Lowered:
         )
         abstract = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals)
         return jitted.trace(*abstract).lower(lowering_platforms=(platform_of(plan.system),))
+
+
+def use_mesh(plan: ProgramPlan) -> AbstractContextManager[Any]:
+    """Use a plan's mesh, as a changed file needs it: on devices of this process if there are enough, else abstract."""
+    devices = jax.devices()[: plan.system.num_devices]
+    if len(devices) < plan.system.num_devices:
+        return only_mesh(plan.abstract().mesh.abstract_mesh)
+    mesh = plan.apply(devices).mesh
+    assert isinstance(mesh, Mesh)
+    return jax.set_mesh(mesh)
 
 
 def count_equal(planned: Sequence[Matmul], found: Sequence[Matmul]) -> int:
