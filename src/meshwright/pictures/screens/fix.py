@@ -48,6 +48,8 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
     show(console(), table(columns, rows, left=(0,)))
     print(f"\n{'proved' if equal == count else 'not proved'}: {equal} of {count} matmuls as planned")
     _print_differences(fix, proof)
+    if compiled and (compiled[0].step_seconds or 0.0) < (compiled[1].step_seconds or 0.0):
+        print(folded("note: the unchanged program is faster, as compiled with the plan's shardings of its arguments"))
     for file, text in changed.items():
         print(f"\n{diff(file, read_source(file), text)}", end="")
 
@@ -55,7 +57,7 @@ def print_fix(fix: Fix, proof: Sequence[Matmul], compiled: Sequence[Record], cha
 def _print_differences(fix: Fix, proof: Sequence[Matmul]) -> None:
     """Print the matmuls that are not split as planned, and why no constraint changes that."""
     pairs = zip(fix.planned, proof, strict=True)
-    others = Counter((two.line, two.result, one.result) for one, two in pairs if one.result != two.result)
+    others = Counter((one.line, two.result, one.result) for one, two in pairs if one.result != two.result)
     for (line, found, planned), times in others.items():
         repeated = f", {times} times" if times > 1 else ""
         print(folded(f"{line or 'an installed package'}: {found}, planned {planned}{repeated}"))
