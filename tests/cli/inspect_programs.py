@@ -62,3 +62,17 @@ def mistaken(mesh):
     params = {"layers": [layer, layer], "head": array(mesh, (256, 128), None, "tp")}
     momentum = params | {"head": array(mesh, (256, 128))}
     return jax.jit(step), (params, momentum, array(mesh, (64, 256), "dp"), array(mesh, (64, 128), "dp"))
+
+
+def step():
+    """A step that is planned: (step, its arguments)."""
+
+    def update(params, x):
+        value, gradients = jax.value_and_grad(lambda params: ((x @ params["w_in"] @ params["w_out"]) ** 2).mean())(
+            params
+        )
+        return jax.tree.map(lambda one, gradient: one - 0.1 * gradient, params, gradients), value
+
+    shapes = {"w_in": (64, 128), "w_out": (128, 64)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    return update, (params, jax.ShapeDtypeStruct((32, 64), jnp.float32))

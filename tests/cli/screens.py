@@ -55,6 +55,7 @@ SCREENS = {
     "inspect": ["inspect", "inspect_programs:whole", "--mesh", "dp=2,tp=4"],
     "inspect plan": ["inspect", "my plans/tiny.yaml"],
     "inspect tpu": ["inspect", "inspect_programs:mistaken", "--mesh", "dp=2,tp=2", "--on", "v5e:2x2", "--memory"],
+    "fix": ["fix", "inspect_programs:step", "--on", "cpu:8", "--mesh", "data=8", "--compiled", "0"],
     "train": ["train", *TINY, "--steps", "20", "--data", "text.txt", "-o", "my runs/tiny"],
     "tokenize": ["tokenize", "task.jsonl", "-o", "my runs/tokens", "--fields", "[query],query"],
     "report": ["report", "runs/tiny", "-o", "my runs/report.html"],

@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "from a model, chips and a batch to a mesh: memory, collectives, step time, and why",
     "verify": "compile the step of a plan with the real XLA compiler, and compare it with the plan",
     "inspect": "what any compiled program really does: collectives by axis, memory, flops, and what is wrong with it",
+    "fix": "a diff of the fewest sharding constraints with which your own function compiles to its plan",
     "tokenize": "turn files into a store of tokens that runs read at once: JSON lines, Parquet, Arrow, text, chats",
     "train": "train a model on a mesh, from 8 simulated devices up",
     "launch": "train as several processes, here under a supervisor, or as a job of Slurm, Kubernetes or Cloud TPU",
@@ -59,8 +60,8 @@ EXTRAS = {
 
 EXIT_CODES = {
     0: "done",
-    1: "a check failed (a plan does not fit or is too late, --tolerance, findings with --check, a loss is NaN), or"
-    " something is not there now: another process trains in the directory, or did not come",
+    1: "a check failed (a plan does not fit or is too late, --tolerance, findings with --check, a fix is not proved, a"
+    " loss is NaN), or something is not there now: another process trains in the directory, or did not come",
     2: "wrong input: one line on stderr says what is wrong, and what would be right",
     130: "interrupted with Ctrl-C",
     143: "ended by SIGTERM; a training saves within its grace period and ends with 0",

@@ -79,9 +79,9 @@ def run(args: Args | ServeArgs | ImageArgs | ProgramArgs) -> int:
 
         return plan_images(args)
     if isinstance(args, ProgramArgs):
-        from meshwright.cli.plan.programs import plan_program
+        from meshwright.cli.plan.programs import print_program_plan
 
-        return plan_program(args)
+        return print_program_plan(args)
     kept = kept_plan(args.model)
     return _Training(args).run() if kept is None else print_kept(args, kept)
 

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import site
 import sys
+import sysconfig
 import traceback
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import meshwright
 from meshwright.errors import MeshwrightError
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file is of Python, an installed package or meshwright, and not of the user's own."""
+    return any(file.resolve().is_relative_to(path) for path in _installed())
+
+
+@cache
+def _installed() -> tuple[Path, ...]:
+    own, library = Path(meshwright.__file__).parent, sysconfig.get_paths()["stdlib"]
+    return tuple(Path(path).resolve() for path in (*site.getsitepackages(), library, own))
 
 
 def load_function(name: str) -> Any:

@@ -6,9 +6,7 @@ import functools
 import hashlib
 import inspect
 import re
-import site
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +18,9 @@ from jax.interpreters import mlir
 from jax.sharding import AxisType, Mesh
 from jax.stages import Compiled, Lowered, Traced
 
-import meshwright
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.mesh import with_axis_type
-from meshwright.proof.compiler.load import load_function
+from meshwright.proof.compiler.load import is_installed, load_function
 from meshwright.proof.compiler.module import load_module, pack_module
 from meshwright.proof.compiler.program import LoweredProgram, TracedMistake
 from meshwright.proof.compiler.worker import error_text
@@ -106,12 +103,10 @@ def lower_named(mesh: Mesh, *, function: str, types: Sequence[str], sources: str
 
 def source_hash() -> str:
     """Return a hash over the Python files that this process has imported, without installed packages."""
-    own, library = Path(meshwright.__file__).parent, sysconfig.get_paths()["stdlib"]
-    installed = [Path(path).resolve() for path in (*site.getsitepackages(), library, own)]
     files = {Path(file).resolve() for one in list(sys.modules.values()) if (file := getattr(one, "__file__", None))}
     digest = hashlib.sha256()
     for file in sorted(files):
-        if file.suffix == ".py" and not any(file.is_relative_to(path) for path in installed) and file.is_file():
+        if file.suffix == ".py" and not is_installed(file) and file.is_file():
             digest.update(str(file).encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -63,7 +63,9 @@ def only_mesh(mesh: AbstractMesh) -> Iterator[None]:
     none = Mesh(np.empty((), dtype=object), ())
     with ExitStack() as stack:
         if current_mesh() is not None:
-            stack.enter_context(none)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of `with mesh:`, in code that uses it
+                stack.enter_context(none)
             stack.enter_context(jax.set_mesh(none))
         stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
         yield

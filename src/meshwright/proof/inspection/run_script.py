@@ -6,6 +6,7 @@ recorded too. The script runs on the devices of this process, with real values; 
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import math
@@ -43,7 +44,7 @@ class Taken(NamedTuple, Generic[T]):
     note: str
 
 
-def run_script(script: Script, take: Callable[[Call], T]) -> Taken[T]:
+def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | str | None = None) -> Taken[T]:
     """Run a script, and call `take` with one call of a jitted function, at the place of that call.
 
     The call is the first of the named function. Without a name it is one of the function with most flops in matmuls, of
@@ -53,11 +54,12 @@ def run_script(script: Script, take: Callable[[Call], T]) -> Taken[T]:
         script: the script.
         take: a function of a call; called where the call is made, so inside the script's `jax.set_mesh` and other
             contexts. Its errors are raised here.
+        source: what to run in place of the script's text.
 
     Raises:
         MeshwrightError: the script fails before the call, or makes none.
     """
-    source = script.parsed()
+    source = source or script.parsed()
     recorder = _Recorder(script.name, take)
     failed = None
     main = ModuleType("__main__")

@@ -116,6 +116,10 @@ class ProgramPlan:
         )
         return Applied(self.program, self.classes, self.layout, mesh)
 
+    def abstract(self) -> Applied:
+        """Return the planned function on an abstract mesh of its hardware, to be lowered where that is not present."""
+        return Applied(self.program, self.classes, self.layout, mesh_for(self.system, self.layout))
+
     def shardings(self, devices: Sequence[Any] | None = None) -> Any:
         """Return the sharding of each argument, as the trees `(args, kwargs)`."""
         return self.apply(devices).shardings
@@ -228,21 +232,25 @@ def _to_compile(found: list[Found], candidates: list[Candidate], count: int) -> 
     return list(chosen.values())
 
 
+def mesh_for(system: System, layout: Layout) -> AbstractMesh:
+    """Return the mesh of a layout on hardware that need not be present."""
+    kind, cores = device_kind(system)
+    return AbstractMesh(
+        tuple(layout.degrees.values()),
+        tuple(layout.degrees),
+        axis_types=(AxisType.Auto,) * len(layout.degrees),
+        abstract_device=AbstractDevice(device_kind=kind, num_cores=cores, platform=platform_of(system)),
+    )
+
+
 def compiled_candidate(
     candidate: Candidate, program: Program, classes: tuple[DimClass, ...], system: System
 ) -> Candidate:
     """Return a candidate with the record of its compiled program, or why there is none."""
     assert candidate.layout is not None
-    kind, cores = device_kind(system)
-    platform, degrees = platform_of(system), candidate.layout.degrees
-    mesh = AbstractMesh(
-        tuple(degrees.values()),
-        tuple(degrees),
-        axis_types=(AxisType.Auto,) * len(degrees),
-        abstract_device=AbstractDevice(device_kind=kind, num_cores=cores, platform=platform),
-    )
-    lowered = Applied(program, classes, candidate.layout, mesh).lower(platform)
-    return _with_program(candidate, lambda: inspect(lowered, mesh=degrees, on=system))
+    mesh = mesh_for(system, candidate.layout)
+    lowered = Applied(program, classes, candidate.layout, mesh).lower(platform_of(system))
+    return _with_program(candidate, lambda: inspect(lowered, mesh=dict(mesh.shape), on=system))
 
 
 def _with_program(candidate: Candidate, inspected: Callable[[], Inspection]) -> Candidate:

@@ -72,13 +72,23 @@ def apply(
                 f"{key!r} has {one.size} elements, which {','.join(axes)} of degree {degree} does not divide"
             )
         chosen[one.atom] = axes
-    stored = _axes(store, mesh, "store")
+    layout = layout_of(program, classes, chosen, mesh.shape, _axes(store, mesh, "store"))
+    return Applied(program, classes, layout, mesh)
+
+
+def layout_of(
+    program: Program,
+    classes: tuple[DimClass, ...],
+    split: Mapping[int, tuple[str, ...]],
+    degrees: Mapping[str, int],
+    store: Sequence[str],
+) -> Layout:
+    """Return the layout of a program in which these axes split these classes, by their atoms, and the state."""
     axes = tuple(
-        Axis(name, degree, frozenset(atom for atom, split in chosen.items() if name in split), name in stored)
-        for name, degree in mesh.shape.items()
+        Axis(name, degree, frozenset(atom for atom, names in split.items() if name in names), name in store)
+        for name, degree in degrees.items()
     )
-    barred = frozenset(one.atom for one in classes if one.barred)
-    return Applied(program, classes, Layout(axes, Sizes(program), barred), mesh)
+    return Layout(axes, Sizes(program), frozenset(one.atom for one in classes if one.barred))
 
 
 def _axes(given: str | Sequence[str], mesh: Mesh, what: str) -> tuple[str, ...]:
@@ -129,8 +139,8 @@ class Applied:
         flat.__name__ = self.program.traced.fun_name
         return jax.jit(
             flat,
-            in_shardings=self._inputs,
-            out_shardings=self._outputs,
+            in_shardings=self.in_shardings,
+            out_shardings=self.out_shardings,
             donate_argnums=tuple(number for number, is_donated in enumerate(donated) if is_donated),
         )
 
@@ -143,30 +153,32 @@ class Applied:
     def shardings(self) -> Any:
         """The sharding of each argument, as the trees `(args, kwargs)`."""
         structure = jax.tree.structure(self.program.traced.args_info)
-        return jax.tree.unflatten(structure, self._inputs)
+        return jax.tree.unflatten(structure, self.in_shardings)
 
     @property
     def _jaxpr(self) -> Any:
         return self.program.body.jaxpr
 
     @cached_property
-    def _inputs(self) -> list[NamedSharding]:
+    def in_shardings(self) -> list[NamedSharding]:
+        """The sharding of each leaf of the arguments, positional arguments first."""
         return [
-            NamedSharding(self.mesh, self._stored(shape) if number in self.program.state else self._spec(shape))
+            NamedSharding(self.mesh, self._stored(shape) if number in self.program.state else self.spec(shape))
             for number, (_, shape) in enumerate(self.program.arguments)
         ]
 
     @cached_property
-    def _outputs(self) -> list[NamedSharding | None]:
+    def out_shardings(self) -> list[NamedSharding | None]:
+        """The sharding of each leaf of the results; None for what is not state, which the compiler decides."""
         found: list[NamedSharding | None] = [None] * len(self.program.results)
         for argument, result in self.program.state.items():
-            found[result] = self._inputs[argument]
+            found[result] = self.in_shardings[argument]
         return found
 
     def _dims(self, shape: Any) -> Atoms:
         return tuple(self.program.dims.atoms(dim) for dim in shape)
 
-    def _spec(self, shape: Any) -> PartitionSpec:
+    def spec(self, shape: Any) -> PartitionSpec:
         """Return the spec of some dims by the table."""
         dims = self._dims(shape)
         entries = zip(dims, self.layout.split(dims), strict=True)
@@ -188,19 +200,24 @@ class Applied:
         values.update(zip(body.jaxpr.invars, operands, strict=True))
         for number, equation in enumerate(body.jaxpr.eqns):
             given = [var.val if isinstance(var, Literal) else values[var] for var in equation.invars]
-            used = uses(equation)
-            if equation.primitive.name == "scan":
-                # What a loop does not change is gathered once, before it.
-                used = [place < scan_counts(equation.params)[0] for place in range(len(given))]
-            given = [
-                self._gathered(equation, body.shape(var), value) if is_used else value
-                for var, value, is_used in zip(equation.invars, given, used, strict=True)
-            ]
-            results = self._run(equation, body.called[number], given)
-            if equation.primitive.name in MATMULS or equation.primitive.name == "gather":
-                results = [self._constrained(equation, body, results[0])]
+            results = self._equation(equation, body, body.called[number], given)
             values.update(zip(equation.outvars, results, strict=True))
         return [var.val if isinstance(var, Literal) else values[var] for var in body.jaxpr.outvars]
+
+    def _equation(self, equation: Any, body: Body, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
+        """Evaluate an equation with the constraints on its operands and its result."""
+        used = uses(equation)
+        if equation.primitive.name == "scan":
+            # What a loop does not change is gathered once, before it.
+            used = [place < scan_counts(equation.params)[0] for place in range(len(given))]
+        given = [
+            self._gathered(equation, body.shape(var), value) if is_used else value
+            for var, value, is_used in zip(equation.invars, given, used, strict=True)
+        ]
+        results = self._run(equation, called, given)
+        if equation.primitive.name in MATMULS or equation.primitive.name == "gather":
+            return [self._constrained(equation, body, results[0])]
+        return results
 
     def _run(self, equation: Any, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
         """Evaluate one equation; programs that it calls are rewritten with constraints first."""
@@ -253,7 +270,7 @@ class Applied:
         dims = self._dims(shape)
         if not self.layout.stored_over(dims) or of_any_order(dims) not in self._of_state:
             return value
-        return _constrain(value, NamedSharding(self.mesh, self._spec(shape)), equation)
+        return constrain(value, NamedSharding(self.mesh, self.spec(shape)), equation)
 
     def _constrained(self, equation: Any, body: Body, value: Any) -> Any:
         """Constrain the result of a matmul, a convolution or a lookup by the table.
@@ -263,8 +280,8 @@ class Applied:
         """
         shape = body.shapes[equation.outvars[0]]
         is_gradient = of_any_order(self._dims(shape)) in self._of_state and self._is_partial(equation, body)
-        spec = self._stored(shape) if is_gradient else self._spec(shape)
-        return _constrain(value, NamedSharding(self.mesh, spec), equation)
+        spec = self._stored(shape) if is_gradient else self.spec(shape)
+        return constrain(value, NamedSharding(self.mesh, spec), equation)
 
     def _is_partial(self, equation: Any, body: Body) -> bool:
         """Whether a mesh axis splits a dim that the equation sums over."""
@@ -273,7 +290,7 @@ class Applied:
         return any(self.layout.table.get(atom) for atom in operands - kept)
 
 
-def _constrain(value: Any, sharding: NamedSharding, equation: Any) -> Any:
+def constrain(value: Any, sharding: NamedSharding, equation: Any) -> Any:
     """Constrain a value, with the source line and the scope of an equation."""
     closed = jax.make_jaxpr(lambda one: jax.lax.with_sharding_constraint(one, sharding))(value)
     (constraint,) = closed.jaxpr.eqns

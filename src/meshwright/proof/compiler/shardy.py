@@ -1,0 +1,94 @@
+"""Shardy's propagation in this process: the shardings that matmuls get from a program's arguments and constraints.
+
+The passes that partition a program for its devices begin with this one, and it takes a fraction of a second. XLA has
+another order of ops when it propagates: where arguments want different layouts of a value, which one wins may differ.
+jaxlib has no public name for these passes, so this is the only module that imports `jaxlib.mlir`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jax.stages import Lowered
+from jaxlib.mlir import ir
+from jaxlib.mlir.passmanager import PassManager
+
+from meshwright.proof.compiler.load import is_installed
+
+_PASSES = "builtin.module(sdy-propagation-pipeline)"
+
+_MATMULS = ("stablehlo.dot_general", "stablehlo.convolution", "chlo.ragged_dot")
+
+
+class Matmul(NamedTuple):
+    """The result of a matmul or convolution, as `tensor<8x4xf32> [{"dp"}, {}]`, and its line in the user's files."""
+
+    result: str
+    line: str
+
+
+def matmul_shardings(lowered: Lowered, is_kept: Callable[[str], bool] = lambda scope: True) -> tuple[Matmul, ...]:
+    """Return each matmul and convolution with the sharding that its result gets, in the order of the program.
+
+    Args:
+        lowered: a program lowered with Shardy, whose mesh may be abstract.
+        is_kept: whether a sharding constraint stays in the program, by its name stack, such as
+            `jit(step)/jvp(scope)/sharding_constraint`.
+    """
+    stablehlo: Any = lowered.compiler_ir("stablehlo")
+    module = stablehlo.operation.clone()
+    constraints = list[Any]()
+    _walk(module, lambda one: constraints.append(one) if one.name == "sdy.sharding_constraint" else None)
+    for constraint in constraints:
+        if not is_kept(str(constraint.location)):
+            constraint.results[0].replace_all_uses_with(constraint.operands[0])
+            constraint.erase()
+    with module.context:
+        PassManager.parse(_PASSES).run(module)
+    return tuple(_matmuls_of(module))
+
+
+def _matmuls_of(module: Any) -> Iterator[Matmul]:
+    """Yield the matmuls of a module as they are executed: those of a function at each of its calls."""
+    functions = {ir.StringAttr(one.attributes["sym_name"]).value: one for one in module.regions[0].blocks[0]}
+
+    def executed(name: str) -> Iterator[Matmul]:
+        found = list[Any]()
+        _walk(functions[name], lambda one: found.append(one) if one.name in (*_MATMULS, "func.call") else None)
+        for one in found:
+            if one.name == "func.call":
+                yield from executed(ir.FlatSymbolRefAttr(one.attributes["callee"]).value)
+            else:
+                yield Matmul(_sharding(one), _line(str(one.location)))
+
+    return executed("main")
+
+
+def _walk(operation: Any, visit: Callable[[Any], None]) -> None:
+    """Call a function with an operation and all operations inside it, in order."""
+
+    def visited(one: Any) -> Any:
+        visit(one.operation)
+        return ir.WalkResult.ADVANCE
+
+    operation.operation.walk(visited, ir.WalkOrder.PRE_ORDER)
+
+
+def _sharding(matmul: Any) -> str:
+    """Return the type and the sharding of a matmul's result; one that is not split has no axes in any dim."""
+    attributes, result = matmul.attributes, matmul.results[0].type
+    if "sdy.sharding" in attributes:
+        split = re.search(r"\[\{.*\}\]", str(attributes["sdy.sharding"]))
+        dims = split[0] if split else "[]"
+    else:
+        dims = f"[{', '.join(['{}'] * ir.ShapedType(result).rank)}]"
+    return f"{result} {dims}"
+
+
+def _line(location: str) -> str:
+    """Return the innermost line outside installed packages of a location, as `FILE:LINE`; '' if there is none."""
+    frames = re.finditer(r'"([^"]+\.py)":(\d+)', location)
+    return next((f"{one[1]}:{one[2]}" for one in frames if not is_installed(Path(one[1]))), "")

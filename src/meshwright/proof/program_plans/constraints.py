@@ -1,0 +1,206 @@
+"""The fewest sharding constraints in a user's files with which the function compiles to a planned layout.
+
+One constraint often suffices: the compiler propagates it to all that it reaches. Which assignments need one is found
+by trial: every assigned array is constrained as planned in one lowered program, and subsets of these constraints are
+propagated until each matmul is split as in the plan.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Lowered
+
+from meshwright.errors import MeshwrightError
+from meshwright.proof.compiler.shardy import Matmul, matmul_shardings
+from meshwright.proof.compiler.targets import platform_of
+from meshwright.proof.inspection.meshes import Call, only_mesh
+from meshwright.proof.program_plans.plan import ProgramPlan, mesh_for
+from meshwright.proof.program_plans.sources import Assignment, mark_in, marking
+from meshwright.proof.programs.apply import Applied, constrain, layout_of
+from meshwright.proof.programs.classes import classes_of, find_classes
+from meshwright.proof.programs.trace import Body, trace
+
+MOST = 8
+"""The most constraints that are searched for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """Constraints that make a function compile to a plan, or come closest to it.
+
+    Attributes:
+        plan: the plan.
+        constraints: the spec of each assignment that needs one.
+        planned: the matmuls as planned.
+        before: how many matmuls are split as planned where only the arguments and results are laid out.
+        after: the matmuls with the constraints.
+        skipped: assignments that run for arrays of several layouts, which have the split of no dim in common.
+    """
+
+    plan: ProgramPlan
+    constraints: Mapping[Assignment, PartitionSpec]
+    planned: tuple[Matmul, ...]
+    before: int
+    after: tuple[Matmul, ...]
+    skipped: tuple[Assignment, ...]
+
+    def is_proved(self, found: Sequence[Matmul]) -> bool:
+        """Whether all matmuls of a program are split as planned."""
+        return count_equal(self.planned, found) == len(self.planned)
+
+
+def fewest_constraints(plan: ProgramPlan, call: Call, assignments: Sequence[Assignment]) -> Fix:
+    """Find the assignments of which few, constrained as planned, make the function compile to the plan.
+
+    Args:
+        plan: a plan of the call's function.
+        call: the function, whose modules were imported from marked sources, and its arguments.
+        assignments: the marked assignments, by number.
+    """
+    marked = _Marked.of(plan, call)
+    specs = marked.specs()
+    marked.chosen = {number: spec for number, spec in specs.items() if spec is not None}
+    lowered = marked.lower(platform_of(plan.system))
+    planned = matmul_shardings(plan.abstract().lower(platform_of(plan.system)))
+
+    def with_only(numbers: Iterable[int]) -> tuple[Matmul, ...]:
+        kept = frozenset(numbers)
+
+        def is_kept(scope: str) -> bool:
+            found = mark_in(scope)
+            return found is None or found[0] in kept
+
+        return matmul_shardings(lowered, is_kept)
+
+    def count(numbers: Iterable[int]) -> int:
+        return count_equal(planned, with_only(numbers))
+
+    before = count(())
+    chosen, equal = list[int](), before
+    while equal < len(planned) and len(chosen) < MOST:
+        best = None
+        for number in marked.chosen:
+            if number not in chosen and (found := count((*chosen, number))) > equal:
+                best, equal = number, found
+            if equal == len(planned):
+                break
+        if best is None:
+            break
+        chosen.append(best)
+    for number in tuple(chosen):
+        if count(rest := [one for one in chosen if one != number]) >= equal:
+            chosen = rest
+    return Fix(
+        plan=plan,
+        constraints={assignments[number]: marked.chosen[number] for number in chosen},
+        planned=planned,
+        before=before,
+        after=with_only(chosen),
+        skipped=tuple(assignments[number] for number, spec in specs.items() if spec is None),
+    )
+
+
+def lower_call(plan: ProgramPlan, call: Call) -> Lowered:
+    """Lower a function as it is, on the plan's mesh, with the plan's shardings of arguments and state."""
+    applied = plan.abstract()
+    with only_mesh(applied.mesh.abstract_mesh):
+        traced = trace(call.function, *call.args, **call.kwargs).traced
+        donated = [one.donated for one in jax.tree.leaves(traced.args_info)]
+
+        def flat(*leaves: Any) -> list[Any]:
+            return jaxpr_as_fun(traced.jaxpr)(*leaves)
+
+        flat.__name__ = traced.fun_name
+        jitted = jax.jit(
+            flat,
+            in_shardings=applied.in_shardings,
+            out_shardings=applied.out_shardings,
+            donate_argnums=tuple(number for number, is_donated in enumerate(donated) if is_donated),
+        )
+        abstract = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals)
+        return jitted.trace(*abstract).lower(lowering_platforms=(platform_of(plan.system),))
+
+
+def use_mesh(plan: ProgramPlan) -> AbstractContextManager[Any]:
+    """Use a plan's mesh, as a changed file needs it: on devices of this process if there are enough, else abstract."""
+    devices = jax.devices()[: plan.system.num_devices]
+    if len(devices) < plan.system.num_devices:
+        return only_mesh(plan.abstract().mesh.abstract_mesh)
+    mesh = plan.apply(devices).mesh
+    assert isinstance(mesh, Mesh)
+    return jax.set_mesh(mesh)
+
+
+def count_equal(planned: Sequence[Matmul], found: Sequence[Matmul]) -> int:
+    """Return how many matmuls are split as planned."""
+    if len(planned) != len(found):
+        raise MeshwrightError(
+            f"the function has {len(found)} matmuls on the plan's mesh, and {len(planned)} without a mesh"
+        )
+    return sum(one.result == other.result for one, other in zip(planned, found, strict=True))
+
+
+@dataclass
+class _Marked(Applied):
+    """A function in a layout where only marked values are constrained, those in `chosen`, by number."""
+
+    chosen: dict[int, PartitionSpec]
+
+    @classmethod
+    def of(cls, plan: ProgramPlan, call: Call) -> _Marked:
+        """Trace a function with marks, in the layout of its plan."""
+        mesh = mesh_for(plan.system, plan.layout)
+        with marking(mesh):
+            program = trace(call.function, *call.args, **call.kwargs)
+        classes = classes_of(program)
+        split = {one.atom: plan.table[name] for name, one in find_classes(classes, plan.table).items()}
+        return cls(program, classes, layout_of(program, classes, split, plan.mesh, plan.store), mesh, {})
+
+    def specs(self) -> dict[int, PartitionSpec | None]:
+        """Return the planned spec of each marked value of the forward pass, by number, in order.
+
+        Of an assignment that runs for several arrays it is what their specs have in common; None if this is nothing.
+        """
+        found: dict[int, list[PartitionSpec]] = defaultdict(list)
+        self._add_specs(self.program.body, "", found)
+        return {number: _common(specs) for number, specs in found.items()}
+
+    def _add_specs(self, body: Body, scope: str, found: dict[int, list[PartitionSpec]]) -> None:
+        for number, equation in enumerate(body.jaxpr.eqns):
+            inner = f"{scope}/{equation.source_info.name_stack}"
+            mark = _mark_of(equation)
+            if mark is not None and "transpose(" not in inner:
+                found[mark].append(self.spec(body.shapes[equation.outvars[0]]))
+            for called in body.called[number]:
+                self._add_specs(called, inner, found)
+
+    def _equation(self, equation: Any, body: Body, called: tuple[Body, ...], given: list[Any]) -> list[Any]:
+        mark = _mark_of(equation)
+        if mark is None:
+            return self._run(equation, called, given)
+        spec = self.chosen.get(mark)
+        return given if spec is None else [constrain(given[0], NamedSharding(self.mesh, spec), equation)]
+
+
+def _mark_of(equation: Any) -> int | None:
+    """Return the number of the mark that an equation is; None for others and for marks under `vmap`, of other rank."""
+    if equation.primitive.name != "sharding_constraint":
+        return None
+    found = mark_in(str(equation.source_info.name_stack))
+    return found[0] if found and found[1] == equation.outvars[0].aval.ndim else None
+
+
+def _common(specs: Sequence[PartitionSpec]) -> PartitionSpec | None:
+    """Return a spec with the entries in which all of some specs agree, and the other dims open; None if all are."""
+    if len({len(spec) for spec in specs}) > 1:
+        return None
+    entries = [each[0] if len(set(each)) == 1 else PartitionSpec.UNCONSTRAINED for each in zip(*specs, strict=True)]
+    return None if all(entry is PartitionSpec.UNCONSTRAINED for entry in entries) else PartitionSpec(*entries)
