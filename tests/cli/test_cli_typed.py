@@ -58,7 +58,7 @@ WORK = {
     "eval": ["meshwright.execution.loading.library.Found.load"],
     "bench-serve": ["meshwright.serving.load.drive.find_model", "meshwright.serving.load.drive.drive"],
     "inspect": ["meshwright.proof.inspection.functions.inspect"],
-    "fix": ["meshwright.proof.program_plans.plan.plan_program"],
+    "fix": ["meshwright.cli.fix.take_call"],
     "matmul": ["meshwright.cli.matmul.price"],
     "collective": ["meshwright.cli.collective.lay_mesh"],
     "completion": ["meshwright.cli.completion._place"],
