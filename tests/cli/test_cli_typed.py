@@ -58,7 +58,7 @@ WORK = {
     "eval": ["meshwright.execution.loading.library.Found.load"],
     "bench-serve": ["meshwright.serving.load.drive.find_model", "meshwright.serving.load.drive.drive"],
     "inspect": ["meshwright.proof.inspection.functions.inspect"],
-    "fix": ["meshwright.proof.programs.plan.plan_program"],
+    "fix": ["meshwright.cli.fix.take_call"],
     "matmul": ["meshwright.cli.matmul.price"],
     "collective": ["meshwright.cli.collective.lay_mesh"],
     "completion": ["meshwright.cli.completion._place"],
@@ -133,7 +133,7 @@ VALUES = {
     "--host": "::1", "--port": "0", "--context": "64", "--cache-tokens": "4096", "--page-size": "8", "--chunk": "32",
     "--drafts": "3", "--draft-model": "runs/begun", "--max-queue": "9", "--timeout": "5", "--grace": "5",
     "--api-keys": "runs/begun/metrics.txt",
-    "--cors": "*", "--replicas": "2",
+    "--compiled": "1", "--cors": "*", "--replicas": "2",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 

@@ -44,7 +44,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Plan the function, find the constraints and prove them, and print the diff; return 1 if it is not proved."""
-    options = program_options(args)
+    options, is_written = program_options(args), args.write
     from meshwright.pictures.screens.fix import print_fix
     from meshwright.proof.compiler.shardy import matmul_shardings
     from meshwright.proof.inspection.functions import inspect
@@ -73,7 +73,7 @@ def run(args: Args) -> int:
         is_compiled = bool(options["num_compiled"] and fix.constraints)
         both = [inspect(one, mesh=fix.plan.mesh, on=options["on"]).record for one in (given, lowered) if is_compiled]
     print_fix(fix, proof, both, changed)
-    for file, text in changed.items() if args.write else ():
+    for file, text in changed.items() if is_written else ():
         write_file(file, text)
         print(f"written: {file}")
     return int(not (fix.plan.best.fits and fix.is_proved(proof)))
