@@ -15,8 +15,8 @@ from meshwright.pictures.tables import table
 from meshwright.pictures.text import next_line, wrap
 
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
-UNCUT = (" next", "   or   ", "$ ", "  meshwright ")
-"""How lines begin that a terminal may break: commands to copy."""
+UNCUT = (" next", "   or   ", "$ ", "  meshwright ", "  mesh = ")
+"""How lines begin that a terminal may break: commands and code to copy."""
 
 FITTED = ("train",)
 """Screens with a bar, whose lines leave out what is said elsewhere on the screen where they have no place for it."""
