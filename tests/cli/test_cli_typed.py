@@ -133,7 +133,7 @@ VALUES = {
     "--host": "::1", "--port": "0", "--context": "64", "--cache-tokens": "4096", "--page-size": "8", "--chunk": "32",
     "--drafts": "3", "--draft-model": "runs/begun", "--max-queue": "9", "--timeout": "5", "--grace": "5",
     "--api-keys": "runs/begun/metrics.txt",
-    "--compiled": "1", "--cors": "*", "--replicas": "2",
+    "--cors": "*", "--replicas": "2",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
 }  # fmt: skip
 
