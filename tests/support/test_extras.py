@@ -54,6 +54,7 @@ BASE = {
     "show": ["A[I_X, J_Y]", "--mesh", "X=2,Y=2", "--dims", "I=8,J=8"],
     "show pipeline": ["--stages", "4", "--microbatches", "8"],
     "completion": ["bash", "--print"],
+    "fix": ["inspect_programs:step", "--on", "cpu:8", "--compiled", "0"],
 }
 
 # Each Python that starts loads it, so the compilers that verify starts do too.

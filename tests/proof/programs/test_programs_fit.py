@@ -77,7 +77,16 @@ def test_a_run_is_the_step_called_in_a_loop(plan, straight):
     assert straight.record.step_seconds == straight.record.step_seconds > 0
 
 
+@pytest.fixture
+def _heard():
+    """Ctrl-C is heard as in a terminal: a shell's background processes ignore it, and what is ignored stays so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usefixtures("_heard")
 def test_a_run_that_a_signal_stops_goes_on_to_the_bit(plan, straight, tmp_path, number):
     run: dict[str, Any] = {"plan": plan, "out": tmp_path, "steps": STEPS, "resume": True}
     with (
