@@ -162,7 +162,7 @@ def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int], gathere
                         work.passes[flat.values[one]] += times * (2 if is_in_place else 1)
                 work.kernels += times
         new, gone = [value for value in op.outputs if value in made], last.get(place, [])
-        if is_in_place and op.inputs[0] in {*gone, *(value for value in flat.given if value not in later(flat, place))}:
+        if is_in_place and (op.inputs[0] in gone or _is_last_use(flat, place)):
             # It is written over its operand, whose memory it keeps.
             new, gone = [], [value for value in gone if value != op.inputs[0]]
         if new or called or gone:
@@ -170,9 +170,10 @@ def _collect(work: Work, flat: Flat, times: int, copies: dict[int, int], gathere
     return live
 
 
-def later(flat: Flat, place: int) -> set[int | None]:
-    """Return the values that ops after a place read."""
-    return {value for op in flat.ops[place + 1 :] for value in op.inputs}
+def _is_last_use(flat: Flat, place: int) -> bool:
+    """Whether the first operand of an op is an argument that no later op reads."""
+    value = flat.ops[place].inputs[0]
+    return value in flat.given and not any(value in op.inputs for op in flat.ops[place + 1 :])
 
 
 def _reads(flat: Flat, *, is_tpu: bool) -> tuple[dict[int, tuple[int, ...]], set[int]]:
