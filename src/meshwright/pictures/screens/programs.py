@@ -48,10 +48,8 @@ def _class_table(plan: ProgramPlan) -> Lines:
     rows = []
     for one in sorted(plan.classes, key=lambda one: one.atom not in plan.layout.table):
         axes = "*".join(plan.layout.table.get(one.atom, ())) or "–"
-        members = ", ".join(one.members[:3]) + (f" and {len(one.members) - 3} more" if len(one.members) > 3 else "")
-        rows.append(
-            [one.name, f"{one.size:,}", axes, f"not split: {one.barred}" if one.barred else members or "values only"]
-        )
+        of = f"not split: {one.barred}" if one.barred else one.first_members
+        rows.append([one.name, f"{one.size:,}", axes, of])
     if plan.store:
         rows.append(["state between steps", "", "*".join(plan.store), "each leaf along its largest dim"])
     return table(["dims", "size", "split over", "of"], rows, left=(0, 2, 3), folds=-1)

@@ -24,7 +24,7 @@ from meshwright.proof.compiler.targets import platform_of
 from meshwright.proof.inspection.meshes import Call, only_mesh
 from meshwright.proof.program_plans.plan import ProgramPlan, mesh_for
 from meshwright.proof.program_plans.sources import Assignment, mark_in, marking
-from meshwright.proof.programs.apply import Applied, constrain, layout_of
+from meshwright.proof.programs.apply import Applied, constrain, layout_of, lower_leaves
 from meshwright.proof.programs.classes import classes_of, find_classes
 from meshwright.proof.programs.trace import Body, trace
 
@@ -113,20 +113,8 @@ def lower_call(plan: ProgramPlan, call: Call) -> Lowered:
     applied = plan.abstract()
     with only_mesh(applied.mesh.abstract_mesh):
         traced = trace(call.function, *call.args, **call.kwargs).traced
-        donated = [one.donated for one in jax.tree.leaves(traced.args_info)]
-
-        def flat(*leaves: Any) -> list[Any]:
-            return jaxpr_as_fun(traced.jaxpr)(*leaves)
-
-        flat.__name__ = traced.fun_name
-        jitted = jax.jit(
-            flat,
-            in_shardings=applied.in_shardings,
-            out_shardings=applied.out_shardings,
-            donate_argnums=tuple(number for number, is_donated in enumerate(donated) if is_donated),
-        )
-        abstract = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals)
-        return jitted.trace(*abstract).lower(lowering_platforms=(platform_of(plan.system),))
+        jitted = applied.jit(traced, lambda *leaves: jaxpr_as_fun(traced.jaxpr)(*leaves))
+        return lower_leaves(jitted, traced, platform_of(plan.system))
 
 
 def use_mesh(plan: ProgramPlan) -> AbstractContextManager[Any]:

@@ -26,6 +26,7 @@ from meshwright.proof.programs.search import Found, find_layouts
 from meshwright.proof.programs.trace import Program, trace
 from meshwright.proof.programs.work import work_of
 from meshwright.record import Record
+from meshwright.units import show_degrees
 
 COMPILED = 3
 """How many layouts are compiled by default."""
@@ -131,8 +132,7 @@ class ProgramPlan:
         return plan_text(self)
 
     def __repr__(self) -> str:
-        mesh = ",".join(f"{axis}={degree}" for axis, degree in self.mesh.items())
-        return f"<Plan of {self.name} on {self.system}: {mesh}, {self.predicted}>"
+        return f"<Plan of {self.name} on {self.system}: {show_degrees(self.mesh)}, {self.predicted}>"
 
     def to_json(self) -> dict[str, Any]:
         """Return this plan as plain data."""

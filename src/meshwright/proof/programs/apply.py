@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.stages import Traced
 
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.carry import mesh_of
@@ -131,12 +132,13 @@ class Applied:
     @cached_property
     def jitted(self) -> Any:
         """The jitted function of the leaves of all arguments, positional arguments first."""
-        donated = [one.donated for one in jax.tree.leaves(self.program.traced.args_info)]
+        body, traced = self.program.body, self.program.traced
+        return self.jit(traced, lambda *leaves: self._evaluate(body, traced.jaxpr.consts, leaves))
 
-        def flat(*leaves: Any) -> list[Any]:
-            return self._evaluate(self.program.body, self.program.traced.jaxpr.consts, leaves)
-
-        flat.__name__ = self.program.traced.fun_name
+    def jit(self, traced: Traced, flat: Callable[..., list[Any]]) -> Any:
+        """Return a jitted function of a traced function's leaves, with its name, its donation, and these shardings."""
+        flat.__name__ = traced.fun_name
+        donated = [one.donated for one in jax.tree.leaves(traced.args_info)]
         return jax.jit(
             flat,
             in_shardings=self.in_shardings,
@@ -146,8 +148,7 @@ class Applied:
 
     def lower(self, platform: str | None = None) -> Any:
         """Lower the function for the devices of the mesh (`jax.stages.Lowered`), or for a platform that is not here."""
-        abstract = (jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in self._jaxpr.invars)
-        return self.jitted.trace(*abstract).lower(lowering_platforms=None if platform is None else (platform,))
+        return lower_leaves(self.jitted, self.program.traced, platform)
 
     @property
     def shardings(self) -> Any:
@@ -288,6 +289,12 @@ class Applied:
         kept = {atom for dim in body.shapes[equation.outvars[0]] for atom in self.program.dims.atoms(dim)}
         operands = {atom for var in equation.invars for dim in body.shape(var) for atom in self.program.dims.atoms(dim)}
         return any(self.layout.table.get(atom) for atom in operands - kept)
+
+
+def lower_leaves(jitted: Any, traced: Traced, platform: str | None) -> Any:
+    """Lower a jitted function of a traced function's leaves for a platform, or for that of its mesh."""
+    abstract = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in traced.jaxpr.in_avals)
+    return jitted.trace(*abstract).lower(lowering_platforms=None if platform is None else (platform,))
 
 
 def constrain(value: Any, sharding: NamedSharding, equation: Any) -> Any:

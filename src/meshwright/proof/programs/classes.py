@@ -31,9 +31,14 @@ class DimClass:
     barred: str = ""
 
     def __str__(self) -> str:
-        shown = ", ".join(self.members[:3]) + (f" and {len(self.members) - 3} more" if len(self.members) > 3 else "")
         why = f"; not split: {self.barred}" if self.barred else ""
-        return f"{self.name} ({self.size}): {shown or 'values only'}{why}"
+        return f"{self.name} ({self.size}): {self.first_members}{why}"
+
+    @property
+    def first_members(self) -> str:
+        """The first three members, and how many more there are."""
+        more = f" and {len(self.members) - 3} more" if len(self.members) > 3 else ""
+        return ", ".join(self.members[:3]) + more or "values only"
 
 
 def tie_layers(program: Program) -> None:

@@ -9,14 +9,12 @@ from typing import Any
 from jax.extend.core import Literal
 
 from meshwright.proof.programs.dims import Dims
-from meshwright.proof.programs.trace import Body, Program
+from meshwright.proof.programs.trace import CALLS, Body, Program
 
 Atoms = tuple[tuple[int, ...], ...]
 """The dims of an array, each as the numbers of its atoms."""
 
-INLINED = frozenset(
-    ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-)
+INLINED = frozenset(CALLS) - {"remat2", "checkpoint"}
 """Primitives that call a function, which XLA inlines. Loops, branches and recomputed parts stay programs."""
 
 

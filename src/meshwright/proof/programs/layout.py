@@ -98,11 +98,16 @@ class Layout:
         self._splits[dims] = tuple(found)
         return self._splits[dims]
 
+    def whole(self, dims: Atoms) -> int:
+        """Return how many elements an array has on all devices together."""
+        return math.prod(self.sizes[atom] for dim in dims for atom in dim)
+
     def elements(self, dims: Atoms) -> float:
         """Return how many elements of an array a device holds."""
         if (known := self._elements.get(dims)) is None:
-            whole = math.prod(self.sizes[atom] for dim in dims for atom in dim)
-            known = self._elements[dims] = whole / self.degree(axis for axes in self.split(dims) for axis in axes)
+            known = self._elements[dims] = self.whole(dims) / self.degree(
+                axis for axes in self.split(dims) for axis in axes
+            )
         return known
 
     def size(self, value: Value) -> float:
@@ -130,7 +135,7 @@ class Layout:
         axes = tuple(axis for axis in self.store if axis not in used)
         degree = self.degree(axes)
         sizes = {
-            place: math.prod(self.sizes[atom] for atom in dim)
+            place: self.whole((dim,))
             for place, dim in enumerate(dims)
             if axes and dim and not splits[place] and dim[0] not in self.barred
         }

@@ -13,6 +13,7 @@ from meshwright.description.hardware.system import System
 from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
 from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
 from meshwright.planning.cost.rates.efficiency import launch_seconds
+from meshwright.proof.programs.classes import batch_atoms
 from meshwright.proof.programs.flat import Atoms, Value
 from meshwright.proof.programs.layout import Layout, dims_at_rest, of_any_order
 from meshwright.proof.programs.trace import Program
@@ -45,6 +46,16 @@ class Priced:
         """The arguments that are not state."""
         count = len(self.program.arguments)
         return tuple(self._argument(number) for number in range(count) if number not in self.program.state)
+
+    @cached_property
+    def batch(self) -> frozenset[int]:
+        """The atoms of the batch."""
+        return frozenset(batch_atoms(self.program))
+
+    @cached_property
+    def weights(self) -> frozenset[int]:
+        """The atoms that dims of the state begin with."""
+        return frozenset(dim[0] for value in self.state for dim in value.dims if dim)
 
     @cached_property
     def rest(self) -> frozenset[Atoms]:
@@ -214,17 +225,9 @@ def _sizes(product: Product, layout: Layout) -> tuple[float, float, float]:
     columns = layout.elements(product.result.dims[product.batch + product.rows :])
     whole = layout.elements(product.result.dims)
     split = layout.degree(_partial(product, layout))
-    inner = max(1.0, _whole(product.inner, layout) * product.window / split)
+    inner = max(1.0, layout.whole(product.inner) * product.window / split)
     columns = whole / max(1.0, whole / columns)
     return whole / columns, inner, columns
-
-
-def _whole(dims: Atoms, layout: Layout) -> float:
-    found = 1.0
-    for dim in dims:
-        for atom in dim:
-            found *= layout.sizes[atom]
-    return found
 
 
 def _partial(product: Product, layout: Layout) -> tuple[str, ...]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 
 from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import divisors
-from meshwright.proof.programs.classes import DimClass, batch_atoms
+from meshwright.proof.programs.classes import DimClass
 from meshwright.proof.programs.flat import Atoms
 from meshwright.proof.programs.layout import Axis, Layout, Sizes
 from meshwright.proof.programs.price import Priced
@@ -52,10 +52,13 @@ def find_layouts(priced: Priced, classes: tuple[DimClass, ...], degrees: Mapping
         MeshwrightError: no class can be split so that all devices have work.
     """
     splittable = [one for one in classes if not one.barred]
-    sets, weights = model_sets(priced, splittable), _of_weights(priced)
-    batch = frozenset(batch_atoms(priced.program))
+    sets, batch = model_sets(priced, splittable), priced.batch
     sizes = Sizes(priced.program)
-    made = _layouts(priced.system, batch, sets, weights, sizes) if degrees is None else _on_mesh(degrees, batch, sets)
+    made = (
+        _layouts(priced.system, batch, sets, priced.weights, sizes)
+        if degrees is None
+        else _on_mesh(degrees, batch, sets)
+    )
     found: dict[tuple[Axis, ...], Found] = {}
     for axes in made:
         axes = tuple(axis for axis in (_cut(axis, axes, sizes) for axis in axes) if axis.degree > 1 or degrees)
@@ -124,29 +127,15 @@ def _layouts(
                         yield (*first, Axis(outer, degree, one), Axis(name(other), rest // degree, other))
 
 
-def _of_weights(priced: Priced) -> frozenset[int]:
-    """Return the atoms of the leaves of the state, which any of their dims begins with."""
-    return frozenset(dim[0] for value in priced.state for dim in value.dims if dim)
-
-
 def _on_mesh(
     degrees: Mapping[str, int], batch: frozenset[int], sets: list[frozenset[int]]
 ) -> Iterator[tuple[Axis, ...]]:
     """Yield what each axis of a given mesh may split: the batch, also with the state at rest, or another set."""
-    choices = [(batch, False), (batch, True), *((one, False) for one in sets)]
-    choices = [choice for choice in choices if choice[0]]
-
-    def rest(names: list[str]) -> Iterator[tuple[Axis, ...]]:
-        if not names:
-            yield ()
-            return
-        name, *others = names
-        tried = choices if degrees[name] > 1 else [(frozenset[int](), False)]
-        for atoms, is_stored in tried:
-            for axes in rest(others):
-                yield (Axis(name, degrees[name], atoms, is_stored), *axes)
-
-    yield from rest(list(degrees))
+    choices = [(atoms, is_stored) for atoms, is_stored in ((batch, False), (batch, True)) if atoms]
+    choices += [(one, False) for one in sets]
+    nothing = [(frozenset[int](), False)]
+    for chosen in product(*(choices if degree > 1 else nothing for degree in degrees.values())):
+        yield tuple(Axis(name, degrees[name], *each) for name, each in zip(degrees, chosen, strict=True))
 
 
 def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
@@ -155,11 +144,10 @@ def model_sets(priced: Priced, classes: list[DimClass]) -> list[frozenset[int]]:
     Those that split most flops come first.
     """
     meets = _meetings(priced.work, {value.dims for value in priced.state})
-    batch = batch_atoms(priced.program)
-    ours = [one.atom for one in classes if one.atom not in batch]
+    ours = [one.atom for one in classes if one.atom not in priced.batch]
     largest = list(islice(_maximal(frozenset(ours), meets), MOST_ENUMERATED))
     singles = [frozenset((atom,)) for atom in ours]
-    flops, weights = _flops_by_atom(priced), _of_weights(priced)
+    flops, weights = _flops_by_atom(priced), priced.weights
     # Of classes without flops, a table that is looked up goes with weights, and indices go with nothing.
     largest = [frozenset(atom for atom in one if atom in weights or flops.get(atom)) for one in largest]
     largest = [one if any(flops.get(atom) for atom in one & weights) else one - weights for one in largest]
@@ -172,9 +160,9 @@ def _flops_by_atom(priced: Priced) -> dict[int, float]:
     """Return the flops of all matmuls that have each atom in an operand."""
     found: dict[int, float] = {}
     sizes = Sizes(priced.program)
-    for product, times in priced.work.products.items():
-        dims = {dim for value in (product.left, product.right) for dim in value.dims if dim}
-        flops = times * product.window * math.prod(float(sizes[atom]) for dim in dims for atom in dim)
+    for one, times in priced.work.products.items():
+        dims = {dim for value in (one.left, one.right) for dim in value.dims if dim}
+        flops = times * one.window * math.prod(float(sizes[atom]) for dim in dims for atom in dim)
         for dim in dims:
             found[dim[0]] = found.get(dim[0], 0.0) + flops
     return found
@@ -183,7 +171,7 @@ def _flops_by_atom(priced: Priced) -> dict[int, float]:
 def _meetings(work: Work, state: set[Atoms]) -> dict[int, set[int]]:
     """Return, for each atom that can be split, the others that are in one array with it."""
     found: dict[int, set[int]] = {}
-    arrays = {value.dims for product in work.products for value in (product.left, product.right, product.result)}
+    arrays = {value.dims for one in work.products for value in (one.left, one.right, one.result)}
     for dims in arrays | state:
         firsts = {dim[0] for dim in dims if dim}
         for atom in firsts:

@@ -130,7 +130,7 @@ def through_views(value: Value) -> Value:
 def _inline(
     jaxpr: Any, arrays: Sequence[Any], inputs: Sequence[Value], ops: list[Op], held: list[Value]
 ) -> list[Value]:
-    """Append the ops of a jaxpr, and those of what it calls; return its outputs."""
+    """Append the ops of a jaxpr and of the jaxprs that it calls, and return its outputs."""
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, arrays, strict=False):
         known[var] = _constant(var.aval, array)
