@@ -36,6 +36,7 @@ from meshwright.cli.main import main
 from meshwright.description.hlo.versions import TESTED
 
 ROOT = Path(__file__).parents[1]
+XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
 DOCUMENTS = sorted(path.relative_to(ROOT) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 FILES = ("toml", "py", "yaml")
@@ -117,6 +118,8 @@ class Shell:
             "PYTHONIOENCODING": "utf-8",
             "COLUMNS": "100",
             "NO_COLOR": "1",
+            # Tests that ran before may have asked for another number of devices.
+            "XLA_FLAGS": XLA_FLAGS,
         }
 
     def run(self, command):

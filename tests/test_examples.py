@@ -10,7 +10,10 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SAID = {
     "plan_and_train": ["best mesh: ", "quantities are compiled as predicted", "step 19  loss"],
-    "inspect_a_mistake": ["all-gather over tp", "repeated work: products with 80.0% of the flops"],
+    "inspect_a_mistake": [
+        "all-gather over tp",
+        "constraint that un-shards: the constraint of f32[512,1024] to P('dp', None)",
+    ],
 }
 
 

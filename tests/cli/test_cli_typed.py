@@ -52,7 +52,7 @@ WORK = {
     "generate": ["meshwright.execution.loading.library.Found.load"],
     "serve": [
         "meshwright.execution.loading.library.Found.load",
-        "meshwright.execution.processes.launch.replicas.Replicas",
+        "meshwright.serving.front.replicas.Replicas",
     ],
     "export": ["meshwright.execution.loading.library.Found.load"],
     "eval": ["meshwright.execution.loading.library.Found.load"],

@@ -59,7 +59,7 @@ def test_two_processes_train_as_one_does(tmp_path):
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], said
-    assert ["plan" in out for out, _ in said] == [True, False]
+    assert ["mesh dp=2,fsdp=2" in out for out, _ in said] == [True, False]
     alone = start(tmp_path, "-o", str(tmp_path / "one"))
     told = alone.communicate(timeout=400)
     assert alone.returncode == 0, told

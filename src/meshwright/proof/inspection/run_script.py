@@ -13,7 +13,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -77,6 +77,7 @@ def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | s
             failed = f"exit code {error.code}" if error.code else None
         except Exception as error:  # A script may raise anything.
             failed = error_text(error).partition("\n")[0]
+        _wait_for_devices()
     if recorder.chosen is None or (failed and not recorder.chosen.flops and recorder.failed is not recorder.chosen):
         ended = f"failed here ({failed})" if failed else "ran to its end"
         raise MeshwrightError(f"{script.file} {ended}, and {recorder.missing()}")
@@ -85,6 +86,13 @@ def run_script(script: Script, take: Callable[[Call], T], source: ast.Module | s
     assert recorder.taken is not None
     note = f"; then the script failed here, which changes nothing in this report: {failed}" if failed else ""
     return Taken(recorder.taken, recorder.chosen.name, recorder.told(script.file) + note)
+
+
+def _wait_for_devices() -> None:
+    """Wait for what the script started: a process that ends while its simulated devices compute may crash."""
+    for array in jax.live_arrays():
+        with suppress(Exception):  # of the script's own computation, or of an array deleted meanwhile
+            array.block_until_ready()
 
 
 class _Cut(BaseException):
