@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.description.frameworks.framework import Framework, find_framework, load_framework
 from meshwright.description.hardware.chip import Chip
 from meshwright.description.hardware.load import load_chip
 from meshwright.description.hardware.system import System, make_system
 from meshwright.description.step.legality import check_mesh
 from meshwright.description.step.model import Experts, ModelConfig
-from meshwright.description.step.strategy import Attention, FrameworkProfile, Strategy
+from meshwright.description.step.strategy import Attention, Strategy
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
@@ -129,13 +130,18 @@ def _mesh(row: Row) -> MeshShape:
     if said.get("zero_stage") and fsdp == 1:
         dp, fsdp = 1, dp
     mesh = MeshShape(dp=dp, fsdp=fsdp, tp=tp, sp=sp, pp=pp, ep=ep)
-    if mesh.ep > 1 and mesh.num_devices == row["num_devices"] * mesh.ep:
+    if mesh.ep > 1 and mesh.num_devices == _num_devices(row) * mesh.ep:
         # Experts over devices that are counted as data parallel already.
         axis = "fsdp" if mesh.fsdp % mesh.ep == 0 else "dp"
         mesh = replace(mesh, **{axis: mesh.degree(axis) // mesh.ep})
-    if mesh.num_devices != row["num_devices"]:
-        raise MeshwrightError(f"its mesh {mesh} has {mesh.num_devices} devices, not {row['num_devices']}")
+    if mesh.num_devices != _num_devices(row):
+        raise MeshwrightError(f"its mesh {mesh} has {mesh.num_devices} devices, not {_num_devices(row)}")
     return mesh
+
+
+def _num_devices(row: Row) -> int:
+    """The devices of a row as JAX counts them: a chip of TPU7x has two."""
+    return row["num_devices"] * (row["hardware"].get("jax_devices_per_chip") or 1)
 
 
 def _system(row: Row) -> System:
@@ -151,7 +157,7 @@ def _system(row: Row) -> System:
         for size in chip.torus.max_slice:
             most *= size
         slices = dp if "DCN" in (said.get("interconnect") or "") else -(-row["num_devices"] // most)
-    chips = row["num_devices"] // chip.devices_per_chip
+    chips = _num_devices(row) // chip.devices_per_chip
     return make_system(chip, (chips // slices,), num_slices=slices)
 
 
@@ -166,9 +172,12 @@ def _with_network(chip: Chip, node_bytes_per_second: float) -> Chip:
 def _settings(row: Row, workload: Workload, mesh: MeshShape, system: System) -> Iterator[Setting]:
     """The settings that a row may mean, those with least recomputation and largest microbatches first."""
     base = _strategy(row, mesh, system)
-    for remat in _remats(row):
+    for remat in _remats(row, system):
+        strategy = base
+        if remat == "named":
+            strategy = replace(base, profile=replace(base.profile, saved_values=_saved_values(row, system)))
         for parts in _microbatches(row, mesh, base):
-            yield Setting(replace(workload, remat=remat), mesh, replace(base, num_microbatches=parts), system)
+            yield Setting(replace(workload, remat=remat), mesh, replace(strategy, num_microbatches=parts), system)
 
 
 def _first_that_fits(settings: list[Setting]) -> Setting:
@@ -180,14 +189,20 @@ def _first_that_fits(settings: list[Setting]) -> Setting:
     return settings[-1]
 
 
-def _remats(row: Row) -> tuple[Remat, ...]:
+def _remats(row: Row, system: System) -> tuple[Remat, ...]:
     """The policies that a row's words may mean, least recomputation first.
 
-    torchtitan's selective checkpointing is of ops unless a run says otherwise: every second product is made again.
     Pax's own configurations (github.com/google/paxml, contrib/gpu/scripts_gpu/configs.py) keep products in GPT5B and
     nothing elsewhere, its default.
     """
     words = (row.get("remat") or "unknown").lower()
+    framework = load_framework(_framework(row, system))
+    if named := next((policy for word, policy in framework.remat.items() if word in words), None):
+        return (named,)
+    if _saved_values(row, system):
+        return ("named",)
+    if "none likely" in words or "default off" in words:
+        return ("none",)
     if "unknown" in words and "pax" in row["id"].lower() and "gpt" in row["model"]["name"].lower():
         return ("matmuls",) if "5B" in row["model"]["name"].split() else ("block",)
     if "unknown" in words:
@@ -196,7 +211,15 @@ def _remats(row: Row) -> tuple[Remat, ...]:
         return ("block",)
     if words.startswith("none"):
         return ("none",)
-    return ("alternate",) if "selective" in words or "op sac" in words else ("matmuls",)
+    return ("matmuls",)
+
+
+def _saved_values(row: Row, system: System) -> tuple[str, ...]:
+    """The values that a row's policy saves or offloads by name, such as `save q,k,v; offload context; recompute MLP`."""
+    names = load_framework(_framework(row, system)).saved
+    parts = re.split(r"[;(]", (row.get("remat") or "").lower())
+    words = [word for part in parts if "recompute" not in part for word in re.findall(r"[a-z_0-9]+", part)]
+    return tuple(dict.fromkeys(value for word in words for value in names.get(word, "").split()))
 
 
 def _microbatches(row: Row, mesh: MeshShape, base: Strategy) -> list[int]:
@@ -209,7 +232,7 @@ def _microbatches(row: Row, mesh: MeshShape, base: Strategy) -> list[int]:
     batch = _batch(row)
     local = max(1, batch // mesh.degree(("dp", "fsdp", "ep")))
     if size := row.get("micro_batch"):
-        return [1 if mesh.pp == 1 and size * row["num_devices"] == batch else max(1, local // size)]
+        return [1 if mesh.pp == 1 and size * _num_devices(row) == batch else max(1, local // size)]
     if mesh.pp > 1:
         return [min(local, mesh.pp * base.virtual_stages) if _is_torchtitan(row) else local]
     return [parts for parts in range(1, local + 1) if local % parts == 0]
@@ -222,51 +245,44 @@ def _batch(row: Row) -> int:
 
 def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
     """How the software of a row ran a step."""
-    said = row["parallelism"]
-    words = " ".join(str(row.get(key) or "") for key in ("id", "source", "dtype", "remat", "notes")).lower()
-    schedule = (said.get("pp_schedule") or "").lower()
-    is_jax = system.chip.kind == "tpu" or any(name in words for name in ("jax", "pax", "maxtext"))
-    is_deepspeed_2021 = "deepspeed" in words and "sc'21" in words
-    is_titan, is_megatron = _is_torchtitan(row), "narayanan" in words or "megatron" in words
-    return Strategy(
-        # ZeRO-3 under a pipeline would gather for every microbatch; frameworks keep the parameters gathered there.
-        # PyTorch's pipelines sum whole gradients over microbatches (torch/distributed/pipelining/stage.py).
-        zero_stage=min(said.get("zero_stage") or 0, (1 if is_titan else 2) if mesh.pp > 1 else 3),
-        schedule="gpipe" if "gpipe" in schedule else "1f1b",
-        virtual_stages=_virtual_stages(row, mesh, schedule),
-        # Every pipeline among the rows is of programs of their own, PyTorch's all.
-        spmd_pipeline=mesh.pp == 1,
-        # XLA's partitioner splits the stream as it likes; "SP" is a word of Megatron's.
-        tp_stream="split" if said.get("sp") or system.chip.kind == "tpu" else "whole",
+    said, name = row["parallelism"], _framework(row, system)
+    framework = load_framework(name)
+    words = _words(row)
+    fields: dict[str, Any] = dict(framework.strategy)
+    if said.get("sp"):
+        fields["tp_stream"] = "split"
+    if system.chip.kind == "tpu" or "asynctp" in f"{row['id']} {row.get('dtype')}".lower():
         # XLA sends what a product on a TPU needs from its neighbours in chunks beside it (Wang et al., ASPLOS 2023,
         # doi.org/10.1145/3567955.3567959); MaxText's scripts ask for more (`xla_tpu_overlap_compute_collective_tc`).
-        collective_matmul="asynctp" in f"{row['id']} {row.get('dtype')}".lower() or system.chip.kind == "tpu",
-        # JAX's frameworks scan over layers, and XLA sums what a layer's backward leaves at the end of an iteration.
-        # Megatron-LM of 2021 sums after backward (megatron/training.py, `backward-params-all-reduce`).
-        overlaps_gradients=not is_jax and not is_megatron,
-        # DeepSpeed of 2021 waits for every gather (github.com/deepspeedai/DeepSpeed/pull/1188).
-        overlaps_weights=not is_deepspeed_2021,
-        # torchtitan's `mixed_precision_reduce`, and PyTorch's FSDP, which it runs on. What JAX's partitioner inserts
-        # sums narrow gradients (github.com/jax-ml/jax/issues/27496).
-        gradient_dtype="f32" if is_titan else None,
-        attention=_attention(words, system, is_jax),
-        matmul_dtype="fp8" if "fp8" in words or "float8" in words else None,
-        # Megatron-LM's defaults (megatron/arguments.py, --attention-dropout and --hidden-dropout).
-        dropout=0.1 if is_megatron else 0.0,
-        profile=FrameworkProfile(
-            flat_buffers=is_titan,
-            # DeepSpeed's gathers of 2021 fill the array with zeros, wait for the device and give lists to all_gather
-            # and reduce_scatter (deepspeed/runtime/zero/partition_parameters.py before that change).
-            shard_lists=is_deepspeed_2021,
-            # torchtitan compiles its loss in 2025 (torchtitan/components/loss.py), not yet in its report of December
-            # 2024; over a split vocab handlers run op by op (torch/distributed/tensor/parallel/loss.py).
-            fused_loss=not (is_titan and ("_202412_" in words or mesh.tp > 1)),
-            fused_elementwise="eager" not in words,
-            # It runs a whole block again (megatron/mpu/random.py, CheckpointFunction.backward); so the paper counts
-            # four forward passes (arXiv:2104.04473, section 5.1). PyTorch's own checkpoints stop early since 2.1.
-            recomputes_whole_blocks=is_megatron,
-        ),
+        fields["collective_matmul"] = True
+    profile = framework.profile
+    if name == "torchtitan":
+        # torchtitan compiles its loss in 2025 (torchtitan/components/loss.py), not yet in its report of December 2024;
+        # over a split vocab handlers run op by op (torch/distributed/tensor/parallel/loss.py).
+        profile = replace(profile, fused_loss=not ("_202412_" in words or mesh.tp > 1))
+    if "eager" in words:
+        profile = replace(profile, fused_elementwise=False)
+    schedule = (said.get("pp_schedule") or "").lower()
+    return Strategy(
+        zero_stage=min(said.get("zero_stage") or 0, framework.most_zero_stage_with_pp if mesh.pp > 1 else 3),  # pyright: ignore[reportArgumentType]
+        schedule="gpipe" if "gpipe" in schedule else "1f1b",
+        virtual_stages=_virtual_stages(row, mesh, schedule, framework),
+        attention=_attention(words, system, framework),
+        matmul_dtype="fp8" if "fp8" in words or "float8" in words else "int8" if "int8" in words else None,
+        profile=profile,
+        **fields,
     )
+
+
+def _words(row: Row) -> str:
+    """What a row says of its software, in lower case."""
+    return " ".join(str(row.get(key) or "") for key in ("id", "source", "dtype", "remat", "notes")).lower()
+
+
+def _framework(row: Row, system: System) -> str:
+    """The framework of a row by what it is called, then by its source, then by its other words."""
+    texts = (row["id"], str(row.get("dtype")), str(row["source"]), str(row.get("notes")))
+    return find_framework(*texts) or ("maxtext" if system.chip.kind == "tpu" else "fsdp")
 
 
 def _is_torchtitan(row: Row) -> bool:
@@ -274,29 +290,24 @@ def _is_torchtitan(row: Row) -> bool:
     return "torchtitan" in f"{row['id']} {row['source']}".lower()
 
 
-def _virtual_stages(row: Row, mesh: MeshShape, schedule: str) -> int:
-    """The virtual stages; of an interleaved schedule without a number the fewest that share the layers evenly.
+def _virtual_stages(row: Row, mesh: MeshShape, schedule: str, framework: Framework) -> int:
+    """The virtual stages; of an interleaved schedule without a number those that share the layers evenly.
 
     Two, where layers cannot be shared evenly at all.
     """
     if stages := row["parallelism"].get("virtual_stages"):
         return int(stages)
     each, rest = divmod(row["model"]["layers"], mesh.pp)
-    fewest = 2 if rest else next((v for v in range(2, each + 1) if each % v == 0), 1)
-    return fewest if "interleaved" in schedule else 1
+    even = [count for count in range(2, each + 1) if each % count == 0]
+    if schedule and "interleaved" not in schedule or (not schedule and framework.virtual_stages == "fewest"):
+        return 1
+    return 2 if rest else 1 if not even else even[0] if framework.virtual_stages == "fewest" else even[-1]
 
 
-def _attention(words: str, system: System, is_jax: bool) -> Attention:
-    """Where attention ran: a fused kernel by name, or as all have it who came after FlashAttention (2022).
-
-    On GPUs, JAX and Transformer Engine call cuDNN's; PyTorch's own attention is FlashAttention-2 until cuDNN's is its
-    default on Hopper (github.com/pytorch/pytorch/issues/142132). MaxText's scripts for v5e and v5p have
-    `attention='flash'` (MaxText/configs/v5e/64b.sh), those for v4 of 2023 do not.
-    """
-    is_fused = "flash" in words or "te bf16" in words
-    is_fused |= system.chip.name not in ("a100-40gb", "a100-80gb", "v3", "v4")
+def _attention(words: str, system: System, framework: Framework) -> Attention:
+    """Where attention ran: a fused kernel by name, or as all have it who came after FlashAttention (2022)."""
+    is_fused = re.search(r"(?<!non-)flash", words) or "te bf16" in words
+    is_fused = is_fused or system.chip.name not in ("a100-40gb", "a100-80gb", "v3", "v4")
     if "no flash" in words or not is_fused:
         return "scores"
-    if system.chip.kind == "tpu":
-        return "flash"
-    return "cudnn" if is_jax or "te bf16" in words or "transformer engine" in words else "flash"
+    return framework.attention.get(system.chip.kind, "flash")

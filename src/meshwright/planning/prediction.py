@@ -15,7 +15,7 @@ from meshwright.description.step.strategy_checks import has_reference
 from meshwright.description.step.token_routing import device_blocks, dropless_padding
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.planning.cost.comm_volume import step_collectives
+from meshwright.planning.cost.comm_volume import step_collectives, step_moves
 from meshwright.planning.cost.flops import model_flops, step_flops
 from meshwright.planning.cost.memory import host_bytes, offloaded_bytes, pool_notes, step_memory
 from meshwright.planning.cost.rates.achieved import contention_seconds, straggling_seconds
@@ -49,12 +49,12 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     is exposed. `breakdown_seconds` sums to the step.
     """
     layout = lay_mesh(system, mesh.layout)
-    moves = step_collectives(workload, mesh, strategy)
+    moves = step_moves(workload, mesh, strategy)
     in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
     round_ring = ring_shares(workload, mesh, system, strategy)
     budget = overlap_budget(moves, layout, strategy, round_ring)
     breakdown = step_breakdown(workload, mesh, system, strategy, budget)
-    exposed = timed_collectives(moves, layout, budget.shares(*windows(breakdown)), round_ring, strategy)
+    exposed = timed_collectives(moves, layout, budget.shares(*windows(breakdown), strategy.num_microbatches), round_ring, strategy)
     beside = timed_reference_collectives(workload, mesh, system, strategy)
     step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
     return Record(
@@ -131,7 +131,7 @@ def step_breakdown(
     breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
     for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
         breakdown[phase] += seconds
-    shares = budget.shares(*windows(breakdown))
+    shares = budget.shares(*windows(breakdown), parts)
     breakdown["exposed communication"] = budget.exposed(shares)
     if workload.remat == "offload":
         # Copies to and from the host run beside the ops of their pass.
@@ -140,10 +140,11 @@ def step_breakdown(
     if mesh.pp > 1:
         breakdown["pipeline bubble"] = bubble_seconds(once, budget.exposed_per_microbatch(shares), mesh, strategy)
     if system.chip.kind == "gpu":
-        hidden = budget.hidden_by_attention + sum((1 - shares[window]) * getattr(budget, window) for window in shares)
-        breakdown["contention"] = contention_seconds(hidden, system)
+        breakdown["contention"] = contention_seconds(budget.hidden(shares), system)
         breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
     breakdown["update"] = update_seconds(workload, mesh, system, strategy)
+    if strategy.profile.host_seconds:
+        breakdown["host"] = strategy.profile.host_seconds
     if has_reference(workload):
         breakdown = {"reference": reference_seconds(workload, mesh, system, strategy)} | breakdown
     return breakdown

@@ -35,6 +35,18 @@ class FrameworkProfile:
     # Recompute a block to its end, as PyTorch's checkpoints do by default. A compiler drops the ops at the end that no
     # gradient needs.
     recomputes_whole_blocks: bool = False
+    # What hides collectives of weights and gradients that run once a step: any ops of their pass, those of one
+    # microbatch (the first one's forward, the last one's backward), or nothing.
+    once_collectives: Literal["step", "microbatch", "exposed"] = "step"
+    fused_accumulation: bool = False  # Matmuls add weight gradients to those of earlier microbatches themselves.
+    fused_casts: bool = False  # Ops write their results in 8 bits for the matmuls that read them.
+    attention_rate: float = 1.0  # Rate of the fused attention kernel relative to FlashAttention-2's.
+    # Values of a layer that remat policy `named` saves (`passes.rematerialize.NAMED`), besides its input.
+    saved_values: tuple[str, ...] = ()
+    balanced_routing: bool = False  # Experts' arrays have room for even load alone, not for any routing of tokens.
+    overlaps_sends: bool = False  # Sends between interleaved pipeline stages run beside matmuls.
+    host_seconds: float = 0.0  # Seconds of each step in which no device works: logging, data, the optimizer's loop.
+    tp_start_seconds: float = 0.0  # Seconds that each collective over tp takes to start, besides the links' latency.
 
     def __str__(self) -> str:
         """Return the fields that differ from XLA: `flat_buffers=True`."""

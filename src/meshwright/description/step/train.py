@@ -213,7 +213,8 @@ class _Builder:
                 yield from self._of_weights(node, is_recomputed=False)
                 yield from self._without_policy(node)
             return
-        positions = recomputed(tuple(node for node, _ in parts), remat, is_whole=is_whole)
+        saved = self.strategy.profile.saved_values
+        positions = recomputed(tuple(node for node, _ in parts), remat, is_whole=is_whole, saved=saved)
         for at, (node, has_input_gradient) in enumerate(parts):
             yield from forward_ops(node)
             is_recomputed = at in positions

@@ -13,7 +13,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
 
 Dtype = Literal["bf16", "f32"]
-Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
+Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate", "named"]
 Objective = Literal["next-token", "dpo"]
 Reference = Literal["live", "precomputed"]
 
@@ -24,11 +24,12 @@ none: everything but gathered weights. attention: the same without attention sco
 matmuls: matmul outputs. block: only the layer's input. offload: only the layer's input, in host memory.
 """
 
-FOREIGN_REMATS: tuple[Remat, ...] = ("alternate",)
+FOREIGN_REMATS: tuple[Remat, ...] = ("alternate", "named")
 """Remat policies of other frameworks, which can be planned and do not run here.
 
 alternate: outputs of every second matmul and of attention, as torchtitan's selective checkpointing of ops
-(github.com/pytorch/torchtitan, `selective_ac_option = "op"`).
+(github.com/pytorch/torchtitan, `selective_ac_option = "op"`). named: the layer's input and the values that the
+framework's profile names (`FrameworkProfile.saved_values`), as MaxText's `remat_policy: custom`.
 """
 
 

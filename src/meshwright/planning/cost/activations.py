@@ -72,6 +72,17 @@ class Activations:
                 # The layer's input; the outputs of its query, value, gate and last MLP matmuls; the output of
                 # attention.
                 elements = stream + self.queries + self.values + self.mixed + self.width
+            case "named":
+                sizes = {
+                    "query": self.queries,
+                    "key": self.keys - self.values,
+                    "value": self.values,
+                    "context": self.mixed,
+                    "output": self.stream,
+                    "mlp": self.first_products,
+                    "down": self.stream,
+                }
+                elements = self.stream + sum(sizes[name] for name in self.strategy.profile.saved_values)
             case _:
                 elements = stream + 2 * self.inputs + self.queries + self.mixed + self.seen + self.first_products
         return self.narrow * elements + self._kept_scores
@@ -215,6 +226,11 @@ class Activations:
         return sum(self._size(op.key) + self._size(op.value) for op in self.ops.attention)
 
     @property
+    def _room(self) -> float:
+        """Rows that experts allocate, divided by the rows at even load."""
+        return 1.0 if self.strategy.profile.balanced_routing else dropless_padding(self.workload, self.mesh)
+
+    @property
     def _is_gathered(self) -> bool:
         """Whether the keys and values of a split sequence are all-gathered."""
         return self.strategy.attention == "scores" or self.strategy.sp_method == "gather"
@@ -240,7 +256,7 @@ class Activations:
 
     def _padding(self, array: Array) -> float:
         """Return the capacity of an array of expert rows relative to balanced routing; 1 for other arrays."""
-        return dropless_padding(self.workload, self.mesh) if "R" in array.symbols else 1.0
+        return self._room if "R" in array.symbols else 1.0
 
     @cached_property
     def routed(self) -> float:
@@ -248,7 +264,7 @@ class Activations:
         local, first = self.step.extents.local_dims, next((op for op in self.ops.matmuls if op.experts), None)
         if first is None:
             return 0.0
-        return local((*first.experts, *first.rows, *first.inner)) * dropless_padding(self.workload, self.mesh)
+        return local((*first.experts, *first.rows, *first.inner)) * self._room
 
     @property
     def scores(self) -> float:

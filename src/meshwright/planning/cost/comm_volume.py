@@ -62,6 +62,27 @@ def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) 
     return _collectives((op for op in step.communication if op.of_weight), step, workload, strategy)
 
 
+def weight_moves(
+    workload: Workload, mesh: MeshShape, strategy: Strategy
+) -> tuple[tuple[Collective, bool], ...]:
+    """Return `weight_collectives`, each with whether it runs once a step and not for each microbatch."""
+    step = train_step(workload, mesh, strategy)
+    return _moves((op for op in step.communication if op.of_weight), step, workload, strategy)
+
+
+def step_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
+    """Return `step_collectives`, each with whether it runs once a step and not for each microbatch."""
+    step = train_step(workload, mesh, strategy)
+    return _moves(step.communication, step, workload, strategy)
+
+
+def _moves(
+    ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy
+) -> tuple[tuple[Collective, bool], ...]:
+    """Return the collectives of some ops, each with whether it runs once a step."""
+    return tuple((move, op.region.is_once) for op, move in priced_collectives(ops, step, workload, strategy, "useful"))
+
+
 def activation_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
     """Return the collectives of activations, of a split vocabulary, and of the loss."""
     step = train_step(workload, mesh, strategy)

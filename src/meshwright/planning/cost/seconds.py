@@ -333,6 +333,8 @@ class OpTimer:
         In backward, the casts for both gradient matmuls are charged to the input gradient. In fp8 each operand is read
         for its maximum, read again and written narrow (torchao, float8 training).
         """
+        if self.strategy.profile.fused_casts:
+            return 0.0
         if dtype == "fp8":
             cast = 5 * (rows * (inner + 2 * columns) + 2 * weights)
             return self._hbm(cast / 3 if is_forward else 2 * cast / 3)
@@ -352,7 +354,8 @@ class OpTimer:
             flops = pairs * (op.qk_dim + op.value_dim) * window_share(op.windows, seq_len)
             head_dim = (op.qk_dim + op.value_dim) / 2
             time = fused_attention_time(flops, int(seq_len), head_dim, self.strategy.attention, self.system)
-            forward, backward = time.forward, time.backward
+            rate = self.strategy.profile.attention_rate
+            forward, backward = time.forward / rate, time.backward / rate
         if op.phase == "backward":
             return backward
         return forward * op.qk_dim / (op.qk_dim + op.value_dim) if op.is_scores_alone else forward
@@ -381,6 +384,8 @@ class OpTimer:
         """Return the seconds of an elementwise op: a pass over memory."""
         elements = sum(self.extents.local(array) for array in op.arrays)
         if op.kind == "accumulate":
+            if self.strategy.profile.fused_accumulation:
+                return 0.0
             return self._hbm(3 * dtype_bytes(self.dtype) * elements)
         if op.kind == "loss":
             forward, backward = LOGITS_BYTES if self.strategy.profile.fused_elementwise else LOGITS_BYTES_ONE_BY_ONE

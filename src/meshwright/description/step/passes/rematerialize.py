@@ -20,8 +20,21 @@ KEPT: Mapping[Remat, frozenset[Tag]] = {
     "block": frozenset(),
     "offload": frozenset(),
     "alternate": frozenset({Tag.PRODUCT}),
+    "named": frozenset(),
 }
 """Values of a layer that each policy saves besides its input."""
+
+
+NAMED: Mapping[str, tuple[str, ...]] = {
+    "query": ("query",),
+    "key": ("key",),
+    "value": ("value",),
+    "context": ("attention_heads",),
+    "output": ("attention_added",),
+    "mlp": ("gate", "up"),
+    "down": ("mlp_added",),
+}
+"""What each node writes that a framework's policy can save by name: results of matmuls, and `context`, attention's."""
 
 
 def keeps_read(remat: Remat) -> bool:
@@ -30,15 +43,21 @@ def keeps_read(remat: Remat) -> bool:
 
 
 @lru_cache(maxsize=1 << 12)
-def recomputed(nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False) -> frozenset[int]:
+def recomputed(
+    nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False, saved: tuple[str, ...] = ()
+) -> frozenset[int]:
     """Return the positions of the nodes of a layer that are recomputed for backward.
 
     Args:
+        nodes: the nodes of the layer, in order.
+        remat: the policy.
         is_whole: with `block` and `offload`, recompute all, as frameworks do that recompute a block to its end.
+        saved: with `named`, the values that are saved, by the names in `NAMED`.
     """
     if is_whole and remat in ("block", "offload"):
         return frozenset(range(len(nodes)))
-    found = _needed(nodes, KEPT[remat])
+    kept = frozenset(name for value in saved for name in NAMED[value]) if remat == "named" else frozenset[str]()
+    found = _needed(nodes, KEPT[remat], kept)
     if remat == "alternate":
         # Attention is kept, every second matmul is recomputed (torchtitan's selective checkpointing of ops).
         products = [i for i, node in enumerate(nodes) if any(isinstance(work, Product) for work in node.work)]
@@ -47,8 +66,11 @@ def recomputed(nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False)
     return frozenset(found)
 
 
-def _needed(nodes: Sequence[Node], kept: frozenset[Tag]) -> set[int]:
-    """Return the positions of nodes whose result backward needs and no tag in `kept` saves, and of nodes they need."""
+def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) -> set[int]:
+    """Return the positions of nodes whose result backward needs and which is not saved, and of nodes they need.
+
+    kept: the tags of saved results. named: names of results of matmuls and of attention that are saved too.
+    """
     writers = _writers(nodes)
     waiting = [writers[i, name] for i, node in enumerate(nodes) for name in node.saved]
     # Attention's backward reads its own result, so attention is the writer of a value it saves.
@@ -56,6 +78,8 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag]) -> set[int]:
     while waiting:
         writer = waiting.pop()
         if writer is None or writer in found or nodes[writer].tag in kept:
+            continue
+        if nodes[writer].writes in named and any(isinstance(work, Product | Core) for work in nodes[writer].work):
             continue
         found.add(writer)
         waiting.extend(writers[writer, name] for name in nodes[writer].reads)
