@@ -43,10 +43,10 @@ PlanLike = ModelLike | Plan
 """A model as in `ModelLike`, a plan, or the path of a plan's file."""
 
 ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
-"""Strategy fields that a search over meshes always chooses itself."""
+"""Strategy fields that the search always chooses; they cannot be given."""
 
 MOST_TIED = 8
-"""The number of top-ranked meshes among which ties are looked for."""
+"""How many of the best meshes are checked for ties."""
 
 
 @overload
@@ -101,14 +101,15 @@ def plan(
 ) -> Plan | tuple[Plan, ...] | tuple[Point, ...] | ProgramPlan:
     """Plan the training of a model on some hardware: find the best mesh and the best strategy to run it.
 
-    A JAX function of your own is planned too, from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims
-    are found in its program, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose
-    `apply()` is the function in that layout.
+    Or plan your own JAX function from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims are found by
+    tracing, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose `apply()` returns the
+    function in that layout.
 
     Args:
         model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or a
             plan's file, which is read; or a function that JAX traces.
-        args: the arguments of a function, arrays or `jax.ShapeDtypeStruct`s. For a model, its hardware may stand here.
+        args: the arguments of a function, arrays or `jax.ShapeDtypeStruct`s. For a model: the hardware, instead of
+            `on`.
         on: the hardware, as `v5p:4x4x4`, `h100:64` or `cpu:8`, or a System.
         mesh: plan this mesh, `fsdp=-1,tp=4` or a MeshShape, instead of the best.
         compare: plan these meshes instead of the best, and return their plans in this order.
@@ -219,7 +220,7 @@ def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
 
 
 def _refuse(names: Iterable[str], where: str) -> None:
-    """Raise for the first of some options that have no effect; `where` completes the message."""
+    """Raise for the first of the options, which have no effect here; `where` completes the message."""
     for name in sorted(names):
         raise MeshwrightError(f"{name} changes nothing {where}; leave it out")
 

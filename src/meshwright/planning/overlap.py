@@ -27,21 +27,23 @@ from meshwright.planning.cost.seconds import WEIGHT_AXES
 from meshwright.record import Collective, Phase
 
 CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
-"""Mesh axes with collectives between two matmuls, of which the second waits for the collective: nothing hides them."""
+"""Mesh axes whose collectives are between two dependent matmuls, so that no op can hide them."""
 
 WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
-"""The pass whose ops can hide each phase's collectives. Recompute runs in backward; nothing hides the update's."""
+"""The pass whose ops can hide each phase's collectives. Recompute runs in backward; the update hides none."""
 
 
 @dataclass(frozen=True)
 class OverlapBudget:
     """Seconds of a step's collectives, by what can hide them.
 
-    forward, backward: seconds that the ops of that pass can hide. critical_forward, critical_backward: the part of
-    these whose exposed seconds every microbatch waits for. per_microbatch: always exposed, and every microbatch waits.
-    per_step: always exposed, and the step waits once. hidden_by_attention: ring sends hidden by the attention of their
-    ring step. once_forward, once_backward: of collectives that run once a step, seconds that one microbatch's ops of
-    that pass can hide.
+    Attributes:
+        forward, backward: seconds that the ops of that pass can hide.
+        critical_forward, critical_backward: the part of these that delays every microbatch if exposed.
+        per_microbatch: always exposed, in every microbatch.
+        per_step: always exposed, once per step.
+        hidden_by_attention: ring sends hidden by the attention of their ring step.
+        once_forward, once_backward: of collectives that run once a step, what one microbatch of that pass can hide.
     """
 
     forward: float = 0.0
@@ -84,7 +86,7 @@ class OverlapBudget:
         return self.hidden_by_attention + sum((1 - share) * getattr(self, name) for name, share in shares.items())
 
     def exposed_per_microbatch(self, shares: Mapping[str, float]) -> float:
-        """Return the exposed seconds for which every microbatch waits, summed over microbatches."""
+        """Return the exposed seconds that delay every microbatch, summed over microbatches."""
         late = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
         return self.per_microbatch + late
 
@@ -197,8 +199,7 @@ def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, str
     if not stored or not strategy.overlaps_weights:
         return FREE_LINKS
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
-    # The gathered bytes depend only on the axes that split weights without gathering them: of fsdp, which gathers, the
-    # least degree above 1 stands for all.
+    # Gathered bytes do not depend on the degree of fsdp: its least degree above 1 stands for all.
     split = {axis: mesh.degree(axis) for axis in (*WEIGHT_AXES, "pp")}
     ends = MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], **split)
     once, each = _gathered_bytes(with_remat(workload, "none"), ends, _without(strategy, _SHAPE))
@@ -232,9 +233,9 @@ def _activation_budget(workload: Workload, mesh: MeshShape, system: System, stra
 def _weight_budgets(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[OverlapBudget, OverlapBudget]:
-    """Return the weight budget as a part once a step and a part per microbatch: every use of a weight takes as long."""
+    """Return the weight budget as (once per step, per microbatch): each use of a weight takes equally long."""
     layout = lay_mesh(system, mesh.layout)
-    # Interleaved stages take microbatches in groups of as many as there are stages. Two are there to be summed.
+    # Interleaved stages process microbatches in groups of pp; two groups, so that there are microbatches to sum over.
     group = 2 * (mesh.pp if strategy.virtual_stages > 1 else 1)
     moves = weight_moves(workload, mesh, replace(strategy, num_microbatches=group))
     once, each = (overlap_budget((m for m in moves if m[1] is is_once), layout, strategy) for is_once in (True, False))
@@ -253,7 +254,7 @@ def _gathered_bytes(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the bytes of weight gathers and gradient reduce-scatters over fsdp, each as (forward, backward).
 
-    The first pair is once a step, the second per microbatch.
+    The first pair is per step, the second per microbatch.
     """
     sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
     for move, is_once in weight_moves(workload, mesh, replace(strategy, num_microbatches=2)):
@@ -265,15 +266,14 @@ def _gathered_bytes(
 
 @lru_cache(maxsize=1 << 12)
 def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
-    """Return the strategy with some fields at their defaults, as one cache key for all values of these."""
+    """Return the strategy with some fields at their defaults, so that they do not split the cache."""
     return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
 
 
 def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy, *, is_once: bool) -> bool:
     """Whether ops can overlap with a collective; is_once: it runs once a step and not for each microbatch.
 
-    None can overlap with an all-reduce that the TPU compiler emits for a reduce-scatter
-    (`benchmarks/planned_steps.py`).
+    No op overlaps with an all-reduce that the TPU compiler emits for a reduce-scatter (`benchmarks/planned_steps.py`).
     """
     if reduce_scatter_runs_as_all_reduce(move, layout):
         return False
@@ -293,10 +293,10 @@ def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy, *, is_
 
 
 def is_critical(move: Collective) -> bool:
-    """Whether something waits for the collective: the next matmul for activations, the update for the gradient norm."""
+    """Whether an op waits for the collective: the next matmul for activations, the update for the gradient norm."""
     return move.phase == "update" or (CRITICAL.issuperset(move.axes) and move.array != KEPT_INPUTS)
 
 
 def _exposed(wanted: float, free: float) -> float:
-    """Return the share of `wanted` seconds of collectives that the `free` seconds of overlapping ops do not hide."""
+    """Return the share of `wanted` seconds of collectives that `free` seconds of ops do not hide."""
     return max(0.0, 1 - free / wanted) if wanted else 0.0

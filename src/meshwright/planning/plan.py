@@ -92,13 +92,12 @@ class Plan:
         """Return a `NamedSharding` for every leaf of a tree of arrays (or of anything with a shape).
 
         Without `axes` the tree holds the parameters of the plan's own model, and each leaf is found by its path
-        (`layers.query`). With `axes` the tree may be any program's. Its keys are regular expressions over paths
-        (`.*attention.*kernel`), of which the first that matches the whole path is used; its values give the logical
-        axis of each dim, None for a dim that is not split, or "replicated" for a whole array that is not. `"*":
-        "replicated"` is for all leaves that no expression matches. NNX paths match with and without the `.value` at
-        their end. Scalars need no rule.
+        (`layers.query`). With `axes` the tree may be any program's. The keys of `axes` are regular expressions for
+        whole paths (`.*attention.*kernel`); the first match is used. A value is the logical axis of each dim, None for
+        a dim that is not split, or "replicated" for the whole array. `"*": "replicated"` applies to leaves that no
+        expression matches. NNX paths match with and without the `.value` at their end. Scalars need no rule.
 
-        mesh: what `plan.mesh(types="auto")` returned, for programs that leave shardings to the compiler; by default
+        mesh: the result of `plan.mesh(types="auto")`, for programs that leave shardings to the compiler; by default
         `plan.mesh()`, whose axes are explicit.
 
         Raises:
@@ -238,7 +237,7 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
         _check_predicted(read)
     except MeshwrightError as error:
         raise MeshwrightError(f"{name} is not a whole plan: {error}") from None
-    # The prediction follows from the other fields, which may be edited or from another version.
+    # Predict again: the file's other fields may have been edited, or written by another version.
     if replace(made.predicted, notes=()) == replace(read.predicted, notes=()):
         return made
     said = f"predicted again: {name} was edited, or written by another version, and has {read.predicted}"

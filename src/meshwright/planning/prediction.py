@@ -44,9 +44,9 @@ SIMULATED = "simulated devices share one machine's cores, so times on cpu are an
 def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Record:
     """Return the predicted record of a train step: ops, collectives, pipeline bubble, update.
 
-    Activation collectives are exposed, except those over tp in collective matmuls, and ring sends over sp as far as
-    attention hides them. Weight gathers and gradient reductions overlap with the ops of their pass; what exceeds these
-    is exposed. `breakdown_seconds` sums to the step.
+    Activation collectives are exposed, except what collective matmuls hide over tp and ring attention over sp. Weight
+    gathers and gradient reductions overlap with the ops of their pass; the rest is exposed. `breakdown_seconds` sums to
+    the step.
     """
     layout = lay_mesh(system, mesh.layout)
     moves = step_moves(workload, mesh, strategy)
@@ -104,9 +104,9 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """Return a note that every pipeline stage computes all dense layers that come before the MoE layers.
+    """Return a note if every pipeline stage computes all dense layers before the MoE layers; else nothing.
 
-    Empty if the stages divide the sequences of these layers among themselves.
+    They need not if the sequences can be split over the stages.
     """
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
@@ -166,11 +166,11 @@ def step_bound_seconds(
 
 
 def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the seconds that a pipeline device waits for its first microbatch and for the last one's gradient.
+    """Return the idle seconds of a pipeline stage, at the start and the end of a step.
 
     With p stages, v virtual stages and m microbatches the bubble lasts (p - 1) / v microbatches, so a device works m /
-    (m + (p - 1) / v) of the time: v = 1 for GPipe (arXiv:1811.06965) and 1F1B, more for interleaved stages
-    (arXiv:2104.04473, section 2.2). waited_seconds: the seconds that all microbatches of a step wait for collectives.
+    (m + (p - 1) / v) of the time; v is 1 for GPipe (arXiv:1811.06965) and 1F1B, larger for interleaved stages
+    (arXiv:2104.04473, section 2.2). waited_seconds: exposed communication of all microbatches together.
     """
     return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
 
@@ -187,7 +187,7 @@ def _in_every_tick(
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """Return the resource that most of the step waits for; a pipeline bubble is not a resource."""
+    """Return the resource that limits most of the step; a pipeline bubble is not a resource."""
     flops, traffic = step_flops(workload, mesh, _WORKED), hbm_bytes(workload, mesh)
     seconds: dict[Bound, float] = {
         "compute": 0.0,

@@ -1,4 +1,4 @@
-"""The time of a step's frozen reference model: the ops of its forward pass, and collectives that these do not hide."""
+"""The time of a step's frozen reference model: the ops of its forward pass, and its exposed collectives."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Communication volume: every collective of a step, in bytes per device and step (`record.Collective`).
 
-Dropless experts are planned for balanced routing. But array shapes are fixed before routing is known, so arrays are
-sized for the worst case: `step.token_routing.dropless_padding` times as many rows. XLA:CPU exchanges all of these.
-XLA:TPU and XLA:GPU exchange only actual rows, by a ragged all-to-all over ep; the following gather over tp, and the
-scatter on the way back, include padding. With a capacity factor there is no padding, and every compiler's program
-exchanges the planned bytes.
+Dropless experts are planned for balanced routing. But array shapes are fixed before routing is known, so arrays have
+rows for the worst case: `step.token_routing.dropless_padding` times the balanced number. XLA:CPU sends all rows.
+XLA:TPU and XLA:GPU send only actual rows, by a ragged all-to-all over ep; the gather over tp that follows, and the
+scatter on the way back, include padding. With a capacity factor there is no padding, and every compiler sends the
+planned bytes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def step_collectives(
 ) -> tuple[Collective, ...]:
     """Return every collective of a step with more than one device in its group, in bytes per device and step.
 
-    counted: `useful` for the runs on a step's microbatches; `executed` to include those that stages in lockstep run in
-    bubble ticks, whose time is part of the bubble. Both return the same collectives in the same order.
+    counted: `useful` for the runs on a step's microbatches; `executed` to add the runs of lockstep stages in bubble
+    ticks, whose time is part of the bubble. Both return the same collectives in the same order.
     """
     step = train_step(workload, mesh, strategy)
     return _collectives(step.communication, step, workload, strategy, counted)
@@ -44,7 +44,7 @@ def step_collectives(
 def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
     """Return the collectives of a step's frozen reference model, with phase `reference`, over the axes of its own mesh.
 
-    They are those of a forward pass without the mean of the loss; none if the step runs no reference.
+    These are the collectives of a forward pass, without the mean of the loss; empty if the step has no reference.
     """
     own = reference_pass(workload, mesh, strategy)
     return () if own is None else _of_reference(step_collectives(*own))
@@ -92,7 +92,7 @@ def activation_collectives(workload: Workload, mesh: MeshShape, strategy: Strate
 def dropless_padding_collectives(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, is_ragged: bool
 ) -> tuple[Collective, ...]:
-    """Return the collectives that a program runs beyond its plan, as dropless experts have capacity for any routing.
+    """Return the collectives that a program runs beyond its plan: dropless experts have capacity for any routing.
 
     is_ragged: whether rows are exchanged over ep by a ragged all-to-all, which sends only actual rows; XLA:CPU has
     none. Routing weights, one number per row, are always exchanged at full capacity.
@@ -119,7 +119,7 @@ def _dropless_padding(
 
 
 def untaken_branch_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """Return collectives in the HLO text beyond those executed: those in branches taken in few pipeline ticks."""
+    """Return the collectives in the HLO text that are not executed: branches that most pipeline ticks do not take."""
     step = train_step(workload, mesh, strategy)
 
     def untaken(op: Communicate, repeat: Repeat) -> int:
@@ -164,8 +164,7 @@ def _priced(
         if op.is_ring:
             runs *= step.extents.mesh.degree(op.axes) - 1
         if runs and any(degrees[axis] > 1 for axis in op.axes):
-            # A microbatch's run may send a fraction of a byte, where stages first add up the losses of all
-            # microbatches.
+            # Bytes per microbatch may be a fraction: stages add up the losses of all microbatches before they send.
             size = int(moved_bytes(op, step.extents, widths) * runs + 1e-6)
             yield op, Collective(kind=op.kind, axes=op.axes, phase=op.phase, bytes=size, count=runs, array=op.name)
 

@@ -40,7 +40,7 @@ FUSED = {
     "batch_norm": Pass(6, 10, 0, 0),
     # Reads the shortcut too; backward, both passes also read the sum's result, as relu stops some of its gradient.
     "batch_norm_add": Pass(8, 14, 0, 0),
-    # The results of a shortcut are normed when that sum reads them.
+    # A shortcut's result is normalised in the sum that reads it.
     "batch_norm_shortcut": Pass(2, 10, 0, 0),
 }
 """One kernel for each chain of elementwise ops. Launches of the passes over images are not counted."""
@@ -78,7 +78,7 @@ OF_IMAGES = {
 """Passes over images that are the same fused and one by one."""
 
 DROPOUT = {
-    # A mask of one byte: an existing kernel writes it forward; backward a kernel reads it and writes another gradient.
+    # The mask has one byte: an existing kernel writes it forward; a backward kernel reads it and writes a gradient.
     "residual": Pass(1, 5, 0, 1),
     "softmax": Pass(5, 5),
     # Forward reads and writes the array and writes the mask; backward reads and writes the gradient and reads the mask.

@@ -1,4 +1,4 @@
-"""Time of an op on one device, and the batch from which a matmul is compute bound.
+"""Roofline time of an op on one device, and the batch from which a matmul is compute bound.
 
 After the scaling book (jax-ml.github.io/scaling-book), roofline and training chapters.
 """

@@ -84,7 +84,7 @@ Each matmul is over a part of the images; the results are added.
 class LayerSeconds:
     """Seconds of one layer's ops for one microbatch, each op compiled by itself.
 
-    of_queries: of the backward matmuls of the query projection, for the gradients of its input and of its weight.
+    of_queries: both backward matmuls of the query projection (gradients of input and weight).
     """
 
     attention: PassSeconds = NONE
@@ -156,8 +156,8 @@ def _mean(parts: list[tuple[PassSeconds, int]]) -> PassSeconds:
 class _Timed:
     """Seconds of one microbatch: of a layer of each stack, and of the logits.
 
-    shares: by part of a layer, how fast it runs in whole programs relative to ops alone. known: the time of each op, by
-    its work.
+    shares: speed of each part of a layer inside a program, relative to its ops compiled alone. known: seconds of each
+    op, keyed by its work.
     """
 
     layers: dict[str, LayerSeconds]
@@ -187,7 +187,7 @@ def _weights_mesh(mesh: MeshShape) -> MeshShape:
 
 @lru_cache(maxsize=1 << 12)
 def _of_ops(strategy: Strategy) -> Strategy:
-    """Return the strategy without fields that do not change ops; of microbatches, only whether there are several."""
+    """Return the strategy without fields that do not change ops; num_microbatches is reduced to one or several."""
     return replace(
         strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1, schedule="1f1b", zero_stage=3
     )
@@ -199,8 +199,8 @@ def _time(
 ) -> _Timed:
     """Return the time of every op of one microbatch of `tokens` tokens on a device.
 
-    mesh: only axes that split weights in use; the others do not matter. rows: the rows of a microbatch on all devices,
-    for models whose loss multiplies with all of them; else None.
+    mesh: only axes that split weights in use. rows: rows of a microbatch over all devices, for losses whose matmul
+    covers all of them; else None.
     """
     step = train_step(workload, mesh, strategy)
     sizes = dict(step.extents.sizes) | {"B": tokens * mesh.degree(RULES["batch"]) / workload.seq_len}
@@ -265,13 +265,14 @@ class OpTimer:
                 return self._elementwise(op)
 
     def _matmul(self, op: Matmul) -> float:
-        """Return the seconds of a matmul or one of its gradients; in ring steps if it overlaps with its collective."""
+        """Return the seconds of a matmul or one of its gradients; a collective matmul is split into ring steps."""
         if op.image:
             return self._convolution(op, op.image)
         local = self.extents.local_dims
         rows, inner, columns, count = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
         rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.dtype
-        # A ring has a step per shard of tp; on a torus it sends a shard in two halves, one each way, and multiplies so.
+        # A ring has a step per shard of tp; on a torus each step sends and multiplies the two halves of a shard
+        # separately.
         tp = self.extents.mesh.tp
         steps = tp * (2 if self.system.chip.kind == "tpu" else 1) if op.is_ring and tp > 1 else 1
         if op.role == "result":
@@ -284,7 +285,8 @@ class OpTimer:
             )
         # int8 training computes the gradients of weights without int8 (`models.quantised.products`).
         dtype = self.dtype if rounded == "int8" else rounded
-        # A weight that adds to the stream accumulates its gradient over ring steps; the others have their whole input.
+        # Matmuls that add to the residual stream accumulate their weight gradient over ring steps; others have the
+        # whole input.
         sums = steps if op.is_summed else 1
         return count * sums * product_seconds(inner, rows / sums, columns, system=self.system, dtype=dtype)
 
@@ -343,7 +345,7 @@ class OpTimer:
         return 0.0
 
     def _attention(self, op: AttentionOp) -> float:
-        """Return the seconds of attention, scores and their matmul with the values: fused, or through memory."""
+        """Return the seconds of attention, fused or with scores through memory."""
         if op.is_of_chunks:
             return 0.0
         seq_len = self.extents.sizes["S"]
@@ -396,7 +398,7 @@ class OpTimer:
         return self._pass(elements, each.forward_bytes, each.forward_kernels)
 
     def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
-        """Return the seconds of kernels that move `nbytes` per element, given for elements of 2 bytes."""
+        """Return the seconds of kernels that would move `nbytes` per element in a 2-byte dtype."""
         launch = launch_seconds(self.system)
         scale = dtype_bytes(self.dtype) / 2
         return kernels * launch + self._hbm(scale * nbytes * elements)
@@ -432,7 +434,7 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
         return {}
     narrow = dtype_bytes(workload.compute_dtype)
     wide = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
-    # A gather's bytes are read and written; a gradient is read narrow and written in the dtype of its sum.
+    # A gathered weight is read and written; a gradient is read narrow and written in the dtype of its sum.
     factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
     if strategy.profile.shard_lists:
         factors = {"all-gather": 3.0, "reduce-scatter": 2.0}

@@ -12,14 +12,14 @@ github.com/microsoft/vidur, data/profiling (commit 7d47513), `add` of Llama-2-70
 """
 
 OVERLAP_SLOWDOWN = 0.189
-"""Slowdown of a GPU's ops beside a collective, which takes multiprocessors and power (arXiv:2507.03114)."""
+"""Slowdown of a GPU's ops while a collective runs and takes multiprocessors and power (arXiv:2507.03114)."""
 
 SPREAD = 0.08
-"""Spread of an op's time over GPUs of one kind (arXiv:2208.11035): each runs at the clock that its power allows."""
+"""Spread of an op's time over GPUs of one kind, whose power limits allow different clocks (arXiv:2208.11035)."""
 
 
 def contention_seconds(hidden_seconds: float, system: System) -> float:
-    """Return the seconds that ops lose to collectives that run beside them. TPUs lose none: DMA engines move data."""
+    """Return the seconds by which concurrent collectives slow ops down; 0 on TPUs, where DMA engines move the data."""
     return OVERLAP_SLOWDOWN * hidden_seconds if system.chip.kind == "gpu" else 0.0
 
 

@@ -75,7 +75,7 @@ def tpu_chunk_kernel(length: int) -> Literal["flash", "blockwise"]:
 
 
 def tpu_block(head_dim: float) -> int:
-    """Return the most queries, or keys, in a block of a TPU's kernel (`execution/runtime/attention/kernels.py`).
+    """Return the largest block of queries or keys in a TPU's kernel (`execution/runtime/attention/kernels.py`).
 
     Larger blocks have less overhead and compute more masked scores. For wide heads they do not fit on the chip.
     """

@@ -158,8 +158,8 @@ def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Ter
 def _latency(kind: Kind, placement: Placement) -> float:
     """Return the time of the hops alone: around half of each ring, along each line, up a tree of log2 n at each level.
 
-    Scaling book, sharding (a note on ICI latency) and gpus (tree reduction). A permute and an all-to-all go straight
-    through a level; a permute goes to the neighbour, but from the last device of a line to the other end.
+    Scaling book, sharding (a note on ICI latency) and gpus (tree reduction). A permute and an all-to-all cross a level
+    once. On a torus a permute takes one hop; on a line the last device sends to the first, across the whole line.
     """
     hops = 0.0
     for ring in placement.rings:

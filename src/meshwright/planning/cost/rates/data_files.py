@@ -84,7 +84,7 @@ def tpu_products() -> TpuProducts:
 def tpu_layer_shares() -> Mapping[str, Mapping[str, float]]:
     """Return the speed of a layer in one program, as a fraction of its ops' speeds alone, by chip.
 
-    Made by `benchmarks/tpu_layers.py`.
+    Written by `benchmarks/tpu_layers.py`.
     """
     return _read("tpu_layers")["chips"]
 

@@ -20,7 +20,7 @@ from meshwright.planning.cost.roofline import matmul_bytes
 
 TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64))
 SPLITS = (1, 2, 4)
-"""Tiles and splits that a GPU library chooses from.
+"""Numbers of splits that a GPU library chooses from; its tiles are listed above.
 
 A tile is the part of the result that a multiprocessor computes. A split divides the contraction if tiles alone would
 not occupy all multiprocessors.
@@ -123,7 +123,7 @@ def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
 
 @cache
 def launch_seconds(system: System) -> float:
-    """Return the time of starting a kernel on a device, which no op on a GPU is shorter than; 0 on other chips."""
+    """Return the launch time of a kernel, the lower limit of an op's time on a GPU; 0 on other chips."""
     return gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
 
 
@@ -190,10 +190,11 @@ def _tpu_table(name: str) -> _Table:
 
 @cache
 def layer_shares(system: System) -> Mapping[str, float]:
-    """Return the speed of a layer's attention through scores, and of its other ops, as fractions of their speed alone.
+    """Return how fast ops run inside a layer, as a fraction of their speed when compiled alone.
 
-    On TPUs by the compiler's estimates for a layer of Llama 2 (`benchmarks/tpu_layers.py`): norms and reductions are
-    fused into matmul kernels, and weights are copied to other layouts. On GPUs both are 1: kernels run one by one.
+    One fraction for attention through scores, one for the other ops. On TPUs: the compiler's estimates for a layer of
+    Llama 2 (`benchmarks/tpu_layers.py`): norms and reductions are fused into matmul kernels, and weights are copied to
+    other layouts. On GPUs both are 1: kernels run one by one.
     """
     if system.chip.kind != "tpu":
         return {"attention": 1.0, "rest": 1.0}
