@@ -6,6 +6,7 @@ are about software, not about single rows.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from meshwright.description.hardware.chip import Chip
 from meshwright.description.hardware.load import load_chip
 from meshwright.description.hardware.system import System, make_system
 from meshwright.description.step.legality import check_mesh
-from meshwright.description.step.model import Experts, ModelConfig
+from meshwright.description.step.model import Experts, LatentAttention, ModelConfig
 from meshwright.description.step.strategy import Attention, Strategy
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
@@ -25,8 +26,16 @@ from meshwright.planning.cost.memory import step_memory
 
 Row = Mapping[str, Any]
 
-_NICS = re.compile(r"(\d+)\s*x\s*(\d+) ?Gb/s")
-"""The network cards of a node: `8x200Gb/s`."""
+_PER_NODE = (
+    re.compile(r"(\d+)\s*[x×]\s*(\d+) ?G"),  # 8x200Gb/s, 4 x 100 GbE, 8x200G NICs
+    re.compile(r"(\d+) (?:NICs|cards|rails|links) (?:of|at) (\d+)"),
+    re.compile(r"(\d+) ?Gb(?:ps|/s|it/s) ?(?:/|per |a )node"),
+)
+_PER_GPU = re.compile(r"(\d+) ?Gb(?:ps|/s|it/s)[^,;]* (?:per|a|/) ?GPU")
+"""The network of a node, or of a GPU, in gigabits a second, as rows spell it."""
+
+_CLOUDS = {"p5": 3200, "p4d": 400, "p4de": 400}
+"""Gigabits a second of a node of AWS, by its instance (aws.amazon.com/ec2/instance-types)."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +50,9 @@ class Setting:
 
 def read_setting(row: Row) -> Setting:
     """The setting of a row; one that the planner has no words for is a `MeshwrightError`."""
-    if row["kind"] != "train":
-        raise MeshwrightError(f"{row['kind']} is not planned yet; train is")
-    system, mesh = _system(row), _mesh(row)
+    system, mesh = read_system(row), _mesh(row)
     workload = Workload(
-        model=_model(row["model"]),
+        model=row_model(row["model"]),
         batch=_batch(row),
         seq_len=row["seq_len"],
         remat="block",
@@ -89,9 +96,10 @@ def _active(model: Row) -> float:
     return (model.get("moe") or {}).get("active_params") or model["params"]
 
 
-def _model(said: Row) -> ModelConfig:
+def row_model(said: Row) -> ModelConfig:
     """The model of a row; what is called GPT has norms, positions and biases as GPT-2 and GPT-3 have them."""
     gpt = {"norm": "layer", "norm_bias": True, "positions": "learned", "max_positions": 2048, "activation": "gelu"}
+    attention = said.get("attention") or ""
     return ModelConfig(
         name=said["name"],
         num_layers=said["layers"],
@@ -104,8 +112,34 @@ def _model(said: Row) -> ModelConfig:
         gated=said["gated_mlp"],
         tied_embeddings=bool(said["tied_embeddings"]),
         experts=_experts(said),
-        **(gpt if "gpt" in said["name"].lower() else {}),
+        latent=_latent(attention),
+        **_windows(attention),
+        **(gpt if re.search(r"\bgpt(?!-?oss)", said["name"].lower()) else {}),
     )
+
+
+def _latent(words: str) -> LatentAttention | None:
+    """Latent attention as a row has it: `MLA q_lora=1536 kv_lora=512 nope=128 rope=64 v=128`."""
+    if "mla" not in words.lower():
+        return None
+    sizes = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", words)}
+    return LatentAttention(
+        query_rank=sizes.get("q_lora"),
+        kv_rank=sizes["kv_lora"],
+        nope_head_dim=sizes["nope"],
+        rope_head_dim=sizes["rope"],
+        value_head_dim=sizes["v"],
+    )
+
+
+def _windows(words: str) -> dict[str, int]:
+    """Windows as a row has them: `alternating sliding-window 128`, `5:1 sliding-window 1024`."""
+    found = re.search(r"sliding[- ]window (?:of )?(\d+)", words)
+    if not found:
+        return {}
+    ratio = re.search(r"(\d+):1", words)
+    every = int(ratio[1]) + 1 if ratio else 2 if "alternating" in words else 0
+    return {"sliding_window": int(found[1]), "full_attention_every": every}
 
 
 def _experts(said: Row) -> Experts | None:
@@ -120,6 +154,8 @@ def _experts(said: Row) -> Experts | None:
     shared = moe.get("shared_experts") or 0
     width = moe.get("d_ff") or moe.get("expert_d_ff") or said["d_ff"]
     dense = moe.get("dense_layers") or 0
+    if (every := moe.get("every") or 1) > 1:  # Experts in every n-th layer cost what they cost in a row.
+        dense = said["layers"] - said["layers"] // every
     return Experts(count=count, num_active=active, mlp=width, shared_mlp=shared * width, num_dense_layers=dense)
 
 
@@ -144,14 +180,14 @@ def _num_devices(row: Row) -> int:
     return row["num_devices"] * (row["hardware"].get("jax_devices_per_chip") or 1)
 
 
-def _system(row: Row) -> System:
+def read_system(row: Row) -> System:
     """The chips of a row; where replicas are joined by the data-centre network, a slice each."""
     said = row["hardware"]
     name = said["chip"].lower().replace("_", "-").removeprefix("tpu").strip("- ")
     chip = load_chip(name.removesuffix("-sxm").replace("-hbm2e", ""))
     slices = 1
-    if chip.levels and (nics := _NICS.search(said.get("interconnect") or "")):
-        chip = _with_network(chip, int(nics[1]) * float(nics[2]) * 1e9 / 8)
+    if chip.levels and (gigabits := node_gigabits(row, chip.chips_per_host)):
+        chip = _with_network(chip, gigabits * 1e9 / 8)
     if chip.torus:
         dp, most = row["parallelism"].get("dp") or 1, 1
         for size in chip.torus.max_slice:
@@ -159,6 +195,35 @@ def _system(row: Row) -> System:
         slices = dp if "DCN" in (said.get("interconnect") or "") else -(-row["num_devices"] // most)
     chips = _num_devices(row) // chip.devices_per_chip
     return make_system(chip, (chips // slices,), num_slices=slices)
+
+
+def node_gigabits(row: Row, gpus: int) -> float | None:
+    """The network of a row's node of `gpus` GPUs in gigabits a second; None where the row does not say it."""
+    words = row["hardware"].get("interconnect") or ""
+    for pattern in _PER_NODE:
+        if found := pattern.search(words):
+            return math.prod(map(float, found.groups()))
+    if found := _PER_GPU.search(words):
+        return gpus * float(found[1])
+    instance = re.search(r"\bp\d\w*", words)
+    return _CLOUDS.get(instance[0]) if instance else None
+
+
+def defaults(row: Row) -> tuple[str, ...]:
+    """What a row does not say, so that the rules of this file choose it."""
+    if row["kind"] != "train":
+        return ()
+    said, system = row["parallelism"], read_system(row)
+    is_interleaved = "interleaved" in (said.get("pp_schedule") or "")
+    found = {
+        "framework": find_framework(*_texts(row)) is None,
+        "network": bool(system.chip.levels) and node_gigabits(row, system.chip.chips_per_host) is None,
+        "remat": "unknown" in (row.get("remat") or "unknown"),
+        "microbatches": not row.get("micro_batch"),
+        "virtual stages": is_interleaved and not said.get("virtual_stages"),
+        "inferred by the table": bool(row.get("inferred_fields")),
+    }
+    return tuple(name for name, is_taken in found.items() if is_taken)
 
 
 def _with_network(chip: Chip, node_bytes_per_second: float) -> Chip:
@@ -215,7 +280,7 @@ def _remats(row: Row, system: System) -> tuple[Remat, ...]:
 
 
 def _saved_values(row: Row, system: System) -> tuple[str, ...]:
-    """The values that a row's policy saves or offloads by name, such as `save q,k,v; offload context; recompute MLP`."""
+    """The values that a row's policy saves or offloads by name, as in `save q,k,v; offload context; recompute MLP`."""
     names = load_framework(_framework(row, system)).saved
     parts = re.split(r"[;(]", (row.get("remat") or "").lower())
     words = [word for part in parts if "recompute" not in part for word in re.findall(r"[a-z_0-9]+", part)]
@@ -263,10 +328,12 @@ def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
     if "eager" in words:
         profile = replace(profile, fused_elementwise=False)
     schedule = (said.get("pp_schedule") or "").lower()
+    if stated := re.search(r"\bvp\s*=\s*(\d+)", schedule):  # As in: README lists no VP, the preset uses VP=12.
+        said = {"virtual_stages": int(stated[1]), **{k: v for k, v in said.items() if v}}
     return Strategy(
         zero_stage=min(said.get("zero_stage") or 0, framework.most_zero_stage_with_pp if mesh.pp > 1 else 3),  # pyright: ignore[reportArgumentType]
         schedule="gpipe" if "gpipe" in schedule else "1f1b",
-        virtual_stages=_virtual_stages(row, mesh, schedule, framework),
+        virtual_stages=_virtual_stages(row, said, mesh, schedule, framework),
         attention=_attention(words, system, framework),
         matmul_dtype="fp8" if "fp8" in words or "float8" in words else "int8" if "int8" in words else None,
         profile=profile,
@@ -279,10 +346,14 @@ def _words(row: Row) -> str:
     return " ".join(str(row.get(key) or "") for key in ("id", "source", "dtype", "remat", "notes")).lower()
 
 
+def _texts(row: Row) -> tuple[str, ...]:
+    """The texts of a row that may name its framework, the surest first."""
+    return row["id"], str(row.get("dtype")), str(row["source"]), str(row.get("notes"))
+
+
 def _framework(row: Row, system: System) -> str:
     """The framework of a row by what it is called, then by its source, then by its other words."""
-    texts = (row["id"], str(row.get("dtype")), str(row["source"]), str(row.get("notes")))
-    return find_framework(*texts) or ("maxtext" if system.chip.kind == "tpu" else "fsdp")
+    return find_framework(*_texts(row)) or ("maxtext" if system.chip.kind == "tpu" else "fsdp")
 
 
 def _is_torchtitan(row: Row) -> bool:
@@ -290,16 +361,16 @@ def _is_torchtitan(row: Row) -> bool:
     return "torchtitan" in f"{row['id']} {row['source']}".lower()
 
 
-def _virtual_stages(row: Row, mesh: MeshShape, schedule: str, framework: Framework) -> int:
+def _virtual_stages(row: Row, said: Row, mesh: MeshShape, schedule: str, framework: Framework) -> int:
     """The virtual stages; of an interleaved schedule without a number those that share the layers evenly.
 
     Two, where layers cannot be shared evenly at all.
     """
-    if stages := row["parallelism"].get("virtual_stages"):
+    if stages := said.get("virtual_stages"):
         return int(stages)
     each, rest = divmod(row["model"]["layers"], mesh.pp)
     even = [count for count in range(2, each + 1) if each % count == 0]
-    if schedule and "interleaved" not in schedule or (not schedule and framework.virtual_stages == "fewest"):
+    if (schedule and "interleaved" not in schedule) or (not schedule and framework.virtual_stages == "fewest"):
         return 1
     return 2 if rest else 1 if not even else even[0] if framework.virtual_stages == "fewest" else even[-1]
 
@@ -307,7 +378,8 @@ def _virtual_stages(row: Row, mesh: MeshShape, schedule: str, framework: Framewo
 def _attention(words: str, system: System, framework: Framework) -> Attention:
     """Where attention ran: a fused kernel by name, or as all have it who came after FlashAttention (2022)."""
     is_fused = re.search(r"(?<!non-)flash", words) or "te bf16" in words
-    is_fused = is_fused or system.chip.name not in ("a100-40gb", "a100-80gb", "v3", "v4")
+    is_old = system.chip.name in ("a100-40gb", "a100-80gb", "v3", "v4")
+    is_fused = is_fused or framework.always_fuses_attention or not is_old
     if "no flash" in words or not is_fused:
         return "scores"
     return framework.attention.get(system.chip.kind, "flash")

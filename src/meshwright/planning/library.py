@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from meshwright.description.frameworks.framework import framework_fields
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_mesh, check_positions
 from meshwright.description.step.rules import stream_rules
@@ -157,9 +158,12 @@ def plan(
         _refuse(_only(said, swept.replaced), "beside sweep")
         if not isinstance(model, Workload):
             said = swept_options(swept, said)
-    include_planned = said.pop("include_planned", False)
+    framework = said.pop("framework", None)
+    include_planned = said.pop("include_planned", False) or framework is not None
     workload, system = read_workload(model, _only(said, WORKLOAD_OPTIONS))
     fields = read_strategy(_only(said, STRATEGY_OPTIONS), system.num_devices)
+    if framework is not None:
+        fields = framework_fields(framework, system.chip.kind) | fields
     policies = (workload.remat,) if isinstance(model, Workload) else remats(said.get("remat"))
 
     def find(workload: Workload, system: System, top: int) -> Ranking:

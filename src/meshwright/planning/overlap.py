@@ -15,7 +15,7 @@ from meshwright.description.step.train import train_step
 from meshwright.description.step.workload import Workload, with_remat
 from meshwright.mesh import MeshShape, divisors
 from meshwright.planning.cost.comm_volume import (
-    activation_collectives,
+    activation_moves,
     is_of_weights,
     priced_collectives,
     weight_moves,
@@ -132,7 +132,7 @@ def overlap_budget(
 
 def _sent_seconds(move: Collective, layout: MeshPlacement, strategy: Strategy) -> float:
     """Return the seconds of all runs of a collective, with what its framework adds to each run over tp."""
-    start = strategy.profile.tp_start_seconds if move.axes == ("tp",) else 0.0
+    start = strategy.profile.tp_start_seconds * layout.degrees.get("tp", 1) if move.axes == ("tp",) else 0.0
     return planned_seconds(move, layout) + move.count * start
 
 
@@ -163,7 +163,10 @@ def timed_collectives(
     ring_shares: Mapping[Phase, float],
     strategy: Strategy,
 ) -> Iterator[Collective]:
-    """Yield collectives with their seconds and exposed seconds; moves: as in `overlap_budget`, shares: from its result."""
+    """Yield collectives with their seconds and exposed seconds.
+
+    moves: as in `overlap_budget`. shares: from `OverlapBudget.shares`.
+    """
     for move, is_once in moves:
         seconds = _sent_seconds(move, layout, strategy)
         if is_round_ring(move):
@@ -224,7 +227,7 @@ def activation_budget(workload: Workload, mesh: MeshShape, system: System, strat
 @lru_cache(maxsize=1 << 15)
 def _activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
     """Return `activation_budget` for a strategy whose irrelevant fields are at their defaults, for the cache."""
-    moves = [(move, False) for move in activation_collectives(workload, mesh, strategy)]
+    moves = activation_moves(workload, mesh, strategy)
     shares = ring_shares(workload, mesh, system, strategy)
     return overlap_budget(moves, lay_mesh(system, mesh.layout), strategy, shares)
 

@@ -129,6 +129,8 @@ class Plan:
     @property
     def planned_only(self) -> str:
         """Why `meshwright train` cannot run this yet, in one line; empty if it can."""
+        if name := self.strategy.profile.name:
+            return f"it is planned as {name} runs it; without --framework it is planned as meshwright does"
         try:
             check_mesh(self.workload, self.mesh, stream_rules(self.strategy.tp_stream))
             check_strategy(self.workload, self.mesh, self.strategy)

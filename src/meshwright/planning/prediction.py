@@ -54,7 +54,8 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
     round_ring = ring_shares(workload, mesh, system, strategy)
     budget = overlap_budget(moves, layout, strategy, round_ring)
     breakdown = step_breakdown(workload, mesh, system, strategy, budget)
-    exposed = timed_collectives(moves, layout, budget.shares(*windows(breakdown), strategy.num_microbatches), round_ring, strategy)
+    shares = budget.shares(*windows(breakdown), strategy.num_microbatches)
+    exposed = timed_collectives(moves, layout, shares, round_ring, strategy)
     beside = timed_reference_collectives(workload, mesh, system, strategy)
     step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
     return Record(
@@ -76,7 +77,10 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
 
 def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
     """Return the notes of a prediction."""
-    notes = (SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)
+    notes = ()
+    if strategy.profile.name:
+        notes += (f"planned as {strategy.profile.name} runs a step, which meshwright does not run",)
+    notes += (SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)
     if before := pre_pipeline_stack(program(workload.model), mesh, strategy):
         notes += _repeated(before.num_layers, workload, mesh, strategy)
     experts = workload.model.experts

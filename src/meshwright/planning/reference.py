@@ -47,5 +47,6 @@ def _timed(
     timed = timed_collectives(moves, layout, shares, ring, own.strategy)
     total = ops + budget.exposed(shares)
     if system.chip.kind == "gpu":
-        total += contention_seconds(budget.hidden(shares), system) + straggling_seconds(ops, own.mesh.num_devices, system)
+        total += contention_seconds(budget.hidden(shares), system)
+        total += straggling_seconds(ops, own.mesh.num_devices, system)
     return total, tuple(replace(move, phase="reference") for move in timed)

@@ -221,7 +221,9 @@ class _Search:
             candidate = Candidate(mesh, group.remat, strategy)
             if (peak := self._fitting_peak(candidate)) is not None:
                 self.num_priced += 1
-                self._push(step_seconds(workload, mesh, system, strategy), candidate, peak)
+                # Times that differ by rounding alone are ties, which go by memory.
+                seconds = float(f"{step_seconds(workload, mesh, system, strategy):.12g}")
+                self._push(seconds, candidate, peak)
 
     def _can_fit(self, group: _Group) -> bool:
         """Whether the candidate of a group that needs the least memory fits."""

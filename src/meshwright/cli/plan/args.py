@@ -30,6 +30,8 @@ class SearchArgs:
     """Sweep values of one key: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
     include_planned: Annotated[bool, option()] = False
     """Include plans that train cannot run yet. Default: only plans that run, if there are any."""
+    framework: Annotated[str | None, option("NAME")] = None
+    """Plan for another framework, as megatron-core, maxtext or torchtitan: how it runs a step. Default: meshwright."""
     tokens: Annotated[str | None, option("N")] = None
     """Print the days and chip hours of training on this many tokens, as 15T."""
     price: Annotated[str | None, option("AMOUNT")] = None

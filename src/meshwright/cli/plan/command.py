@@ -16,6 +16,7 @@ from meshwright.cli.plan.programs import NAMED
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.description.families.load import trained_seq_len
+from meshwright.description.frameworks.framework import framework_fields
 from meshwright.description.hardware.system import System
 from meshwright.description.step.images import RESNETS
 from meshwright.description.step.workload import Remat, Workload
@@ -99,8 +100,10 @@ class _Training:
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
         self.workload, self.system = read_workload(args.model, options)
         self.fields: dict[str, Any] = read_strategy(given_options(args.strategy), self.system.num_devices)
+        if args.search.framework is not None:
+            self.fields = framework_fields(args.search.framework, self.system.chip.kind) | self.fields
         self.searched = self.fields
-        self.include_planned = args.search.include_planned
+        self.include_planned = args.search.include_planned or bool(args.search.framework)
 
     def run(self) -> int:
         """Print the sweep, the comparison or the ranking; return 1 if nothing that was requested fits, else 0."""

@@ -14,6 +14,8 @@ from meshwright.description.step.workload import Remat
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.support.field_types import from_data
 
+OURS = "meshwright"
+
 DATA = Path(__file__).parent / "data"
 
 
@@ -31,7 +33,9 @@ class Framework:
     remat: Mapping[str, Remat] = field(default_factory=dict[str, Remat])
     # Its names of values that a policy may save, each with ours, such as `query key value`.
     saved: Mapping[str, str] = field(default_factory=dict[str, str])
-    most_zero_stage_with_pp: int = 3  # Highest ZeRO stage under a pipeline.
+    always_fuses_attention: bool = False  # Even on chips older than fused attention.
+    most_zero_stage: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage that it has.
+    most_zero_stage_with_pp: Literal[0, 1, 2, 3] = 3  # Highest ZeRO stage under a pipeline.
     # Parts of a stage in an interleaved schedule if nothing says how many: as few or as many as the layers allow.
     virtual_stages: Literal["fewest", "most"] = "fewest"
 
@@ -54,6 +58,8 @@ def load_framework(name: str) -> Framework:
         for group in groups
     }
     strategy_from_data(values["strategy"])
+    if name != OURS:
+        values["profile"]["name"] = name
     return from_data(Framework, data | values.pop("rules") | values, f"{name}.toml")
 
 
@@ -62,6 +68,14 @@ def _has_source(entry: Mapping[str, Any], name: str, key: str) -> bool:
     if not entry.get("source"):
         raise MeshwrightError(f"{name}.toml: {key} has no source")
     return True
+
+
+def framework_fields(name: str, kind: str) -> dict[str, Any]:
+    """Return the fields of `Strategy` with which a framework runs a step on a kind of chip, `tpu`, `gpu` or `cpu`."""
+    framework = load_framework(name)
+    kernel = {"attention": framework.attention[kind]} if kind in framework.attention else {}
+    stage = {} if framework.most_zero_stage == 3 else {"zero_stage": framework.most_zero_stage}
+    return {"profile": framework.profile, **kernel, **stage, **framework.strategy}
 
 
 def find_framework(*texts: str) -> str | None:

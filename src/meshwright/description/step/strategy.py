@@ -24,9 +24,10 @@ RateSchedule = Literal["cosine", "linear", "wsd", "constant"]
 class FrameworkProfile:
     """How another framework runs a strategy differently from XLA: to plan it for comparison, never to run it.
 
-    The profiles of PyTorch, Megatron-LM and DeepSpeed are in `benchmarks/published_rows.py`.
+    The profiles of known frameworks are files (`description.frameworks`).
     """
 
+    name: str = ""  # The framework; '' for meshwright.
     # Weights are gathered into one buffer and copied out of it, and gradients copied into one (PyTorch FSDP).
     flat_buffers: bool = False
     shard_lists: bool = False  # Weights and gradients are copied into and out of lists of shards (DeepSpeed in 2021).
@@ -45,11 +46,15 @@ class FrameworkProfile:
     saved_values: tuple[str, ...] = ()
     balanced_routing: bool = False  # Experts' arrays have room for even load alone, not for any routing of tokens.
     overlaps_sends: bool = False  # Sends between interleaved pipeline stages run beside matmuls.
+    memory_bytes: float = 0.0  # Communication buffers and fragments of the allocator, on each device.
     host_seconds: float = 0.0  # Seconds of each step in which no device works: logging, data, the optimizer's loop.
-    tp_start_seconds: float = 0.0  # Seconds that each collective over tp takes to start, besides the links' latency.
+    # Seconds that a collective over tp takes to start, for each device of its group, besides the links' latency.
+    tp_start_seconds: float = 0.0
 
     def __str__(self) -> str:
-        """Return the fields that differ from XLA: `flat_buffers=True`."""
+        """Return the framework's name, or the fields that differ from XLA: `flat_buffers=True`."""
+        if self.name:
+            return self.name
         changed = {name: value for name, value in vars(self).items() if value != getattr(XLA, name)}
         return ",".join(f"{name}={value}" for name, value in changed.items()) or "XLA"
 

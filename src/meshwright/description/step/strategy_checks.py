@@ -12,10 +12,14 @@ from meshwright.mesh import MeshShape, multiples_around, nearest_divisors
 
 def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise an error if an option of a strategy would change nothing, or cannot run with a workload on a mesh."""
-    for field, reason in unused_options(workload, mesh, strategy).items():
+    # The fields of a framework are set whether a mesh uses them or not.
+    unused = {} if strategy.profile.name else unused_options(workload, mesh, strategy)
+    for field, reason in unused.items():
         value, default = getattr(strategy, field), getattr(DEFAULT, field)
         shown = f"'{value}'" if isinstance(value, MeshShape) else repr(value)
         raise MeshwrightError(f"{field}={shown} would change nothing on mesh {mesh}: {reason}; use {field}={default!r}")
+    if workload.remat == "named" and not strategy.profile.saved_values:
+        raise MeshwrightError("remat named saves what a framework's profile names, and none does; use another policy")
     _check_microbatches(workload, mesh, strategy)
     check_sequence(workload.model, mesh, strategy)
     if workload.packed and strategy.attention == "cudnn":

@@ -16,6 +16,7 @@ from typing import Literal
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.ir import Communicate, Extents, Repeat, Step, Width
 from meshwright.description.step.passes.nodes import IMBALANCE
+from meshwright.description.step.passes.pipeline import UPDATE
 from meshwright.description.step.passes.shard_ends import LOSS
 from meshwright.description.step.reference import reference_pass
 from meshwright.description.step.strategy import DEFAULT, Strategy
@@ -62,9 +63,7 @@ def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) 
     return _collectives((op for op in step.communication if op.of_weight), step, workload, strategy)
 
 
-def weight_moves(
-    workload: Workload, mesh: MeshShape, strategy: Strategy
-) -> tuple[tuple[Collective, bool], ...]:
+def weight_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
     """Return `weight_collectives`, each with whether it runs once a step and not for each microbatch."""
     step = train_step(workload, mesh, strategy)
     return _moves((op for op in step.communication if op.of_weight), step, workload, strategy)
@@ -80,13 +79,14 @@ def _moves(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy
 ) -> tuple[tuple[Collective, bool], ...]:
     """Return the collectives of some ops, each with whether it runs once a step."""
-    return tuple((move, op.region.is_once) for op, move in priced_collectives(ops, step, workload, strategy, "useful"))
+    priced = priced_collectives(ops, step, workload, strategy, "useful")
+    return tuple((move, op.region.is_once or op.region.name == UPDATE) for op, move in priced)
 
 
-def activation_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """Return the collectives of activations, of a split vocabulary, and of the loss."""
+def activation_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
+    """Return the collectives of activations, of a split vocabulary, and of the loss, as in `weight_moves`."""
     step = train_step(workload, mesh, strategy)
-    return _collectives((op for op in step.communication if not op.of_weight), step, workload, strategy)
+    return _moves((op for op in step.communication if not op.of_weight), step, workload, strategy)
 
 
 def dropless_padding_collectives(

@@ -77,6 +77,14 @@ OF_IMAGES = {
 }
 """Passes over images that are the same fused and one by one."""
 
+OF_EXPERTS = {
+    # Rows of tokens are read and written in the order of their experts; backward reads the rows' gradients.
+    "dispatch": Pass(4, 2),
+    # Experts' rows are read and weighted; backward reads them again for the weights, and writes the rows' gradients.
+    "combine": Pass(2, 4),
+}
+"""Passes over the rows of experts, in the order of routing."""
+
 DROPOUT = {
     # The mask has one byte: an existing kernel writes it forward; a backward kernel reads it and writes a gradient.
     "residual": Pass(1, 5, 0, 1),
@@ -124,7 +132,7 @@ def pass_of(kind: str, *, fuses: bool) -> Pass:
         return DROPOUT["low_rank"]
     if kind in ("norm", "layer_norm"):
         return FUSED["norm"] if fuses else ONE_BY_ONE["layer" if kind == "layer_norm" else "rms"]
-    return OF_IMAGES.get(kind) or (FUSED if fuses else ONE_BY_ONE)[kind]
+    return OF_IMAGES.get(kind) or OF_EXPERTS.get(kind) or (FUSED if fuses else ONE_BY_ONE)[kind]
 
 
 def softmax_passes(*, fuses: bool, dropout: bool) -> Iterator[Pass]:

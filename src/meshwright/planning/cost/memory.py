@@ -199,6 +199,8 @@ class _Step:
         if states.master_weights:
             always["master weights"] = states.master_weights
         always["reference"] = reference_bytes(self.workload, self.mesh, self.strategy, kind=self.kind)
+        if self.strategy.profile.memory_bytes:
+            always["framework"] = self.strategy.profile.memory_bytes
         always["batch"] = _batch_bytes(self.workload, self.mesh, self.strategy)
         return always
 

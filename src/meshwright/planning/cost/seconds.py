@@ -32,6 +32,7 @@ from meshwright.planning.cost.comm_volume import is_of_weights, weight_collectiv
 from meshwright.planning.cost.elementwise import (
     LOGITS_BYTES,
     LOGITS_BYTES_ONE_BY_ONE,
+    OF_EXPERTS,
     UPDATE_PASSES,
     UPDATE_PASSES_ONE_BY_ONE,
     pass_of,
@@ -39,7 +40,7 @@ from meshwright.planning.cost.elementwise import (
 )
 from meshwright.planning.cost.flops import window_share
 from meshwright.planning.cost.model_states import trained_elements
-from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
+from meshwright.planning.cost.rates.achieved import HBM_SHARE, TPU_GATHER_SHARE, TPU_GROUPED_SHARE, product_seconds
 from meshwright.planning.cost.rates.attention import fused_attention_time
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares
 from meshwright.record import Phase
@@ -212,7 +213,8 @@ def _time(
     # Ops take the same time under every policy: those that save less recompute some of the forward pass.
     plain = with_remat(workload, "none")
     known = dict(_time(plain, mesh, system, strategy, tokens, rows).known) if workload.remat != "none" else {}
-    timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy, known)
+    timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy, known,
+                    is_grouped=experts is not None and experts.capacity_factor is None)  # fmt: skip
     shares = dict(layer_shares(system))
     if strategy.attention != "scores":
         shares["attention"] = 1.0
@@ -224,7 +226,8 @@ def _time(
 class OpTimer:
     """Seconds of an op on one device, by kind.
 
-    dtype: of matmuls. known: cache of seconds by the work of ops; it grows.
+    dtype: of matmuls. known: cache of seconds by the work of ops; it grows. is_grouped: experts' matmuls have groups of
+    any number of rows.
     """
 
     step: Step
@@ -233,6 +236,7 @@ class OpTimer:
     system: System
     strategy: Strategy
     known: dict[int, float] = field(default_factory=dict[int, float])
+    is_grouped: bool = False
 
     def ops(self, region: str) -> tuple[ComputingOp, ...]:
         """Return the ops of a region that compute."""
@@ -268,6 +272,11 @@ class OpTimer:
         """Return the seconds of a matmul or one of its gradients; a collective matmul is split into ring steps."""
         if op.image:
             return self._convolution(op, op.image)
+        rate = TPU_GROUPED_SHARE if op.experts and self.is_grouped and self.system.chip.kind == "tpu" else 1.0
+        return self._dense(op) / rate
+
+    def _dense(self, op: Matmul) -> float:
+        """Return the seconds of a matmul, of experts as if each had as many rows."""
         local = self.extents.local_dims
         rows, inner, columns, count = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
         rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.dtype
@@ -392,6 +401,8 @@ class OpTimer:
         if op.kind == "loss":
             forward, backward = LOGITS_BYTES if self.strategy.profile.fused_elementwise else LOGITS_BYTES_ONE_BY_ONE
             return self._hbm((backward if op.phase == "backward" else forward) * elements)
+        if op.kind in OF_EXPERTS and self.system.chip.kind == "tpu":
+            elements *= HBM_SHARE / TPU_GATHER_SHARE
         each = pass_of(op.kind, fuses=self.strategy.profile.fused_elementwise)
         if op.phase == "backward":
             return self._pass(elements, each.backward_bytes, each.backward_kernels)

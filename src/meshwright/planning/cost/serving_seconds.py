@@ -13,7 +13,7 @@ from meshwright.description.step.serve import model_step, serve_step
 from meshwright.description.step.serve_ops import LOGITS
 from meshwright.description.step.serving import Serving, ServingLayout
 from meshwright.planning.cost.comm_volume import moved_bytes
-from meshwright.planning.cost.elementwise import FUSED
+from meshwright.planning.cost.elementwise import pass_of
 from meshwright.planning.cost.flops import matmul_flops
 from meshwright.planning.cost.kv_cache import cache_bytes, mean_cache_bytes
 from meshwright.planning.cost.rates.achieved import HBM_SHARE
@@ -203,7 +203,9 @@ def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
     """
     # The bytes of a pass are given for elements of 2 bytes.
     narrow = sum(
-        step.repeats[op.region.name].mean * FUSED[op.kind].forward_bytes * sum(map(step.extents.local, op.arrays))
+        step.repeats[op.region.name].mean
+        * pass_of(op.kind, fuses=True).forward_bytes
+        * sum(map(step.extents.local, op.arrays))
         for op in step.ops.elementwise
     )
     return narrow * dtype_bytes(serving.activation_dtype) / 2 / (HBM_SHARE * system.hbm_bytes_per_second)

@@ -406,7 +406,8 @@ class _BlockSharder:
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = Array(op.target, (Dim("R", None), Dim("D", self._embed())))
-        work: list[Work] = []
+        rows = Array(op.target, (Dim("E", op.num_experts, ep), *self.arrays[op.target].dims))
+        work: list[Work] = [PassOver(kind="dispatch", arrays=(rows,))]
         reads = op.source
         if ep:
             work.extend(dispatch_moves(ep, tp, self._embed(), op))
@@ -428,7 +429,9 @@ class _BlockSharder:
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = after = self._stream(op.target)
-        work: list[Work] = []
+        count = next(each.num_experts for each in self.ops if isinstance(each, Dispatch))
+        rows = Array(op.target, (Dim("E", count, ep), Dim("R", None), after.dims[-1]))
+        work: list[Work] = [PassOver(kind="combine", arrays=(rows,))]
         if ep:
             work.extend(combine_moves(ep, tp, self._embed()))
         else:

@@ -11,6 +11,16 @@ HBM_SHARE = 0.88
 github.com/microsoft/vidur, data/profiling (commit 7d47513), `add` of Llama-2-70B.
 """
 
+TPU_GATHER_SHARE = 0.2
+"""Fraction of HBM bandwidth at which a TPU reads or writes rows in the order of routing.
+
+Estimate from published steps of MoE models in MaxText on TPU7x, which nothing else explains
+(`benchmarks/published_runs.py`).
+"""
+
+TPU_GROUPED_SHARE = 0.5
+"""Rate of grouped matmuls on a TPU, whose groups have any number of rows, relative to a dense one; source: the same."""
+
 OVERLAP_SLOWDOWN = 0.189
 """Slowdown of a GPU's ops while a collective runs and takes multiprocessors and power (arXiv:2507.03114)."""
 
