@@ -1,4 +1,4 @@
-"""Quantised weights in a config.json: fp8 in blocks and gpt-oss's MXFP4 are dequantised as they are read; no others."""
+"""Quantised weights in a config.json: block-wise fp8 and gpt-oss's MXFP4 are dequantised on loading; others raise."""
 
 from __future__ import annotations
 

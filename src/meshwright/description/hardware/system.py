@@ -35,7 +35,7 @@ class System:
     memory_headroom: float | None = None
 
     def __hash__(self) -> int:
-        """Hash the fields that differ most often: a search looks systems up too often to hash every field."""
+        """Hash only the fields that differ most: caches of the search hash systems very often."""
         return hash((self.chip.name, self.shape, self.num_slices))
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class System:
 
     @property
     def hbm_bytes(self) -> float:
-        """A device's memory as sold, for estimates."""
+        """Advertised memory of a device, for estimates."""
         return self.chip.hbm_bytes / self._sharers
 
     @property

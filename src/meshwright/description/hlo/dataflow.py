@@ -1,4 +1,4 @@
-"""Where a value of a program comes from, and where it is used."""
+"""Dataflow of a program: trace a value back to its origin and forward to its uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INLINE = ("fusion", "call")
 """Instructions that only call a computation: their operands are its parameters, their result is its root."""
 
 _LONGEST_CHAIN = 400
-"""Most steps that a value is followed; real programs need far fewer."""
+"""Maximum number of steps to follow a value; real programs need far fewer."""
 
 
 def origin(module: Module, instruction: Instruction, through: frozenset[str] = VIEWS) -> Instruction:
@@ -29,10 +29,10 @@ def origin(module: Module, instruction: Instruction, through: frozenset[str] = V
 def uses(
     module: Module, value: Instruction, through: frozenset[str] = VIEWS
 ) -> Iterator[tuple[Instruction, Instruction]]:
-    """Yield the first uses of a value that are not views, as (user, the view of the value that it takes).
+    """Yield the first uses of a value that are not views, as (user, the view of the value that it reads).
 
-    The value is followed into and out of fusions, and through the `-done` of an asynchronous pair. If it leaves its
-    computation in another way (next loop iteration, program result), its user is the instruction that carries it out.
+    The value is followed into and out of fusions, and through the `-done` of an asynchronous pair. A value that leaves
+    its computation otherwise (next loop iteration, program result) has the instruction that carries it out as its user.
     """
     waiting, seen = [value], set()
     while waiting:
@@ -92,7 +92,7 @@ def forwarded_from(module: Module, instruction: Instruction, through: frozenset[
 
 
 def _joined_slices(module: Module, instruction: Instruction) -> Instruction | None:
-    """Return the array that the TPU compiler fetches in slices and joins again; None for anything else."""
+    """Return the array that the TPU compiler copies in slices and joins again; None for any other instruction."""
     if instruction.custom_call_target != "ConcatBitcast":
         return None
     starts = [module.operand(piece) for piece in module.operands(instruction) if piece.opcode == "slice-done"]

@@ -1,4 +1,4 @@
-"""Checks that every option of a strategy can run and changes something for a workload on a mesh."""
+"""Checks that every option of a strategy can run, and has an effect, for a workload on a mesh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.mesh import MeshShape, multiples_around, nearest_divisors
 
 
 def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise an error if an option of a strategy would change nothing, or cannot run with a workload on a mesh."""
+    """Raise an error if an option of a strategy has no effect, or cannot run with a workload on a mesh."""
     for field, reason in unused_options(workload, mesh, strategy).items():
         value, default = getattr(strategy, field), getattr(DEFAULT, field)
         shown = f"'{value}'" if isinstance(value, MeshShape) else repr(value)
@@ -28,7 +28,7 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
 
 
 def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
-    """Return fields of a strategy that differ from the default and change nothing on a mesh, each with the reason.
+    """Return the fields of a strategy that differ from the default and have no effect on a mesh, with reasons.
 
     Fields that only describe how other systems run a step are not checked.
     """

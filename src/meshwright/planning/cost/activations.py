@@ -281,7 +281,7 @@ class Activations:
 
     @property
     def _kept_scores(self) -> float:
-        """Bytes of saved attention scores; 0 if computed in query chunks, which backward recomputes.
+        """Bytes of saved attention scores; 0 if the remat policy or query chunks recompute them.
 
         A fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135).
         """

@@ -45,7 +45,7 @@ Phases = tuple[Literal["forward", "recompute", "backward"], ...]
 
 
 class Tag(Enum):
-    """The kind of a layer's value, by which remat policies keep it."""
+    """The kind of a value, by which remat policies decide whether to save it."""
 
     PRODUCT = "product"
     READ = "read by a product"
@@ -54,9 +54,9 @@ class Tag(Enum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """Sharding information for the shard pass: sharding rules, and the axes larger than 1. Compared by identity.
+    """Sharding information for the shard pass: sharding rules, and the axes larger than 1.
 
-    That makes caching fast (`step.train.layout_of` makes each layout once).
+    Compared by identity, for fast caching: `step.train.layout_of` returns one object per layout.
 
     Attributes:
         live: axes larger than 1.
@@ -130,10 +130,10 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
-    """A parameter with its layouts in storage and in use; its gradient takes the reverse direction.
+    """A parameter with its layouts in storage and in use; its gradient is resharded in reverse.
 
-    Compared by identity, which makes caching fast. pending: axes that split its tokens, over which each device has a
-    partial gradient. is_trained: whether there is a gradient.
+    Compared by identity, for fast caching. pending: axes that split the tokens, over which the gradient is a partial
+    sum. is_trained: whether there is a gradient.
     """
 
     name: str
@@ -188,7 +188,7 @@ class Exchange:
     """A collective inside a custom kernel.
 
     array: as in `record.Collective`. phases: the phases in which it runs; recompute counts if the node is recomputed.
-    is_end: whether no remat policy keeps its result, so that the train step adds it apart. gradient_of: as in
+    is_end: whether its result is saved by no remat policy; the train step adds it separately. gradient_of: as in
     `Communicate`.
     """
 
@@ -253,7 +253,7 @@ class Collected(NamedTuple):
 def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
     """Return the collectives that convert one layout into another, by `notation.reshard`.
 
-    Every axis counts as larger than 1, as layouts contain no others.
+    Layouts contain only axes larger than 1.
     """
     if before.dims == after.dims and before.unreduced == after.unreduced:
         return ()
