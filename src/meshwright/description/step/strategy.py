@@ -30,9 +30,7 @@ class FrameworkProfile:
     # Weights are gathered into a buffer and copied out of it; gradients are copied into a buffer (PyTorch FSDP).
     flat_buffers: bool = False
     shard_lists: bool = False  # Weights and gradients are copied into and out of lists of shards (DeepSpeed in 2021).
-    fused_elementwise: bool = (
-        True  # Elementwise ops are fused into few passes over memory; if False, each op is a kernel.
-    )
+    fused_elementwise: bool = True  # Elementwise ops are fused into few memory passes; if False, each is a kernel.
     fused_loss: bool = True  # The loss has one array of float32 logits; if False, one for each op.
     # Recompute whole blocks, as PyTorch's checkpoints do by default. Compilers drop the last ops, which no gradient
     # needs.
