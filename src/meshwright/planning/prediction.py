@@ -134,7 +134,7 @@ def step_breakdown(
     shares = budget.shares(*windows(breakdown))
     breakdown["exposed communication"] = budget.exposed(shares)
     if workload.remat == "offload":
-        # Copies to and from the host run beside the ops of their pass.
+        # Copies to and from the host overlap with the ops of their pass.
         copying = offloaded_bytes(workload, mesh, strategy) / system.host_bytes_per_second
         breakdown["host copies"] = sum(max(0.0, copying - window) for window in windows(breakdown))
     if mesh.pp > 1:
@@ -177,7 +177,7 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives with their executions in a pipeline's bubble ticks included in bytes, count and seconds.
+    """Yield the collectives with bytes, count and seconds that include a pipeline's bubble ticks.
 
     The exposed seconds stay those of useful ticks: waiting in a bubble tick already counts as bubble.
     """

@@ -56,7 +56,7 @@ class ServerProgress:
         self.ready = on_ready
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Return a context for some work that takes a while."""
+        """Return a context manager for slow work, named by `what`."""
         return nullcontext()
 
     def note(self, line: str) -> None:

@@ -28,7 +28,7 @@ def check_quantization(fields: Fields) -> None:
 
 
 def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the block size [outputs, inputs] that shares a scale; None if the file does not state it."""
+    """Return the size [outputs, inputs] of the blocks that have one scale each; None if the file does not state it."""
     match quantization.get("weight_block_size"):
         case [int(rows), int(columns)] if rows >= 1 and columns >= 1:
             return rows, columns

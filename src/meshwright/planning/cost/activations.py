@@ -27,7 +27,7 @@ from meshwright.mesh import MeshShape
 
 @dataclass(frozen=True)
 class Activations:
-    """Activation sizes in one layer of a stack: memory in bytes, single arrays in elements of the compute dtype.
+    """Activation sizes of one layer of a stack: totals in bytes, single arrays in elements.
 
     stack: the name of the stack; by default the model's last one.
     """
@@ -206,7 +206,7 @@ class Activations:
 
     @cached_property
     def seen(self) -> float:
-        """Elements of the keys and values saved for the queries of a device.
+        """Elements of the keys and values that a device saves for backward.
 
         With gathered keys: the whole sequence's. In a ring: only the device's own, since backward sends the others
         again. With Ulysses: all tokens', for fewer heads.
@@ -238,7 +238,7 @@ class Activations:
         ]
 
     def _padding(self, array: Array) -> float:
-        """Return the capacity of an array of expert rows relative to balanced routing; 1 for other arrays."""
+        """Return allocated expert rows divided by those of balanced routing; 1 for arrays of other ops."""
         return dropless_padding(self.workload, self.mesh) if "R" in array.symbols else 1.0
 
     @cached_property

@@ -42,7 +42,7 @@ MOST_REASON = 300
 
 
 class _ByteTokens:
-    """A vocabulary for llguidance with a token per byte. It needs an end token: 255, no byte of UTF-8 text."""
+    """A vocabulary for llguidance with one token per byte. The end token is 255, which is no byte of UTF-8 text."""
 
     eos_token_id = 255
     bos_token_id = None

@@ -58,7 +58,7 @@ def empty_caches(abstract: Caches) -> Caches:
 
 
 def split_axes(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
-    """Return the mesh axes that split a cache besides its heads; for a latent, with one head, those of heads too."""
+    """Return the mesh axes that split rows or slots of a cache; for a latent, which has no heads, also tp."""
     return layout.axes("embed") + layout.axes("group") + (layout.axes("kv_heads") if is_latent else ())
 
 
