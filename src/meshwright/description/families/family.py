@@ -46,10 +46,13 @@ Names = Mapping[str, Published]
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFamily:
-    """A family with models on Hugging Face; its readers by the model_type of a config.json.
+    """A family with models on Hugging Face.
 
-    write: returns the config.json of a model; None if the family is only planned. buffers: patterns of names of
-    checkpoint tensors that are not parameters (`_keys_to_ignore_on_load_unexpected` of transformers).
+    Attributes:
+        readers: functions that read a config.json, by its model_type.
+        write: returns the config.json of a model; None if the family can only be planned.
+        buffers: patterns of names of checkpoint tensors that are not parameters (`_keys_to_ignore_on_load_unexpected`
+            of transformers).
     """
 
     family: Family

@@ -171,7 +171,7 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
 
 
 def _check_scaling_fields(fields: Fields, kind: str, found: Mapping[str, Any]) -> None:
-    """Raise for a field that this kind of scaling does not have, or lacks."""
+    """Raise for an unknown or a missing field of this kind of scaling."""
     needed, optional = SCALING_FIELDS[kind]
     # transformers writes the original length of every kind.
     ignored = {ORIGINAL}

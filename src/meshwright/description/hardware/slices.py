@@ -63,7 +63,8 @@ def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
 def across_slices(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
     """Return the factor of each axis's degree that crosses slices.
 
-    The outermost axes, which communicate least, cross first. Raises if the degrees do not contain the number of slices.
+    The outermost axes, which communicate least, cross first. Raises if the number of slices is not a product of factors
+    of the degrees.
     """
     left, across = num_slices, {}
     for axis, degree in degrees.items():

@@ -25,8 +25,7 @@ class System:
 
     Attributes:
         shape: chips along each physical axis of a slice; on a switched fabric, the number of devices.
-        memory_headroom: fraction added to a predicted memory peak before it is compared with usable memory; None:
-            nothing.
+        memory_headroom: fraction added to a predicted memory peak before it is compared with usable memory; None: none.
     """
 
     chip: Chip
@@ -232,7 +231,7 @@ def units_of(chip: Chip, num_devices: int) -> int:
 
 
 def _find(name: str, hardware_file: str | Path | None) -> Chip:
-    """Return the known chip, or the chip of a hardware file, which must have the name."""
+    """Return a known chip, or the chip of a hardware file, whose name must match."""
     if hardware_file is None:
         return load_chip(name)
     chip = load_hardware(hardware_file)

@@ -108,7 +108,7 @@ def _starts(module: Module, part: Instruction) -> bool:
 
 
 def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
-    """Return a computation and those that enclose it, as long as each has a single caller, of the given opcode."""
+    """Return a computation and its enclosing ones, while each has a single caller, with the given opcode."""
     found = [computation]
     while len(callers := module.callers[found[-1]]) == 1 and callers[0].opcode == opcode:
         found.append(callers[0].computation)

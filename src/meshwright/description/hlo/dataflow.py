@@ -77,7 +77,7 @@ def element(module: Module, instruction: Instruction, index: int) -> Instruction
 
 
 def forwarded_from(module: Module, instruction: Instruction, through: frozenset[str]) -> Instruction | None:
-    """Return the instruction whose value this one forwards, one step back; None if it computes its own."""
+    """Return the instruction whose value this one forwards, one step back; None if it computes a new value."""
     if instruction.opcode in through or instruction.opcode.endswith("-done"):
         return module.operand(instruction) if instruction.operands else None
     if instruction.opcode == "get-tuple-element":
@@ -102,9 +102,9 @@ def _joined_slices(module: Module, instruction: Instruction) -> Instruction | No
 
 
 def _forwarded_to(module: Module, held: Instruction, user: Instruction, through: frozenset[str]) -> list[Instruction]:
-    """Return the instructions through which a user forwards a value: itself for a view, parameters inside a fusion.
+    """Return the instructions that hold the same value after `user`: the view itself, or parameters inside a fusion.
 
-    Empty if it uses the value.
+    Empty if `user` computes with the value.
     """
     if user.opcode in through or user.opcode.endswith("-done"):
         return [user]

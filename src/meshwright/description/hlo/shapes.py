@@ -56,9 +56,7 @@ class Shape:
     def memory_space(self) -> int:
         """The memory space S(n) of the layout: 0 is the device's main memory, 5 the host's.
 
-        Others depend on the backend:
-
-        1 is VMEM on TPUs, and the part of main memory that collectives use on GPUs.
+        Others depend on the backend: 1 is VMEM on TPUs, and the part of main memory that collectives use on GPUs.
         """
         found = _SPACE.search(self.layout)
         return int(found[1]) if found else 0

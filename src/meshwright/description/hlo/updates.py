@@ -102,7 +102,7 @@ class Updates:
         return [take for take in taken if take.index in places]
 
     def _shares(self, value: Instruction, index: int | None) -> _Shares:
-        """Return the share of each parameter of its computation in a value, or in an element of it."""
+        """Return the shares of the enclosing computation's parameters in a value, or in an element of it."""
         key = value.computation, value.name, index
         if key not in self._found:
             self._found[key] = {}  # breaks cycles: a value that depends on itself adds nothing

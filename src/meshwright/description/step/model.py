@@ -33,13 +33,13 @@ ABOVE_ZERO = (
 
 
 def largest(field: str) -> int:
-    """Return the largest value allowed for a size; a search over larger sizes would not end."""
+    """Return the largest value allowed for a size; a search over larger sizes would take too long."""
     return {"num_layers": 10**4, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}.get(field, 10**9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """A mixture of experts instead of the MLP: `num_active` of `count` MLPs of width `mlp` work on each token."""
+    """A mixture of experts instead of the MLP: `num_active` of `count` MLPs of width `mlp` process each token."""
 
     count: int
     num_active: int

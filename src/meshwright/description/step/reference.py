@@ -76,7 +76,7 @@ def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
     """Raise if the mesh of a step's reference cannot split it.
 
     Args:
-        runs: raise also if nothing here runs such a reference.
+        runs: also raise if such a reference can only be planned.
     """
     own = strategy.reference_mesh
     if own is not None and own.num_devices != mesh.num_devices:

@@ -122,7 +122,7 @@ def cache_slots(window: int | None, length: int, unit: int) -> int:
 
 
 def pages_read(windows: Iterable[int | None], page_size: int, most: int, length: int) -> tuple[int, ...]:
-    """Return, for each window, the pages that `length` consecutive tokens use, of a sequence of `most` pages."""
+    """Return, for each window, how many of a sequence's `most` pages a step of `length` consecutive tokens reads."""
     return tuple(most if window is None else min(most, (window + length - 2) // page_size + 2) for window in windows)
 
 
@@ -172,7 +172,7 @@ def table_entries(serving: Serving, parts: int = 1) -> tuple[int, ...]:
 
 
 def page_parts(model: ModelConfig, layout: ServingLayout) -> int:
-    """Return how many devices share a page, `page_size` tokens each: those that split a sequence's tokens."""
+    """Return how many devices split the tokens of a sequence; each holds `page_size` tokens of every page."""
     return layout.mesh.degree(cache_axes(model)) if layout.cache == "sequence" else 1
 
 

@@ -344,7 +344,7 @@ def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
 
 
 def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
-    """Yield the ops of the last token's logits in each sequence, and of the maximum of each part of them."""
+    """Yield the ops of the logits of last tokens, and of the likeliest token in each part of the vocab."""
     batch, vocab = layout.tokens[0], layout.axes("vocab")
     for op in ops:
         if isinstance(op, Norm):

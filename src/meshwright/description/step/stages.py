@@ -108,7 +108,7 @@ def _check_ends(model: Model, mesh: MeshShape, is_sharded: bool, tp_stream: TpSt
 
 
 def check_stage_remat(remat: Remat, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise an error if a remat policy does not run here, or not with the strategy's pipeline schedule."""
+    """Raise an error if a remat policy cannot run at all, or not with the strategy's pipeline schedule."""
     if remat in FOREIGN_REMATS:
         raise MeshwrightError(f"remat {remat} is what other frameworks keep; it can be planned, and does not run")
     kept = STAGE_REMATS[strategy.schedule]

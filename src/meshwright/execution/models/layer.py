@@ -142,7 +142,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
 
 
 def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
-    """Run matmuls with weights that stay where they are stored."""
+    """Run matmuls with stationary weights."""
     layout = run.context.layout
     source = run.values[ops[0].source]
     if ops[0].inputs[0][0] == "embed" and not ops[0].is_on_residual:

@@ -71,7 +71,7 @@ def use_compile_cache(where: str | None = None) -> Path | None:
 
 
 def _delete_unused(directory: Path, max_bytes: int) -> None:
-    """Delete the least recently used programs, as far as the file system records reads, down to a total size."""
+    """Delete the least recently used programs (by access time, if the file system records it) beyond a total size."""
     found: list[tuple[float, int, str]] = []
     with os.scandir(directory) as entries:
         for entry in entries:

@@ -226,7 +226,7 @@ def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
 
 
 def _moved(work: Move, before: Array, after: Array, name: str, region: Region, phase: Phase) -> Iterator[Communicate]:
-    """Yield the collectives of a reshard, as ring sends if it overlaps with matmuls.
+    """Yield the collectives of a reshard; in a collective matmul, as the sends of a ring.
 
     S. Wang et al., ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
     """

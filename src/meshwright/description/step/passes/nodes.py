@@ -88,7 +88,7 @@ class Layout:
         return {name: tuple(axis for axis in axes if axis in self.live) for name, axes in self.rules.items()}
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """Return the axes larger than 1 of the rule for a logical axis."""
+        """Return the mesh axes larger than 1 that shard a logical axis."""
         return self.live_rules[name]
 
     @property
@@ -145,7 +145,7 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:
-    """A scale or bias that every device has whole. Its gradient is summed over each group of axes, one after another.
+    """A replicated scale or bias. Its gradient is all-reduced over each group of `pending` axes in turn.
 
     Compared by identity. is_trained: whether there is a gradient.
     """
@@ -269,7 +269,7 @@ def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
 
 
 def _laid(array: Array, to: ShardedArray) -> Array:
-    """Return an array with the layout of an array of the notation."""
+    """Return an array with the sharding of a `ShardedArray`."""
     dims = tuple(dim._replace(axes=axes) for dim, axes in zip(array.dims, to.axes, strict=True))
     return replace(array, dims=dims, unreduced=to.unreduced)
 

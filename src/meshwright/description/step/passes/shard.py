@@ -287,7 +287,7 @@ class _BlockSharder:
         return self.entries.get(op.source, op.source)
 
     def _summed(self, sources: tuple[str, ...], target: str) -> Iterator[Node]:
-        """Yield the sum over tp of values with partial sums, added up first, in the layout of the residual stream."""
+        """Yield the sum of values, and its reduction over tp to the layout of the residual stream."""
         partial = tuple(name for name in sources if self.arrays[name].unreduced)
         if not partial:
             return
@@ -395,14 +395,14 @@ class _BlockSharder:
         yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
 
     def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
-        """Yield the multiplication of a block's output, summed first, by one number per token."""
+        """Yield the reduction of a block's output over tp, and its multiplication by one number per token."""
         yield from self._summed((op.source,), op.source)
         self.arrays[op.target] = source = replace(self.arrays[op.source], name=op.target)
         both = (op.source, op.by)
         yield self._node(PassOver(kind="gated", arrays=(source,)), reads=both, writes=op.target, saved=both)
 
     def _dispatch(self, op: Dispatch) -> Iterator[Node]:
-        """Yield the dispatch of rows to experts: all-to-all over ep, gather over tp; with ep=1 a stream's gather."""
+        """Yield the dispatch of rows: all-to-all over ep and gather over tp; without ep, a gather of the stream."""
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = Array(op.target, (Dim("R", None), Dim("D", self._embed())))

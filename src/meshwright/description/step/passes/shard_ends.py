@@ -108,7 +108,7 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
 
 
 def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
-    """Return the matmul of every row with every row of the batch, the right ones split over tp; and the logits."""
+    """Return the matmul of all left rows with all right rows of a batch, split over tp; and its result, the logits."""
     split, width = layout.axes("vocab"), Dim("D", op.size)
     left = Array(op.left, (*layout.residual_tokens, width))
     right = replace(left, name=op.right)

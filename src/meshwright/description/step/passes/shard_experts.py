@@ -56,7 +56,7 @@ def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Itera
 
 
 def routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]:
-    """Yield the gathers of routing without ep: experts and weights of tp's tokens, or only the weights' gradient."""
+    """Yield the collectives of routing over tp, without ep: gathers of experts and weights, and sums of gradients."""
     if not tp:
         return
     array = Array("routing", (Dim("A", None),), width="float32")

@@ -60,7 +60,7 @@ SLOTS = 64
 
 
 def decode_layout(model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads") -> ShardingContext:
-    """Return the sharding context of decoding. split: the dim of the cache that is split besides its heads."""
+    """Return the sharding context of decoding. split: the dim of the cache that is split in addition to heads."""
     return ShardingContext(mesh, generation_rules(model, mesh), cache_split=split)
 
 

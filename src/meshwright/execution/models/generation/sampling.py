@@ -91,7 +91,7 @@ def likeliest_of(seed: Array) -> Samplers:
 
 
 def written_before(samplers: Samplers, prompts: Sequence[np.ndarray], vocab: int) -> Written:
-    """Return the tokens of prompts, as far as the penalties of their rows need them."""
+    """Return the `Written` of prompts; a field is None if no row's penalties need it."""
     seen = made = None
     if samplers.repetition_penalty is not None:
         seen = jnp.asarray(np.stack([np.isin(np.arange(vocab), prompt) for prompt in prompts]))
@@ -163,7 +163,7 @@ def _penalised(scores: Array, rows: Samplers, written: Written) -> Array:
 
 
 def _likeliest(scores: Array) -> Array:
-    """Return each row's likeliest token, the first of equal ones; a split vocab's parts each propose one."""
+    """Return each row's likeliest token, the first of equal ones; each part of a split vocab proposes a candidate."""
     spec: Any = jax.typeof(scores).sharding.spec
     if spec[1] is None:
         return jnp.argmax(scores, axis=-1)

@@ -137,7 +137,7 @@ class LoadedModel:
             pass  # One program prefills the prompts, another decodes.
 
     def losses(self, texts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Return the loss in nats of each token but the first of each text, given earlier ones: float32 [tokens - 1].
+        """Return, for each text, the loss in nats of every token after the first: float32 [tokens - 1].
 
         Texts may differ in length; each has at least two tokens.
         """

@@ -143,7 +143,7 @@ def zero_sums(pipeline: Pipeline, data: PipelineData) -> Sums:
 
 
 def mean_loss(pipeline: Pipeline, sums: Sums) -> tuple[Array, tuple[Array, Tree]]:
-    """Return the mean loss, and without gradients the mean result of `last` and the stats stacked over slots."""
+    """Return (mean loss, (mean result of `last`, stats stacked over slots)); the second part has no gradient."""
     losses, stats = sums.of_layers
     means = sums.loss / pipeline.schedule.microbatches
     loss = jnp.sum(means)

@@ -31,7 +31,7 @@ class HeldOutBatches(Protocol):
     def __getitem__(self, number: int) -> Mapping[str, Array]: ...
 
     def loss_tokens(self, number: int) -> int:
-        """Return the number of tokens of a batch whose loss counts."""
+        """Return how many tokens of a batch have a loss."""
         ...
 
 
