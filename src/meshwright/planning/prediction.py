@@ -104,9 +104,9 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """Return a note if every pipeline stage computes all dense layers before the MoE layers; else nothing.
+    """Return a note if every pipeline stage repeats all dense layers that precede the MoE layers; else nothing.
 
-    They need not if the sequences can be split over the stages.
+    They are not repeated if the sequences of a microbatch can be split over the stages.
     """
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()

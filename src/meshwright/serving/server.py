@@ -262,6 +262,6 @@ def _counting_steps(run: Callable[[Work], object], member: Member | None) -> Cal
 
 
 def _stop_without_front(service: Service) -> None:
-    """Stop a replica when its standard input ends: the front keeps that open while it runs."""
+    """Stop a replica when its standard input ends, which means that its front has ended."""
     sys.stdin.read()
     service.on_stop()

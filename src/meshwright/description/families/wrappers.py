@@ -56,7 +56,7 @@ class TextNames(NamedTuple):
 
 
 def text_names(names: Iterable[str]) -> TextNames:
-    """Return the tensor names of a checkpoint's text model, without its prefix, and the other parts that are left out.
+    """Return the names of a checkpoint's text-model tensors, with their prefix removed, and the parts left out.
 
     If no name begins with `language_model.` or `model.language_model.`, all names are returned unchanged.
     """

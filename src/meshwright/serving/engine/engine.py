@@ -54,7 +54,7 @@ AHEAD = 1
 class Engine:
     """Answers requests with one model on its mesh; see `meshwright.serving.engine.request` for the interface.
 
-    `on_failure` is called on the engine's thread when an exception ends the engine, while it is being handled.
+    `on_failure` is called on the engine's thread, in the handler of the exception that ends the engine.
 
     Args:
         draft: a model on the same mesh that drafts `num_drafts` tokens per step; None drafts from n-grams of the text.
@@ -98,7 +98,7 @@ class Engine:
         )  # fmt: skip
 
     def _is_compiled(self, step: Step) -> bool:
-        """Whether a scoring step can run; if its program fails to compile, all requests with scoring end."""
+        """Whether a scoring step's program is compiled; if compiling fails, end all requests with scoring."""
         try:
             return self.runner.is_compiled(step)
         except Exception as error:
@@ -332,7 +332,7 @@ class Engine:
         return step, result
 
     def _without_faults(self, step: Step) -> Step:
-        """Return a step without the requests that fail in a step on their own; these requests end here."""
+        """Return a step without the requests that fail even alone in a step, and end those requests."""
         self.scheduler.put_back(step.copies)
         for change in list(self._changes):
             try:

@@ -345,7 +345,7 @@ class Scheduler:
 
     @staticmethod
     def _is_prompt_computed(sequence: TokenSequence) -> bool:
-        """Whether a sequence's prompt is in the prefix cache for other sequences, or it has ended."""
+        """Whether a sequence has ended, or its prompt is in the prefix cache for other sequences."""
         return sequence.computed >= len(sequence.request.prompt) or sequence.done is not None
 
     def _assign_row(self, sequence: TokenSequence) -> bool:

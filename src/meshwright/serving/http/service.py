@@ -201,7 +201,7 @@ class Service(ServerState):
             param: the field, for errors.
             most: maximum tokens; far longer texts are refused before tokenizing. None if the caller cuts or splits the
                 text.
-            kept: number of tokens at the end that the caller uses; the rest may be left out. None for all.
+            kept: number of last tokens that the caller uses; earlier ones may be left out. None for all.
             add_special_tokens: whether to add the special tokens that begin a text.
 
         Raises:

@@ -91,9 +91,7 @@ def write_and_attend(
 def _read_slots(
     positions: Array, key: Array, value: Array, *, slots: int, parts: tuple[str, ...], window: int | None
 ) -> tuple[Array, Array, Array]:
-    """Return a device's keys and values [b, k, t, h], and the mask of each query [b, s, t]. slots: their number over
-    all devices.
-    """
+    """Return a device's keys and values [b, k, t, h], and the mask of its queries [b, s, t]. slots: of all devices."""
     own = jnp.arange(key.shape[2]) + (lax.axis_index(parts) * key.shape[2] if parts else 0)
     # Distance from the query back to the newest position that is in each slot.
     distance = (positions[:, :, None] - own[None, None]) % slots
