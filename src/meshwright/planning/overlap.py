@@ -226,7 +226,7 @@ def activation_budget(workload: Workload, mesh: MeshShape, system: System, strat
 
 @lru_cache(maxsize=1 << 15)
 def _activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return `activation_budget` for a strategy whose irrelevant fields are at their defaults, for the cache."""
+    """Return `activation_budget`, cached; fields of the strategy that do not matter are at their defaults."""
     moves = activation_moves(workload, mesh, strategy)
     shares = ring_shares(workload, mesh, system, strategy)
     return overlap_budget(moves, lay_mesh(system, mesh.layout), strategy, shares)
@@ -236,7 +236,7 @@ def _activation_budget(workload: Workload, mesh: MeshShape, system: System, stra
 def _weight_budgets(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[OverlapBudget, OverlapBudget]:
-    """Return the weight budget as (once per step, per microbatch): each use of a weight takes equally long."""
+    """Return the two parts of the weight budget: once per step, and once per microbatch."""
     layout = lay_mesh(system, mesh.layout)
     # Interleaved stages process microbatches in groups of pp; two groups, so that there are microbatches to sum over.
     group = 2 * (mesh.pp if strategy.virtual_stages > 1 else 1)

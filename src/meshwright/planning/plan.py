@@ -43,9 +43,13 @@ class Plan:
     """A workload on a mesh of a system with a strategy, and its predicted record.
 
     `plan.mesh` is the shape and `plan.mesh()` the `jax.sharding.Mesh`; `plan.shardings(tree)` and `plan.rules` give the
-    shardings of arrays. hardware_file: the TOML file of a custom chip. memory_headroom: see `System`. alternatives: the
-    meshes ranked after this one by the search. training_run: the cost of training on `tokens` tokens, if requested. The
-    last two are not written to a file.
+    shardings of arrays.
+
+    Attributes:
+        hardware_file: the TOML file of a custom chip.
+        memory_headroom: see `System`.
+        alternatives: the meshes ranked after this one by the search; not written to a file.
+        training_run: the cost of training on `tokens` tokens, if requested; not written to a file.
     """
 
     workload: Workload

@@ -108,9 +108,9 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """Return a note if every pipeline stage computes all dense layers before the MoE layers; else nothing.
+    """Return a note if every pipeline stage repeats all dense layers that precede the MoE layers; else nothing.
 
-    They need not if the sequences can be split over the stages.
+    They are not repeated if the sequences of a microbatch can be split over the stages.
     """
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
@@ -138,7 +138,7 @@ def step_breakdown(
     shares = budget.shares(*windows(breakdown), parts)
     breakdown["exposed communication"] = budget.exposed(shares)
     if workload.remat == "offload":
-        # Copies to and from the host run beside the ops of their pass.
+        # Copies to and from the host overlap with the ops of their pass.
         copying = offloaded_bytes(workload, mesh, strategy) / system.host_bytes_per_second
         breakdown["host copies"] = sum(max(0.0, copying - window) for window in windows(breakdown))
     if mesh.pp > 1:
@@ -182,7 +182,7 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives with their executions in a pipeline's bubble ticks included in bytes, count and seconds.
+    """Yield the collectives with bytes, count and seconds that include a pipeline's bubble ticks.
 
     The exposed seconds stay those of useful ticks: waiting in a bubble tick already counts as bubble.
     """

@@ -269,7 +269,7 @@ def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
 
 
 def _smallest(space: Space, mesh: MeshShape) -> Iterator[Candidate]:
-    """Yield the candidates of a mesh that can need the least memory: those with the most microbatches."""
+    """Yield a mesh's candidates with the most microbatches; one of them needs the least memory."""
     parts = space.parts(mesh)[-1]
     for remat in space.remats:
         for strategy in space.strategies(mesh, parts, remat):

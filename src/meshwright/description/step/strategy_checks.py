@@ -1,4 +1,4 @@
-"""Checks that every option of a strategy can run and changes something for a workload on a mesh."""
+"""Checks that every option of a strategy can run, and has an effect, for a workload on a mesh."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
 
 
 def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
-    """Return fields of a strategy that differ from the default and change nothing on a mesh, each with the reason.
+    """Return the fields of a strategy that differ from the default and have no effect on a mesh, with reasons.
 
     Fields that only describe how other systems run a step are not checked.
     """

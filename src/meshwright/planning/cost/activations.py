@@ -27,7 +27,7 @@ from meshwright.mesh import MeshShape
 
 @dataclass(frozen=True)
 class Activations:
-    """Activation sizes in one layer of a stack: memory in bytes, single arrays in elements of the compute dtype.
+    """Activation sizes of one layer of a stack: totals in bytes, single arrays in elements.
 
     stack: the name of the stack; by default the model's last one.
     """
@@ -217,7 +217,7 @@ class Activations:
 
     @cached_property
     def seen(self) -> float:
-        """Elements of the keys and values saved for the queries of a device.
+        """Elements of the keys and values that a device saves for backward.
 
         With gathered keys: the whole sequence's. In a ring: only the device's own, since backward sends the others
         again. With Ulysses: all tokens', for fewer heads.
@@ -254,7 +254,7 @@ class Activations:
         ]
 
     def _padding(self, array: Array) -> float:
-        """Return the capacity of an array of expert rows relative to balanced routing; 1 for other arrays."""
+        """Return allocated expert rows divided by those of balanced routing; 1 for arrays of other ops."""
         return self._room if "R" in array.symbols else 1.0
 
     @cached_property
@@ -297,7 +297,7 @@ class Activations:
 
     @property
     def _kept_scores(self) -> float:
-        """Bytes of saved attention scores; 0 if computed in query chunks, which backward recomputes.
+        """Bytes of saved attention scores; 0 if the remat policy or query chunks recompute them.
 
         A fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135).
         """

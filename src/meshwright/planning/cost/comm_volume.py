@@ -52,7 +52,7 @@ def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strateg
 
 
 def _of_reference(moves: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Return the collectives of the reference model: of a forward pass to the logits, without a loss."""
+    """Keep the collectives of a forward pass to the logits, without those of the loss."""
     forward = (move for move in moves if move.phase == "forward" and move.array not in (LOSS, IMBALANCE))
     return tuple(replace(move, phase="reference") for move in forward)
 
@@ -136,14 +136,14 @@ def is_of_weights(move: Collective) -> bool:
 def _collectives(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted = "useful"
 ) -> tuple[Collective, ...]:
-    """Return the collectives of some ops, with one kind of count."""
+    """Return the collectives of the ops that send bytes; counted: which runs count."""
     return tuple(move for _, move in priced_collectives(ops, step, workload, strategy, counted))
 
 
 def priced_collectives(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield the ops that send anything, each with its collective: its bytes and counted runs in a step."""
+    """Yield (op, collective) for each op that sends bytes; bytes and counted runs are those of a step."""
     return _priced(ops, step, workload, strategy, lambda op, repeat: _runs(op, repeat, counted))
 
 
@@ -154,7 +154,7 @@ def _priced(
     strategy: Strategy,
     count: Callable[[Communicate, Repeat], int],
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield each op that sends anything with its collective; `count` returns how often it runs."""
+    """Yield (op, collective) for each op that sends bytes; `count` returns the runs of an op in a step."""
     compute = dtype_bytes(workload.compute_dtype)
     gradient = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
     widths: dict[Width, float] = {"compute": compute, "float32": 4, "gradient": gradient}

@@ -119,9 +119,9 @@ def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterat
 
 
 def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
-    """Return the share of the causal scores that are within windows of w keys, the mean over layers.
+    """Return the share of causal scores that are inside the layers' windows, as a mean over layers.
 
-    For a sequence of s tokens it is (2 w / s) (1 - w / 2 s) in each layer.
+    For a window of w keys and a sequence of s tokens it is (2 w / s) (1 - w / 2 s).
     """
     seen = [min(1.0, (window or seq_len) / seq_len) for window in windows]
     return sum(each * (2 - each) for each in seen) / len(seen)
@@ -219,7 +219,7 @@ def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy
 
 
 def scores_share(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the share of all scores that attention computes; under 1 only without a fused kernel."""
+    """Return the share of all query-key pairs whose scores are computed; below 1 only without a fused kernel."""
     return HALVED if strategy.attention == "scores" and halves_queries(workload, mesh) else 1.0
 
 

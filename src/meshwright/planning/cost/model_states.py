@@ -258,7 +258,7 @@ class States:
 
     @property
     def _kept_on(self) -> MeshShape:
-        """The mesh that shards the state kept from step to step."""
+        """The mesh with only the axes that shard the state kept from step to step."""
         return without_copies(self.mesh) if self.strategy.zero_stage else _without_shards(self.mesh)
 
 
@@ -270,5 +270,5 @@ def without_copies(mesh: MeshShape) -> MeshShape:
 
 @lru_cache(maxsize=1 << 12)
 def _without_shards(mesh: MeshShape) -> MeshShape:
-    """Return the mesh with dp and the axes over which ZeRO shards set to 1."""
+    """Return the mesh with degree 1 for dp and for the axes that ZeRO shards over."""
     return replace(mesh, dp=1, **dict.fromkeys(RULES["embed"], 1))

@@ -75,7 +75,7 @@ def critical_batch(
     compute_dtype: str | None = None,
     dims: tuple[int, int] | None = None,
 ) -> float:
-    """Return the number of rows from which a matmul with a weight [D, F] is compute bound, not bound by reading it.
+    """Return the number of rows from which a matmul with a weight [D, F] is compute bound instead of memory bound.
 
     From 2 B D F / C = (s_w D F + s_a B (D + F)) / W: B = s_w / (2 W / C - s_a (1 / D + 1 / F)), infinite if the
     activations alone exceed the memory bandwidth. s_w and s_a are bytes per element of weight and activations. Without

@@ -136,7 +136,7 @@ def attention_seconds(
 
 
 def _mean_layer(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> LayerSeconds:
-    """Return the mean over all layers."""
+    """Return the seconds of a layer, as the mean over all layers."""
     timed = _timed(workload, mesh, system, strategy)
     stacks = program(workload.model).stacks
     total = sum(stack.num_layers for stack in stacks)
@@ -173,7 +173,7 @@ class _Timed:
 
 
 def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
-    """Return the times of one microbatch, cached by only what they depend on: a search needs each many times."""
+    """Return the times of one microbatch, cached by the fields that matter, because a search needs each many times."""
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
     has_rows = any(isinstance(op, DotProduct) for op in program(workload.model).logits)
     rows = workload.tokens / strategy.num_microbatches if has_rows else None
@@ -226,8 +226,8 @@ def _time(
 class OpTimer:
     """Seconds of an op on one device, by kind.
 
-    dtype: of matmuls. known: cache of seconds by the work of ops; it grows. is_grouped: experts' matmuls have groups of
-    any number of rows.
+    dtype: dtype of matmuls. known: growing cache of seconds, keyed by `op.work`. is_grouped: matmuls of experts have
+    groups of any number of rows.
     """
 
     step: Step

@@ -64,7 +64,7 @@ class ServingStep:
 
     @property
     def bound(self) -> Bound:
-        """The resource that most of the step's time waits for."""
+        """The resource that limits most of the step's time."""
         waits: dict[Bound, float] = {}
         for name, seconds in self.breakdown_seconds.items():
             waits[BOUNDS[name]] = waits.get(BOUNDS[name], 0.0) + seconds

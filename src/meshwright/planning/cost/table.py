@@ -1,4 +1,4 @@
-"""Table of a step's ops: one row per matmul and per other collective, with time and collectives.
+"""Table of a step's ops: one row per matmul, with its collectives, and per collective that belongs to no matmul.
 
 `X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: a weight is shown as stored if it is
 gathered for the matmul, a gradient if it is reduce-scattered afterwards; otherwise as used in matmuls.

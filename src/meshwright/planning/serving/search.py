@@ -119,7 +119,7 @@ def pareto(points: list[ServingPoint]) -> tuple[ServingPoint, ...]:
 
 
 def best_prefill(serving: Serving, system: System) -> ServingPlan | None:
-    """Return the fitting plan with most throughput that prefills one prompt per group at a time; None if none fits."""
+    """Return the fastest plan that prefills one prompt per group at a time and fits; None if none fits."""
     alone = replace(serving, phase="prefill", batch=None, latency_seconds=None)
     plans = [_Priced(alone, layout, system) for layout in _legal(alone, serving_meshes(alone, system.num_devices))[0]]
     points = [(priced.point(1), priced) for priced in plans if priced.fits(1)]

@@ -1,4 +1,4 @@
-"""Why data parallelism is enough for an image model, and up to how many devices."""
+"""Facts about an image model's plan, among them up to how many devices data parallelism is enough."""
 
 from __future__ import annotations
 

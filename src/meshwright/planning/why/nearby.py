@@ -1,4 +1,4 @@
-"""Thresholds near a plan: the number of chips, batch and sequence length at which something else limits it."""
+"""Thresholds near a plan: the number of chips, batch and sequence length at which another resource limits it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SequenceLimit(StrEnum):
 
 @dataclass(frozen=True)
 class LongerSequences(Fact):
-    """The sequence length up to which a plan fits, and why not further."""
+    """The longest sequence with which a plan fits, and the limit."""
 
     limit: SequenceLimit
     seq_len: int = 0

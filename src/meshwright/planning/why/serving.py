@@ -135,7 +135,7 @@ class SequenceCache(Fact):
 
 @dataclass(frozen=True)
 class PrefillSystems(Fact):
-    """Prefill systems needed per decoding system of the same size, with their layout, at one prompt at a time."""
+    """Number of prefill systems, of the same size, that keep a decoding system busy, and their layout."""
 
     systems: float
     system: str
@@ -188,7 +188,7 @@ class ServingGap(Fact):
 
 @dataclass(frozen=True)
 class PrefillShare:
-    """Systems needed for prefill per decoding system, and their plan."""
+    """Number of prefill systems that keep a decoding system busy, and their plan."""
 
     systems: float
     plan: ServingPlan

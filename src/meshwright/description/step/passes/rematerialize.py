@@ -1,7 +1,7 @@
 """Rematerialize pass: which ops of a layer are recomputed for backward, given the values that a policy saves.
 
-A value that the policy has not saved is recomputed if backward reads it, or if recomputing another value needs it. So
-the last matmul of a layer is never recomputed, nor is its collective.
+An unsaved value is recomputed if backward, or another recomputed op, reads it. So the last matmul of a layer is never
+recomputed, nor is its collective.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAMED: Mapping[str, tuple[str, ...]] = {
 
 
 def keeps_read(remat: Remat) -> bool:
-    """Whether a policy keeps the inputs of matmuls, so that no collective is recomputed for them."""
+    """Whether a policy saves the inputs of matmuls, so that no collective is recomputed for them."""
     return Tag.READ in KEPT[remat]
 
 
@@ -59,7 +59,7 @@ def recomputed(
     kept = frozenset(name for value in saved for name in NAMED[value]) if remat == "named" else frozenset[str]()
     found = _needed(nodes, KEPT[remat], kept)
     if remat == "alternate":
-        # Attention is kept, every second matmul is recomputed (torchtitan's selective checkpointing of ops).
+        # Attention is saved, every second matmul is recomputed (torchtitan's selective checkpointing of ops).
         products = [i for i, node in enumerate(nodes) if any(isinstance(work, Product) for work in node.work)]
         attention = {i for i, node in enumerate(nodes) if any(isinstance(work, Core) for work in node.work)}
         found = (found - attention) | set(products[1::2])
@@ -73,7 +73,7 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) 
     """
     writers = _writers(nodes)
     waiting = [writers[i, name] for i, node in enumerate(nodes) for name in node.saved]
-    # Attention's backward reads its own result, so attention is the writer of a value it saves.
+    # Attention's backward reads its own output, so the writer of a saved value may be the node itself.
     found: set[int] = set()
     while waiting:
         writer = waiting.pop()
@@ -87,9 +87,9 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) 
 
 
 def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:
-    """Return the position of the node that wrote each value a node reads or saves; None for the layer's input.
+    """Map (position of a node, value it reads or saves) to the position of the writer; None for the layer's input.
 
-    A name may be written several times, such as by rotation in place: a node reads the latest value before it.
+    A name may be written several times (rotation in place): a node reads the latest value before it.
     """
     last: dict[str, int] = {}
     found: dict[tuple[int, str], int | None] = {}

@@ -57,7 +57,7 @@ class Copies(NamedTuple):
     counts: Array
 
     def permutations(self, among: Permutation, num_tokens: int) -> tuple[Permutation, Permutation]:
-        """Return the sort followed by a permutation `among` of the sorted copies, applied to tokens and to copies."""
+        """Return the sort followed by a permutation `among` of sorted copies, for arrays of tokens and of copies."""
         sources, destinations = among.sources[:, 0], among.destinations[:, 0]
         copies = jnp.where(sources >= 0, self.order[sources], -1)
         slots = destinations[self.place]

@@ -1,4 +1,4 @@
-"""Insert a microbatch into the first stage of a pipeline; all stages compute it, or each stage a share."""
+"""Insert a microbatch into the first stage of a pipeline, after every stage has computed it, or a share of it."""
 
 from __future__ import annotations
 

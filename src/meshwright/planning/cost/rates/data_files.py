@@ -82,7 +82,7 @@ def tpu_products() -> TpuProducts:
 
 @cache
 def tpu_layer_shares() -> Mapping[str, Mapping[str, float]]:
-    """Return the speed of a layer in one program, as a fraction of its ops' speeds alone, by chip.
+    """Return, by chip, how fast ops run inside a layer, as fractions of their speed when compiled alone.
 
     Written by `benchmarks/tpu_layers.py`.
     """

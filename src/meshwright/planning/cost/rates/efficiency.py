@@ -20,7 +20,7 @@ from meshwright.planning.cost.roofline import matmul_bytes
 
 TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (64, 64))
 SPLITS = (1, 2, 4)
-"""Numbers of splits that a GPU library chooses from; its tiles are listed above.
+"""Tiles and splits that a GPU library chooses from.
 
 A tile is the part of the result that a multiprocessor computes. A split divides the contraction if tiles alone would
 not occupy all multiprocessors.

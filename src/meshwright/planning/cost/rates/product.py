@@ -156,7 +156,7 @@ class _Load:
 
 
 def _load(step: Communicate, layout: MeshPlacement, peak: float) -> _Load:
-    """Return the load of a collective on the links that its axes run over."""
+    """Return a collective with its time and the hardware's flops per byte on its links."""
     placement = layout.placement(step.axes)
     time = collective_seconds(step.kind, step.bytes, placement)
     closed = replace(placement, rings=tuple(replace(ring, is_wrapped=True) for ring in placement.rings))
