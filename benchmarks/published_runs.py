@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from published_rows import Row, defaults, measured_seconds, model_flops_seconds, read_setting
+from published_rows import Row, Setting, defaults, measured_seconds, model_flops_seconds, read_setting
 from published_serving import Timed, time_layer, time_serving
 
 from meshwright.errors import MeshwrightError
@@ -69,14 +69,19 @@ def main() -> None:
     print(json.dumps(report, indent=2) if args.json else show(report))
 
 
-def score(rows: list[Row]) -> tuple[list[Scored], list[dict[str, str]]]:
-    """Every row that can be expressed, scored, and the others with the reason."""
+def score(
+    rows: list[Row], change: Callable[[Setting], Setting] = lambda setting: setting
+) -> tuple[list[Scored], list[dict[str, str]]]:
+    """Every row that can be expressed, scored, and the others with the reason.
+
+    change: a change of what ran, before it is priced.
+    """
     mfu = _mfu_by_chip(rows)
     scored, refused = [], []
     for row in rows:
         try:
             if row["kind"] == "train":
-                setting = read_setting(row)
+                setting = change(read_setting(row))
                 record = predict(setting.workload, setting.mesh, setting.system, setting.strategy)
                 peak, fits = record.memory_bytes["peak"], bool(record.fits)
                 timed = Timed(measured_seconds(row) or 0.0, record.step_seconds or 0.0, peak, fits)
