@@ -156,7 +156,7 @@ def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Ter
 
 
 def _latency(kind: Kind, placement: Placement) -> float:
-    """Return the time of the hops alone: around half of each ring, along each line, up a tree of log2 n at each level.
+    """Return the time of the hops alone: half of each ring, each whole line, log2 n at each level of switches.
 
     Scaling book, sharding (a note on ICI latency) and gpus (tree reduction). A permute and an all-to-all cross a level
     once. On a torus a permute takes one hop; on a line the last device sends to the first, across the whole line.
