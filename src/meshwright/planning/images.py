@@ -103,7 +103,7 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
-    """Yield collectives with exposed seconds: what the compute of their pass does not hide, at least one run.
+    """Yield collectives with exposed seconds: the part that their pass's compute does not hide, at least one run.
 
     Reductions of batch-norm statistics are exposed in full; a gather in backward may be hidden completely.
     """

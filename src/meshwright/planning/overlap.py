@@ -39,7 +39,7 @@ class OverlapBudget:
 
     Attributes:
         forward, backward: seconds that the ops of that pass can hide.
-        critical_forward, critical_backward: the part of these that delays every microbatch if exposed.
+        critical_forward, critical_backward: the part of those seconds that delays every microbatch if exposed.
         per_microbatch: always exposed, in every microbatch.
         per_step: always exposed, once per step.
         hidden_by_attention: ring sends hidden by the attention of their ring step.

@@ -257,7 +257,7 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
 def _most_sharded(group: _Group) -> MeshShape:
     """Return the mesh that shards its parameters most, so that it updates and stores the fewest.
 
-    Of several, the one that splits the sequence least, because a split sequence may gather keys.
+    If there are several, return the one that splits the sequence least, because a split sequence may gather keys.
     """
     return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 

@@ -157,8 +157,8 @@ def _answers(
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """Yield the texts of each line as they finish.
 
-    Twice as many texts as the engine has rows are requested at a time, so that a free row is filled at once and memory
-    does not grow with the file.
+    At a time, texts for twice the engine's rows are requested, so that a free row is filled at once and memory does not
+    grow with the file.
     """
     layout = engine.layout
     most = max(1, min(2 * layout.shards * layout.rows, engine.settings.max_queue) // num_completions)

@@ -172,7 +172,7 @@ def _serve(
         leader: sends the steps; None for a single process.
         args: the options.
         state: limits, keys and hosts (`ServerState`).
-        member: this process among those of the mesh; None for a single process.
+        member: this process's membership of the mesh; None for a single process.
         progress: called at the start and the end.
     """
     if leader:

@@ -237,7 +237,7 @@ class Fields:
             raise self.refusal(field, f"a {self.family} model is known with {known}")
 
     def unused_options(self, *fields: str) -> None:
-        """Accept fields of a family that change no forward pass."""
+        """Accept these fields of a family with any value, because they do not change the forward pass."""
         self._known.update(fields)
 
     def windows(

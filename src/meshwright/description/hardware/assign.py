@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 Part = tuple[int, ...]
-"""For each physical axis, the size that a mesh axis takes of it; 1 if it takes none."""
+"""The part of each physical axis that a mesh axis uses, as a size; 1 if it does not use the axis."""
 
 
 def assign(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[list[Part], bool]:
@@ -34,7 +34,7 @@ def assign(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[list[Part]
 
 
 def _whole_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part] | None:
-    """Return whole physical axes for each degree, as many as possible; None if a degree is no product of axes."""
+    """Return whole physical axes for each degree, as many as possible; None if a degree is not a product of sizes."""
     free, parts = set(range(len(sizes))), []
     for degree in degrees:
         sets = (some for count in range(len(free), 0, -1) for some in combinations(sorted(free), count))

@@ -305,7 +305,7 @@ def _on_switches(system: System, names: tuple[str, ...], pieces: list[Piece]) ->
 def _members(strides: list[tuple[int, int]], block: int) -> tuple[int, bool]:
     """Return a group's number of devices in a block of neighbours, and whether it is the same everywhere.
 
-    If groups straddle blocks unevenly, the number is that of the worst group.
+    If groups differ, the number of the worst group is returned.
     """
     inside, even = 1, True
     for stride, size in strides:

@@ -22,8 +22,8 @@ _RING_OF_TWO_CORES = (0, 1, 2, 3, 6, 7, 4, 5)
 class DeviceOrder:
     """The devices of a slice, by JAX's ids, in the order of the mesh.
 
-    dims: names and sizes of the physical dimensions in that order, outermost first: `xy` (`xyz`) is a ring of
-    neighbours through these axes, others are single axes.
+    dims: names and sizes of the physical dimensions in that order, outermost first: `xy` (`xyz`) is one ring of
+    neighbours through these axes.
     """
 
     order: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Hardware systems: a chip and how many of it, such as `v5p:4x4x4`, `2*v5e:16x16`, `h100:64` or `cpu:8`."""
+"""Hardware systems: a chip and the number of chips, such as `v5p:4x4x4`, `2*v5e:16x16`, `h100:64` or `cpu:8`."""
 
 from __future__ import annotations
 

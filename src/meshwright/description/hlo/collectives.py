@@ -24,7 +24,7 @@ _NOT_COUNTED = ("send", "recv", "collective-broadcast")
 class ProgramCollectives:
     """The collectives of a program.
 
-    uncounted: executions of transfers that are no collective, by opcode. notes: parts that could not be read.
+    uncounted: executions of transfers that are not collectives, by opcode. notes: parts that could not be read.
     """
 
     collectives: tuple[Collective, ...]

@@ -77,7 +77,7 @@ def flops_of(module: Module, instruction: Instruction) -> int | None:
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    """Whether an instruction calls a hand-written kernel, of which HLO shows only the arrays."""
+    """Whether an instruction calls a hand-written kernel; HLO shows only its arrays."""
     target = instruction.custom_call_target
     return instruction.opcode == "custom-call" and target not in _GEMMS and target.startswith(_KERNELS)
 

@@ -75,7 +75,7 @@ def parse_pairs(text: str) -> Groups:
 
 
 def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
-    """Return the mesh axes along which all groups extend, in the mesh's order; None if groups are no product of axes.
+    """Return the mesh axes along which all groups extend, in the mesh's order; None if no axes form the groups.
 
     mesh: every axis and its degree, outermost first. Axes of degree 1 never appear; () means groups of one device.
     """

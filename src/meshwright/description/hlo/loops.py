@@ -109,7 +109,7 @@ def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -
 def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | None:
     """Return the tuple element that a loop's condition compares, the direction, and the constant; None if unknown.
 
-    Of several comparisons joined by `and`, the one with a constant counts: it bounds the trip count.
+    If `and` joins several comparisons, the one with a constant is returned; it bounds the trip count.
     """
     root, arguments = module.root(loop.called("condition")[0]), None
     if root.opcode == "fusion":

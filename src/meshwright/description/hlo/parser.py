@@ -271,7 +271,7 @@ def _operands(text: str) -> tuple[str, ...]:
 
 
 def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) -> str:
-    """Return file:line of a stack frame; for one in an installed package, that of the nearest caller outside of it."""
+    """Return file:line of a stack frame, or of its nearest caller outside installed packages if it is in one."""
     first = ""
     while frame in frames:
         place = locations.get(_field(frames[frame], "file_location_id"), "")

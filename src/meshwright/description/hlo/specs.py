@@ -99,7 +99,7 @@ def parse_shardy_sharding(text: str, mesh: Mapping[str, int]) -> Spec | None:
 
 
 def _parse_named_sharding(found: re.Match[str], rank: int, mesh: Mapping[str, int]) -> Spec | None:
-    """Return the spec of a sharding written with the axes of a mesh, which may differ from ours over the same devices.
+    """Return the spec of a sharding over named axes, which may belong to another mesh of the same devices.
 
     Axes of one device are left out. None as in `parse_hlo_sharding`.
     """

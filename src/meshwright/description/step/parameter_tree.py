@@ -141,7 +141,7 @@ def _weight(op: Linear) -> dict[str, Parameter]:
 
 
 def is_adapter(path: str) -> bool:
-    """Whether a path is of a low-rank branch's parameter."""
+    """Whether a path is that of a LoRA parameter."""
     return path.endswith((LORA_A, LORA_B))
 
 

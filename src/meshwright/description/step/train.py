@@ -252,7 +252,7 @@ class _Builder:
     def _without_policy(self, node: Node) -> Iterator[Op]:
         """Yield the sum of the experts' load, which no remat policy keeps.
 
-        SPMD pipelines sum the load in each layer; other steps sum that of all layers at once, with the loss.
+        SPMD pipelines sum the load in each layer; other steps sum the load of all layers at once, with the loss.
         """
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):

@@ -172,8 +172,8 @@ def _attention(
 ) -> Array:
     """Attention [b, s, k, g, h], with a backward that reads the scores half as often as JAX's own.
 
-    Scores [b, k, g, s, t] are the largest arrays. The output is normalized instead of the weights; the inner product in
-    the softmax's gradient is that of the output and its gradient (FlashAttention, arXiv:2205.14135, appendix B.2); no
+    Scores [b, k, g, s, t] are the largest arrays. The output is normalized instead of the weights; the softmax's
+    gradient uses the inner product of the output and its gradient (FlashAttention, arXiv:2205.14135, appendix B.2); no
     matmul transposes the scores.
     """
     return _forward(scoring, query, key, value, positions, documents, window, rng, sinks)[0]

@@ -1,6 +1,6 @@
 """Activation memory of one microbatch on one device, summed over the arrays of a layer's ops.
 
-The remat policy determines what a layer saves for backward; it equals what XLA saves for the decoder in
+The remat policy determines what a layer saves for backward; these arrays are the ones that XLA saves for the decoder in
 `meshwright.execution.models`. The other live buffers are modelled on the memory peaks of compiled steps
 (`benchmarks/memory.py`).
 """

@@ -51,10 +51,10 @@ def hardware_intensity(system: System, *, dtype: str = "bf16") -> float:
 
 
 def network_intensity(system: System, bytes_per_second: float, *, dtype: str = "bf16") -> float:
-    """Return the flops per byte communicated from which an op is compute bound: alpha = C / W (scaling book, training).
+    """Return the flops per communicated byte above which an op is compute bound: alpha = C / W.
 
-    With `collective.gather_bytes_per_second` of an axis it is also the number of tokens per device from which data
-    parallelism and FSDP over that axis hide their communication.
+    For an axis's `collective.gather_bytes_per_second`, it is also the number of tokens per device above which data
+    parallelism and FSDP over that axis hide their communication (scaling book, training).
     """
     return intensity(system.peak(dtype), bytes_per_second)
 

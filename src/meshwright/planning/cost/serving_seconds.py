@@ -123,15 +123,15 @@ def serving_device_flops(
 
 
 def batch_of_equal_reads(serving: Serving, layout: ServingLayout) -> float:
-    """Return the batch from which a device reads as many bytes of cache as of weights."""
+    """Return the batch at which a device reads as many bytes of the cache as of weights."""
     return layout.num_groups * weight_bytes(serving, layout) / mean_cache_bytes(serving, layout)
 
 
 def compute_bound_batch(serving: Serving, layout: ServingLayout, system: System) -> float:
     """Return the batch from which matmuls with weights take longer than reading them, both at their full rate.
 
-    It is s_w C / (2 W) for each group of devices that reads its weights (`critical_batch`); with E experts, k of them
-    active, E / k times that, divided over ep.
+    It is s_w C / (2 W) for each group of devices that reads its weights (`critical_batch`). With E experts, k of them
+    active, it is E / (k ep) times as large.
     """
     rows = critical_batch(system, weight_dtype=serving.weight_dtype, compute_dtype=serving.compute_dtype)
     sizes = model_step(serving, 1).extents.sizes

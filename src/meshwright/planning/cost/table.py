@@ -1,7 +1,7 @@
 """Table of a step's ops: one row per matmul, with its collectives, and per collective that belongs to no matmul.
 
-`X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: a weight is shown as stored if it is
-gathered for the matmul, a gradient if it is reduce-scattered afterwards; otherwise as used in matmuls.
+`X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: an array is shown as matmuls use it; a
+weight that is gathered for the matmul, and a gradient that is reduce-scattered after it, as stored.
 """
 
 from __future__ import annotations

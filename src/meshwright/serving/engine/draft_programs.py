@@ -34,7 +34,7 @@ def draft_prefill_program(
 ) -> Any:
     """Return the draft model's prefill: (params, pages, numbers) -> pages, which are donated.
 
-    group: which page table in the step's numbers is used: that of layers that attend to all keys.
+    group: index of the page table to use in the step's numbers: the one of layers that attend to all keys.
     """
     layout, columns = decode_layout(model, mesh, split), shape.columns
 

@@ -140,7 +140,7 @@ def _context(model: LoadedModel, settings: EngineSettings) -> int:
 def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ...]:
     """Return shapes of prompt chunks (rows of each shard, tokens), from one long prompt to many short ones.
 
-    Each length has shapes with as many rows as `tokens` allows, a quarter of these, a sixteenth, and one row.
+    For each length there are four numbers of rows: all that `tokens` allows, a quarter, a sixteenth, and one.
     """
     each = max(1, tokens // shards)
     longest = min(each, 1 << (context - 1).bit_length())

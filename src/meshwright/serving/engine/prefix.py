@@ -27,7 +27,7 @@ class Hit(NamedTuple):
 
 
 class _Node:
-    """A page of tokens after those of its ancestors; the root of a tree has no tokens."""
+    """A page of tokens, which follow the tokens of its ancestors; the root of a tree has none."""
 
     __slots__ = ("children", "key", "keys", "pages", "parent", "salt")
 
@@ -195,7 +195,7 @@ class PrefixCache:
     def _most_alike(
         self, node: _Node, rest: tuple[int, ...], at: int, run: list[int], least: int
     ) -> tuple[_Node | None, int]:
-        """Return the child (page `at`) that shares most leading tokens with `rest` and is usable, and their number."""
+        """Return the usable child (page `at`) that shares the most leading tokens with `rest`, and their number."""
         found, most = None, least - 1
         begin = bisect_left(node.keys, rest)
         # Keys farther from the insertion point share fewer leading tokens with `rest`.

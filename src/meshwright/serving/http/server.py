@@ -54,8 +54,8 @@ def serve_http(
         grace_seconds: time for accepted requests to finish.
         start: loads and compiles the model; runs in a thread while `/health` answers 200 and `/ready` 503. Its
             exceptions end the server and are raised here.
-        on_ready: called with the URL once requests are answered; runs in a thread, with exceptions as those of
-            `start`.
+        on_ready: called with the URL once requests are answered; runs in a thread. Its exceptions are treated as those
+            of `start`.
 
     Raises:
         MeshwrightError: the address cannot be listened on.

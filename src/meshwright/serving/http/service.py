@@ -94,7 +94,7 @@ class ServerState:
 
     Args:
         limits: limits of a request whose API key has none of its own.
-        api_keys: valid keys, one of which a request must have; empty to answer all requests.
+        api_keys: valid keys; a request must have one of them. Empty to answer all requests.
         cors_origins: origins whose pages may call the server (CORS); "*" for all.
         allowed_hosts: further hosts that requests may be for, besides localhost and `host`; "*" for all.
         host: the address that the server listens on; set by `HttpServer`.

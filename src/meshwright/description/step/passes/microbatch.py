@@ -22,7 +22,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     B, S: sequences, and tokens per sequence, over all devices. I: B times S, the rows of a contrastive batch. loss:
     numbers summed by the loss. With experts, per device:
 
-    - C: copies of tokens sent to experts. CT: those of all devices of its tp group.
+    - C: copies of tokens sent to experts. CT: the same for all devices of its tp group.
     - R: rows of an expert at even load.
     - A: (token, expert) pairs of its tokens.
     - sent, gathered: counts of tokens, as sent over ep and as gathered over tp.

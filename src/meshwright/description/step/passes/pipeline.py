@@ -133,8 +133,8 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
     """Return how many layer inputs a device of an SPMD pipeline saves for backward at once.
 
-    GPipe: the inputs of all ticks. 1F1B: those of the microbatches in its slots, of one in transit between paired
-    stages, and of the one in progress.
+    GPipe: one per layer and tick. 1F1B: one per layer and microbatch: those in its slots, one in transit between paired
+    stages, and the one in progress.
     """
     schedule = schedule_of(mesh, strategy)
     chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)

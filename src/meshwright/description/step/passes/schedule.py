@@ -74,7 +74,7 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
-        """Number of forward slots; there are as many backward slots."""
+        """Number of forward slots, and of backward slots."""
         return self.units + self.stages - 1
 
     @property
@@ -168,7 +168,7 @@ def chunk_layers(num_layers: int, chunks: int) -> tuple[int, ...]:
 def slot_layers(num_layers: int, stages: int, virtual_stages: int = 1) -> tuple[int | None, ...]:
     """Return the layer in each slot of a pipelined stack, stage by stage, chunk by chunk; None for an empty slot.
 
-    All chunks have as many slots as the longest has layers, so that every stage runs the same program.
+    Each chunk has one slot for every layer of the longest chunk, so that every stage runs the same program.
     """
     counts = chunk_layers(num_layers, stages * virtual_stages)
     starts = [sum(counts[:chunk]) for chunk in range(len(counts))]

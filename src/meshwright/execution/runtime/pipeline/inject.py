@@ -1,4 +1,4 @@
-"""Insert a microbatch into the first stage of a pipeline, after every stage has computed it, or a share of it."""
+"""Insert a microbatch, which every stage has computed in whole or in part, into the first stage of a pipeline."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def launch_seconds(system: System) -> float:
 
 
 def gpu_figures(name: str) -> GpuFigures:
-    """Return the figures of a GPU. Those that were not measured use a related GPU's, with their own multiprocessors."""
+    """Return the figures of a GPU. If they were not measured, all but its multiprocessors are a related GPU's."""
     data = gpu_products()
     return GpuFigures(
         multiprocessors=data["multiprocessors"].get(name, data["multiprocessors"]["h100"]),
@@ -178,7 +178,7 @@ class _Table:
 
 @cache
 def _tpu_table(name: str) -> _Table:
-    """Return the table of a TPU. Those without (v3, custom chips) use v5p's, as fractions of their own peak."""
+    """Return the table of a TPU. TPUs without one (v3, custom chips) use v5p's fractions of peak."""
     data = tpu_products()
     chip = data["chips"].get(name, data["chips"]["v5p"])
     sizes = tuple(tuple(data["grid"][dim]) for dim in "mkn")
