@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/published_mechanisms.py FILE...
 
 A mechanism is a field of a framework's file (`meshwright/description/frameworks/data`). Left out, the field has its
-value for meshwright. Errors are those of `published_runs.py`: core rows, and all rows of training, balanced over sources. A
-mechanism whose error falls without it cancels another one, or is wrong.
+value for meshwright. Errors are those of `published_runs.py`: core rows, and all rows of training, balanced over
+sources. A mechanism whose error falls without it cancels another one, or is wrong.
 """
 
 from __future__ import annotations
