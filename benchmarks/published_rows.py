@@ -261,7 +261,7 @@ def _remats(row: Row, system: System) -> tuple[Remat, ...]:
     nothing elsewhere, its default.
     """
     words = (row.get("remat") or "unknown").lower()
-    framework = load_framework(_framework(row, system))
+    framework = load_framework(framework_of(row, system))
     if named := next((policy for word, policy in framework.remat.items() if word in words), None):
         return (named,)
     if _saved_values(row, system):
@@ -281,7 +281,7 @@ def _remats(row: Row, system: System) -> tuple[Remat, ...]:
 
 def _saved_values(row: Row, system: System) -> tuple[str, ...]:
     """The values that a row's policy saves or offloads by name, as in `save q,k,v; offload context; recompute MLP`."""
-    names = load_framework(_framework(row, system)).saved
+    names = load_framework(framework_of(row, system)).saved
     parts = re.split(r"[;(]", (row.get("remat") or "").lower())
     words = [word for part in parts if "recompute" not in part for word in re.findall(r"[a-z_0-9]+", part)]
     return tuple(dict.fromkeys(value for word in words for value in names.get(word, "").split()))
@@ -310,7 +310,7 @@ def _batch(row: Row) -> int:
 
 def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
     """How the software of a row ran a step."""
-    said, name = row["parallelism"], _framework(row, system)
+    said, name = row["parallelism"], framework_of(row, system)
     framework = load_framework(name)
     words = _words(row)
     fields: dict[str, Any] = dict(framework.strategy)
@@ -351,7 +351,7 @@ def _texts(row: Row) -> tuple[str, ...]:
     return row["id"], str(row.get("dtype")), str(row["source"]), str(row.get("notes"))
 
 
-def _framework(row: Row, system: System) -> str:
+def framework_of(row: Row, system: System) -> str:
     """The framework of a row by what it is called, then by its source, then by its other words."""
     return find_framework(*_texts(row)) or ("maxtext" if system.chip.kind == "tpu" else "fsdp")
 

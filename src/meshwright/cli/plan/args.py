@@ -48,6 +48,8 @@ class OutputArgs:
     """Write the plan, as YAML or .json, for verify and train."""
     plot: Annotated[Path | None, option("FILE")] = None
     """Draw the candidates, or the sweep, to this file (.svg, .png or .pdf)."""
+    evidence: Annotated[bool, option()] = False
+    """Also print the published runs most like the plan, and how far their predictions were off."""
     explain: Annotated[bool, option()] = False
     """Also print terms of step and memory, collectives, rules of thumb, nearby plans, and faster plans not run yet."""
     ops: Annotated[bool, option()] = False

@@ -151,6 +151,7 @@ class _Training:
         tokens = None if search_args.tokens is None else read_count("--tokens", search_args.tokens)
         price = None if tokens is None or search_args.price is None else read_price(search_args.price)
         path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
+        with_evidence = as_json or output.evidence
         # JSON has everything, so that --explain beside it changes nothing.
         is_explained = as_json or output.explain
         if path is not None:
@@ -178,7 +179,7 @@ class _Training:
         if as_json:
             plan_data(shown, with_ops=with_ops)
         else:
-            print_plan(shown, output=path, is_explained=is_explained, with_ops=with_ops)
+            print_plan(shown, output=path, is_explained=is_explained, with_ops=with_ops, with_evidence=with_evidence)
         return 0 if chosen.predicted.fits else 1
 
     def _of_mesh(self, mesh: MeshShape) -> Plan:
