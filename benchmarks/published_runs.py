@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import combinations
@@ -21,12 +21,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from published_rows import Row, measured_seconds, model_flops_seconds, read_setting
+from published_rows import Row, Setting, defaults, measured_seconds, model_flops_seconds, read_setting
+from published_serving import Timed, time_layer, time_serving
 
 from meshwright.errors import MeshwrightError
 from meshwright.planning.prediction import predict
 
 GIB = 2**30
+
+TRAINING = ("train", "layer_microbench")
+"""Kinds of rows that measure training."""
 
 
 @dataclass(frozen=True)
@@ -59,33 +63,44 @@ def main() -> None:
     if args.rows:
         for item in scored:
             if item.measured:
-                print(f"{item.error:+7.1%}  {item.measured:9.3f} s  {item.predicted:9.3f} s  {item.row['id']}")
+                taken = ", ".join(defaults(item.row))
+                print(f"{item.error:+7.1%}  {item.measured:9.3f} s  {item.predicted:9.3f} s  {item.row['id']}  {taken}")
     report = summarise(scored, refused)
     print(json.dumps(report, indent=2) if args.json else show(report))
 
 
-def score(rows: list[Row]) -> tuple[list[Scored], list[dict[str, str]]]:
-    """Every row that can be expressed, scored, and the others with the reason."""
+def score(
+    rows: list[Row], change: Callable[[Setting], Setting] = lambda setting: setting
+) -> tuple[list[Scored], list[dict[str, str]]]:
+    """Every row that can be expressed, scored, and the others with the reason.
+
+    change: a change of what ran, before it is priced.
+    """
     mfu = _mfu_by_chip(rows)
     scored, refused = [], []
     for row in rows:
         try:
-            setting = read_setting(row)
-            record = predict(setting.workload, setting.mesh, setting.system, setting.strategy)
+            if row["kind"] == "train":
+                setting = change(read_setting(row))
+                record = predict(setting.workload, setting.mesh, setting.system, setting.strategy)
+                peak, fits = record.memory_bytes["peak"], bool(record.fits)
+                timed = Timed(measured_seconds(row) or 0.0, record.step_seconds or 0.0, peak, fits)
+            else:
+                timed = time_layer(row) if row["kind"] == "layer_microbench" else time_serving(row)
         except (MeshwrightError, KeyError, TypeError) as error:
             reason = str(error) if isinstance(error, MeshwrightError) else f"the row lacks a figure: {error!r}"
             refused.append({"id": row["id"], "kind": row["kind"], "reason": reason})
             continue
-        baseline = model_flops_seconds(row) / mfu.get(row["hardware"]["chip"], 0.4)
+        baseline = model_flops_seconds(row) / mfu.get(row["hardware"]["chip"], 0.4)  # of training alone
         scored.append(
             Scored(
                 row=row,
                 source=_source(row),
-                measured=measured_seconds(row),
-                predicted=record.step_seconds or 0.0,
+                measured=timed.measured or None,
+                predicted=timed.predicted,
                 baseline=baseline,
-                peak_bytes=record.memory_bytes["peak"],
-                fits=bool(record.fits),
+                peak_bytes=timed.peak_bytes,
+                fits=timed.fits,
             )
         )
     return scored, refused
@@ -93,11 +108,13 @@ def score(rows: list[Row]) -> tuple[list[Scored], list[dict[str, str]]]:
 
 def summarise(scored: list[Scored], refused: list[dict[str, str]]) -> dict[str, Any]:
     """The figures of a file."""
-    timed = [item for item in scored if item.measured]
+    timed = [item for item in scored if item.measured and item.row["kind"] in TRAINING]
     core = [item for item in timed if item.row["core"]]
+    served = [item for item in scored if item.row["kind"] not in TRAINING]
     return {
         "core": errors(core, lambda item: item.error),
         "all": errors(timed, lambda item: item.error),
+        "serving": errors(served, lambda item: item.error),
         "baseline": {
             name: errors(part, lambda item: item.baseline / (item.measured or 1.0) - 1)
             for name, part in (("core", core), ("all", timed))
@@ -105,10 +122,11 @@ def summarise(scored: list[Scored], refused: list[dict[str, str]]) -> dict[str, 
         "ranking": ranking(scored),
         "ratios": ratios(scored),
         "memory": errors(
-            [item for item in scored if item.row["measured"].get("peak_memory_gib")],
-            lambda item: item.peak_bytes / (item.row["measured"]["peak_memory_gib"] * GIB) - 1,
+            [item for item in scored if _measured_peak(item.row)],
+            lambda item: item.peak_bytes / _measured_peak(item.row) - 1,
         ),
         "refused": refused,
+        "defaults": Counter(name for item in scored for name in defaults(item.row)),
     }
 
 
@@ -166,7 +184,14 @@ def ranking(scored: list[Scored]) -> dict[str, Any]:
 def show(report: dict[str, Any]) -> str:
     """The figures as a table."""
     lines = [f"{'':30} {'rows':>5} {'mean |error|':>13} {'bias':>8}"]
-    for title, part in (("core", report["core"]), ("all", report["all"]), ("memory", report["memory"])):
+    for title, part in (
+        ("core", report["core"]),
+        ("all", report["all"]),
+        ("serving", report["serving"]),
+        ("memory", report["memory"]),
+    ):
+        if not part["rows"]:
+            continue
         balanced = part["source_balanced_mean_abs_error"], part["source_balanced_bias"]
         lines.append(f"{title + ', source-balanced':30} {part['rows']:5} {balanced[0]:13.1%} {balanced[1]:+8.1%}")
         for source, by in part["by_source"].items():
@@ -182,9 +207,17 @@ def show(report: dict[str, Any]) -> str:
     if pairs["pairs"]:
         error = f"median |error| {pairs['median_abs_error']:.2%}, {pairs['pairs']} pairs"
         lines.append(f"ratios of two runs on the same chips: {error}")
+    taken = ", ".join(f"{name} {count}" for name, count in report["defaults"].most_common())
+    lines.append(f"rows that do not say, so that a default is taken: {taken}")
     lines.append(f"refused: {len(report['refused'])}")
     lines += [f"  {item['id']}: {item['reason']}" for item in report["refused"]]
     return "\n".join(lines)
+
+
+def _measured_peak(row: Row) -> float:
+    """The peak memory of a row in bytes; 0 where it has none."""
+    measured = row["measured"]
+    return (measured.get("peak_memory_gib") or 0) * GIB or (measured.get("peak_memory_gb") or 0) * 1e9
 
 
 def _mfu_by_chip(rows: list[Row]) -> dict[str, float]:

@@ -26,6 +26,7 @@ FLOORS = (
     "description.hardware",
     "description.step",
     "description.families",
+    "description.frameworks",
     "options",
     "planning.cost",
     "planning",

@@ -68,7 +68,14 @@ MORE = {
         "on": ("SystemLike", "The hardware, as v5p:4x4x4."),
         "mesh": ("MeshLike | None", "As fsdp=-1,tp=4. Default: the planner chooses."),
     },
-    "SearchOptions": {"include_planned": ("bool", "Include plans that train cannot run yet.")},
+    "SearchOptions": {
+        "include_planned": ("bool", "Include plans that train cannot run yet."),
+        "framework": (
+            "str | None",
+            "Plan for another framework, as megatron-core, maxtext or torchtitan: how it runs a step."
+            " Default: meshwright.",
+        ),
+    },
 }
 """Keywords that are arguments of their own at the commands."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from meshwright.description.frameworks.framework import framework_fields
 from meshwright.description.hardware.system import System
 from meshwright.description.step.legality import check_mesh, check_positions
 from meshwright.description.step.rules import stream_rules
@@ -43,10 +44,10 @@ PlanLike = ModelLike | Plan
 """A model as in `ModelLike`, a plan, or the path of a plan's file."""
 
 ALWAYS_CHOSEN = ("schedule", "virtual_stages", "sp_method")
-"""Strategy fields that a search over meshes always chooses itself."""
+"""Strategy fields that the search always chooses; they cannot be given."""
 
 MOST_TIED = 8
-"""The number of top-ranked meshes among which ties are looked for."""
+"""How many of the best meshes are checked for ties."""
 
 
 @overload
@@ -101,14 +102,15 @@ def plan(
 ) -> Plan | tuple[Plan, ...] | tuple[Point, ...] | ProgramPlan:
     """Plan the training of a model on some hardware: find the best mesh and the best strategy to run it.
 
-    A JAX function of your own is planned too, from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims
-    are found in its program, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose
-    `apply()` is the function in that layout.
+    Or plan your own JAX function from its arguments: `plan(step, state, batch, on="v5e:4x4")`. Its dims are found by
+    tracing, the best layouts are compiled, and the fastest is returned as a `ProgramPlan`, whose `apply()` returns the
+    function in that layout.
 
     Args:
         model: a preset's name (`llama3-8b`), the path of a Hugging Face config.json, a ModelConfig or a Workload; or a
             plan's file, which is read; or a function that JAX traces.
-        args: the arguments of a function, arrays or `jax.ShapeDtypeStruct`s. For a model, its hardware may stand here.
+        args: the arguments of a function, arrays or `jax.ShapeDtypeStruct`s. For a model: the hardware, instead of
+            `on`.
         on: the hardware, as `v5p:4x4x4`, `h100:64` or `cpu:8`, or a System.
         mesh: plan this mesh, `fsdp=-1,tp=4` or a MeshShape, instead of the best.
         compare: plan these meshes instead of the best, and return their plans in this order.
@@ -156,9 +158,12 @@ def plan(
         _refuse(_only(said, swept.replaced), "beside sweep")
         if not isinstance(model, Workload):
             said = swept_options(swept, said)
-    include_planned = said.pop("include_planned", False)
+    framework = said.pop("framework", None)
+    include_planned = said.pop("include_planned", False) or framework is not None
     workload, system = read_workload(model, _only(said, WORKLOAD_OPTIONS))
     fields = read_strategy(_only(said, STRATEGY_OPTIONS), system.num_devices)
+    if framework is not None:
+        fields = framework_fields(framework, system.chip.kind) | fields
     policies = (workload.remat,) if isinstance(model, Workload) else remats(said.get("remat"))
 
     def find(workload: Workload, system: System, top: int) -> Ranking:
@@ -219,7 +224,7 @@ def _kept_plan(path: str | Path, said: Mapping[str, Any]) -> Plan | None:
 
 
 def _refuse(names: Iterable[str], where: str) -> None:
-    """Raise for the first of some options that have no effect; `where` completes the message."""
+    """Raise for the first of the options, which have no effect here; `where` completes the message."""
     for name in sorted(names):
         raise MeshwrightError(f"{name} changes nothing {where}; leave it out")
 

@@ -30,7 +30,7 @@ def simplest_first(plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], int]:
 
 
 def num_parts(plan: Plan) -> int:
-    """Count a plan's settings: mesh axes, pipeline, virtual stages, microbatches, collective matmuls."""
+    """Count the features of a plan: mesh axes, pipeline, virtual stages, microbatches, collective matmuls."""
     strategy = plan.strategy
     return (
         sum(degree > 1 for degree in plan.mesh.degrees.values())

@@ -28,6 +28,8 @@ class SearchArgs:
     """Sweep values of one key: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
     include_planned: Annotated[bool, option()] = False
     """Include plans that train cannot run yet. Default: only plans that run, if there are any."""
+    framework: Annotated[str | None, option("NAME")] = None
+    """Plan for another framework, as megatron-core, maxtext or torchtitan: how it runs a step. Default: meshwright."""
     tokens: Annotated[str | None, option("N")] = None
     """Print the days and chip hours of training on this many tokens, as 15T."""
     price: Annotated[str | None, option("AMOUNT")] = None
@@ -44,6 +46,8 @@ class OutputArgs:
     """Write the plan, as YAML or .json, for verify and train."""
     plot: Annotated[Path | None, option("FILE")] = None
     """Draw the candidates, or the sweep, to this file (.svg, .png or .pdf)."""
+    evidence: Annotated[bool, option()] = False
+    """Also print the published runs most like the plan, and how far their predictions were off."""
     explain: Annotated[bool, option()] = False
     """Also print terms of step and memory, collectives, rules of thumb, nearby plans, and faster plans not run yet."""
     ops: Annotated[bool, option()] = False

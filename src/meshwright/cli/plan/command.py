@@ -16,6 +16,7 @@ from meshwright.cli.plan.programs import NAMED
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.description.families.load import trained_seq_len
+from meshwright.description.frameworks.framework import framework_fields
 from meshwright.description.hardware.system import System
 from meshwright.description.step.images import RESNETS
 from meshwright.description.step.workload import Remat, Workload
@@ -99,8 +100,10 @@ class _Training:
         self.policies: tuple[Remat, ...] = remats(args.workload.remat)
         self.workload, self.system = read_workload(args.model, options)
         self.fields: dict[str, Any] = read_strategy(given_options(args.strategy), self.system.num_devices)
+        if args.search.framework is not None:
+            self.fields = framework_fields(args.search.framework, self.system.chip.kind) | self.fields
         self.searched = self.fields
-        self.include_planned = args.search.include_planned
+        self.include_planned = args.search.include_planned or bool(args.search.framework)
 
     def run(self) -> int:
         """Print the sweep, the comparison or the ranking; return 1 if nothing that was requested fits, else 0."""
@@ -148,6 +151,7 @@ class _Training:
         tokens = None if search_args.tokens is None else read_count("--tokens", search_args.tokens)
         price = None if tokens is None or search_args.price is None else read_price(search_args.price)
         path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
+        with_evidence = as_json or output.evidence
         # JSON has everything, so that --explain beside it changes nothing.
         is_explained = as_json or output.explain
         if path is not None:
@@ -175,7 +179,7 @@ class _Training:
         if as_json:
             plan_data(shown, with_ops=with_ops)
         else:
-            print_plan(shown, output=path, is_explained=is_explained, with_ops=with_ops)
+            print_plan(shown, output=path, is_explained=is_explained, with_ops=with_ops, with_evidence=with_evidence)
         return 0 if chosen.predicted.fits else 1
 
     def _of_mesh(self, mesh: MeshShape) -> Plan:
