@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from meshwright.cli.collective import KINDS
 from meshwright.cli.kept import mesh_degrees
 from meshwright.cli.typed import check_all_read
@@ -54,7 +52,7 @@ EXAMPLES = (
 class Args:
     """The case of a sharded product, the collectives it needs, every way to do it priced on a chip, and what binds."""
 
-    product: Annotated[tyro.conf.Positional[str], positional("PRODUCT")]
+    product: Annotated[str, positional("PRODUCT")]
     """The product or resharding, in the notation (or MaxText's); the result wanted may be left out."""
     mesh: Annotated[str, option("MESH")]
     """The degree of every mesh axis, outermost first, as X=4,Y=2; or a plan.yaml or a run, for its mesh. Needed."""

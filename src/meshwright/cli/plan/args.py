@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from meshwright.description.step.workload import Dtype
 from meshwright.options.declare import Json, Mesh, ShareText, option, positional
 from meshwright.options.plan import StrategyArgs, WorkloadArgs
 from meshwright.options.serving import FormatArgs, ServedArgs
 
-Model = Annotated[tyro.conf.Positional[str], positional("MODEL")]
+Model = Annotated[str, positional("MODEL")]
 Output = Annotated[Path | None, option("FILE", "-o")]
 Top = Annotated[str, option("N")]
 
@@ -125,7 +123,7 @@ class ImageArgs:
 class ProgramArgs:
     """Find the mesh of any JAX function, and which dims its axes split: the best layouts are compiled and compared."""
 
-    model: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|SCRIPT")]
+    model: Annotated[str, positional("MODULE:FUNCTION|SCRIPT")]
     """A function without arguments that returns (step, its arguments), or a script, as for inspect."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware, as v5e:4x4. Needed."""
