@@ -204,6 +204,7 @@ class _Training:
             ranking = self._find(self.workload, self.system, top=top)
             best = ranking.plans[0]
             is_wanted = not best.planned_only and (is_explained or not best.predicted.fits)
+            is_wanted = is_wanted and not self.include_planned
             beyond = find_beyond(best, self.policies, self.searched) if is_wanted else None
         chosen = asked or best
         if path is not None:
