@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from meshwright.execution.models.inference.loaded import Chat
     from meshwright.execution.training.library import train
     from meshwright.mesh import MeshShape
+    from meshwright.pictures.answers.collective import collective
+    from meshwright.pictures.answers.matmul import matmul
     from meshwright.pictures.report import report
     from meshwright.pictures.showing import show
     from meshwright.planning.library import plan
@@ -48,9 +50,11 @@ __all__ = [
     "Workload",
     "__version__",
     "apply",
+    "collective",
     "fit",
     "inspect",
     "load",
+    "matmul",
     "plan",
     "report",
     "serve",
@@ -70,10 +74,12 @@ _HOMES = {
     "System": "meshwright.description.hardware.system",
     "Workload": "meshwright.description.step.workload",
     "apply": "meshwright.proof.programs.apply",
+    "collective": "meshwright.pictures.answers.collective",
     "fit": "meshwright.proof.program_plans.fit.library",
     "inspect": "meshwright.proof.inspection.functions",
     "load": "meshwright.execution.loading.library",
     "load_ipython_extension": "meshwright.proof.inspection.magic",
+    "matmul": "meshwright.pictures.answers.matmul",
     "plan": "meshwright.planning.library",
     "report": "meshwright.pictures.report",
     "serve": "meshwright.serving.library",

@@ -113,7 +113,7 @@ TIMED = ["meshwright.cli.plan.command.find_meshes", "meshwright.cli.plan.command
          "meshwright.cli.plan.command.plan_one_mesh",
          "meshwright.cli.plan.sweep.run_sweep", "meshwright.cli.plan.serving.rank_serving",
          "meshwright.cli.plan.screen.nearby", "meshwright.cli.plan.screen.ways_to_fit",
-         "meshwright.cli.plan.screen.chips_that_fit", "meshwright.cli.matmul._execute",
+         "meshwright.cli.plan.screen.chips_that_fit", "meshwright.cli.matmul.run_product",
          "meshwright.proof.verification.plans.verify_plan",
          "meshwright.proof.inspection.functions.inspect"]  # fmt: skip
 """What takes time, and is the same at every width."""

@@ -61,7 +61,7 @@ def test_each_stage_has_its_layers_beside_it(layers, virtual_stages, rows):
 
 
 def test_the_svg_says_what_each_cell_is():
-    svg = show_pipeline(Schedule(stages=2, microbatches=2, virtual_stages=2)).svg
+    svg = show_pipeline(Schedule(stages=2, microbatches=2, virtual_stages=2)).svg()
     assert "microbatch 1 backward in chunk 1" in svg
     assert svg.count("waits") == 2 * 2
 
@@ -79,5 +79,5 @@ def test_a_long_schedule_leaves_its_middle_out():
 
 
 def test_all_slots_are_equally_wide_because_they_take_the_same_time():
-    root = ElementTree.fromstring(show_pipeline(Schedule(stages=2, microbatches=12)).svg)
+    root = ElementTree.fromstring(show_pipeline(Schedule(stages=2, microbatches=12)).svg())
     assert len({rect.get("width") for rect in root.iter("{http://www.w3.org/2000/svg}rect")} - {"100%"}) == 1

@@ -27,7 +27,7 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_every_picture_is_valid_xml_with_a_title_and_all_of_it_in_view(name):
-    root = ElementTree.fromstring(PICTURES[name]().svg)
+    root = ElementTree.fromstring(PICTURES[name]().svg())
     assert root.tag == f"{SVG}svg"
     assert root.find(f"{SVG}title").text
     width, height = float(root.get("width")), float(root.get("height"))
@@ -48,7 +48,7 @@ def corners(root):
 
 
 def test_each_shard_has_its_own_colour_and_says_who_holds_it():
-    root = ElementTree.fromstring(show("A[I_X, J_Y]", mesh="X=2,Y=2,Z=2", dims="I=8,J=8").svg)
+    root = ElementTree.fromstring(show("A[I_X, J_Y]", mesh="X=2,Y=2,Z=2", dims="I=8,J=8").svg())
     cells = {
         group.find(f"{SVG}title").text: group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title") is not None
     }
@@ -72,7 +72,7 @@ def test_the_first_hundred_colours_differ_and_are_light_enough_for_dark_text():
 
 def test_text_cannot_break_out_of_the_document():
     panel = Panel(cells=((Cell("<&>", fill(0), '"<script>"'),),), rows=("<a>",), columns=("&",), notes=("]]>",))
-    root = ElementTree.fromstring(Picture((Sketch(title="<svg> & co", panels=(panel,)),)).svg)
+    root = ElementTree.fromstring(Picture((Sketch(title="<svg> & co", panels=(panel,)),)).svg())
     assert root.find(f"{SVG}title").text == "<svg> & co"
     assert {text.text for text in root.iter(f"{SVG}text")} == {"<svg> & co", "&", "<a>", "<&>", "]]>"}
     assert not list(root.iter(f"{SVG}script"))
@@ -80,12 +80,12 @@ def test_text_cannot_break_out_of_the_document():
 
 def test_a_notebook_is_given_the_svg():
     picture = show("A[I_X]", mesh="X=2", dims="I=8")
-    assert picture._repr_html_() == picture.svg
+    assert picture._repr_html_() == picture.svg()
     assert repr(picture) == str(picture)
 
 
 def test_a_colour_on_the_torus_is_the_shard_of_that_colour_in_the_array():
-    root = ElementTree.fromstring(show("A[I_X, J]", mesh="X=2,Y=2", dims="I=8,J=8", on="v5e:2x2").svg)
+    root = ElementTree.fromstring(show("A[I_X, J]", mesh="X=2,Y=2", dims="I=8,J=8", on="v5e:2x2").svg())
     fills = {}
     for group in root.iter(f"{SVG}g"):
         fills[group.find(f"{SVG}title").text] = group.find(f"{SVG}rect").get("fill")

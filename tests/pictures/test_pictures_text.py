@@ -141,7 +141,7 @@ def test_a_drawing_fits_the_screen_without_cutting_a_number(name, width):
     picture = DRAWINGS[name]()
     text = picture.text(width)
     assert max(map(len, text.splitlines())) <= width
-    whole, left_out = re.findall(r"\d+", picture.svg), re.findall(r"… (\d+) left out", text)
+    whole, left_out = re.findall(r"\d+", picture.svg()), re.findall(r"… (\d+) left out", text)
     assert set(re.findall(r"\d+", text)) <= {*whole, *left_out}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,16 @@ from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.array_parser import parse_array
 from meshwright.description.notation.legality import Sizes, check
-from meshwright.description.notation.parser import parse_numbers
 from meshwright.description.step.passes.schedule import Schedule
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.options.values import read_system
 from meshwright.pictures import svg, terminal
+from meshwright.pictures.answers.given import Numbers, read_numbers
 from meshwright.pictures.arrays import array_sketch, every_sharding, gallery_sketch
 from meshwright.pictures.collectives import DIGITS, Values, collective_sketch, run_collective
 from meshwright.pictures.colours import INK
+from meshwright.pictures.document import Section, drawing, render
 from meshwright.pictures.holdings import Holdings, holdings_of
 from meshwright.pictures.panels import Limits, Sketch, scene_of
 from meshwright.pictures.pipeline import pipeline_sketch
@@ -32,6 +34,7 @@ from meshwright.pictures.scene import Scene, moved, stack
 from meshwright.pictures.torus import device_coordinates, torus_sketch
 from meshwright.planning.plan import Plan
 from meshwright.record import Kind
+from meshwright.support.files import write_file
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -43,9 +46,6 @@ WIDTH = 100
 _DOCUMENT = Limits(width=240, grid=(64, 64), tile=64, lines=1024)
 _MARGIN = 2  # columns at the left of a text
 
-Numbers = str | Mapping[str, int]
-"""Numbers by name: `X=2,Y=2`, or the same as a mapping."""
-
 
 @dataclass(frozen=True, repr=False)
 class Picture:
@@ -54,12 +54,30 @@ class Picture:
     sketches: tuple[Sketch, ...]
 
     @property
-    def svg(self) -> str:
-        """The picture as a standalone SVG document."""
+    def title(self) -> str:
+        """The titles of the sketches."""
+        return "; ".join(sketch.title for sketch in self.sketches)
+
+    def svg(self, file: str | Path | None = None) -> str:
+        """Return the picture as a standalone SVG document; also write it to `file` if given."""
         notes = [note for sketch in self.sketches for panel in sketch.panels for note in panel.notes]
         notes += [note for sketch in self.sketches for note in sketch.notes]
-        title = "; ".join(sketch.title for sketch in self.sketches)
-        return svg.document(self._scene(_DOCUMENT, gap=2), title=title, description=". ".join(dict.fromkeys(notes)))
+        words = ". ".join(dict.fromkeys(notes))
+        drawn = svg.document(self._scene(_DOCUMENT, gap=2), title=self.title, description=words)
+        if file is not None:
+            write_file(file, drawn)
+        return drawn
+
+    def html(self, file: str | Path | None = None) -> str:
+        """Return the picture as a self-contained page; also write it to `file` if given."""
+        page = render(self.title, (), [self.section()])
+        if file is not None:
+            write_file(file, page)
+        return page
+
+    def section(self) -> Section:
+        """Return the picture as a section of a page."""
+        return Section("", drawing(self._scene(_DOCUMENT, gap=2)))
 
     def text(self, width: int = WIDTH, *, is_ascii: bool = False) -> str:
         """Return the picture as text of at most `width` columns, without colours."""
@@ -74,7 +92,7 @@ class Picture:
 
     def _repr_html_(self) -> str:
         """Return the picture as SVG, for notebooks."""
-        return self.svg
+        return self.svg()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Render for rich: at the terminal's width, in colour if it has any, in ASCII if it shows nothing else."""
@@ -180,7 +198,7 @@ def read_text(
     """Parse an array and its sizes, and check that axes and dims are known and degrees divide."""
     if mesh is None or dims is None:
         raise MeshwrightError(f"{text!r} wants a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
-    degrees, lengths = mesh.degrees if isinstance(mesh, MeshShape) else _numbers(mesh), _numbers(dims)
+    degrees, lengths = read_numbers(mesh), read_numbers(dims)
     array = parse_array(_from_spec(text, list(lengths)), axes=degrees)
     sizes = Sizes(degrees=degrees, dims=lengths, element_bytes=dtype_bytes(dtype))
     unknown = [dim for dim in sizes.dims if dim not in array.dims]
@@ -206,18 +224,6 @@ def _from_spec(text: str, dims: list[str]) -> str:
     axes += [[]] * (len(dims) - len(axes))
     split = [dim + (f"_{{{','.join(of)}}}" if of else "") for dim, of in zip(dims, axes, strict=True)]
     return f"A[{', '.join(split)}]"
-
-
-def _numbers(numbers: Numbers) -> Mapping[str, int]:
-    """Return positive whole numbers by name; raise for anything else."""
-    if isinstance(numbers, str):
-        return parse_numbers(numbers)
-    if not isinstance(numbers, Mapping):
-        raise MeshwrightError(f"{numbers!r} is not numbers by name, as 'X=2,Y=2' or {{'X': 2, 'Y': 2}}")
-    for name, number in numbers.items():
-        if not isinstance(number, int) or number < 1:
-            raise MeshwrightError(f"{name}={number!r}; it is a whole number from 1")
-    return numbers
 
 
 def _torus(on: str | None, holdings: Holdings, *, is_coloured: bool = True) -> tuple[Sketch, ...]:

@@ -9,11 +9,12 @@ from typing import Annotated
 
 from meshwright.description.step.passes.schedule import Kind, Schedule
 from meshwright.options.declare import Json, option
+from meshwright.pictures.answers.answer import write_picture
 from meshwright.pictures.pipeline import pipeline_data
 from meshwright.pictures.showing import show_pipeline
 from meshwright.pictures.tables import console
 from meshwright.pictures.text import next_line
-from meshwright.support.files import check_output, write_file
+from meshwright.support.files import check_output
 
 EXAMPLES = (
     "meshwright show pipeline --stages 4 --microbatches 8",
@@ -36,7 +37,7 @@ class Args:
     layers: Annotated[int | None, option("N")] = None
     """Layers of the model, to label the stages with theirs."""
     svg: Annotated[Path | None, option("FILE", "-o")] = None
-    """Write the picture to this file, as SVG."""
+    """Write the picture to this file: as SVG, or as a page where its name ends in .html."""
     json: Json = False
     """Print {"schedule", "ticks", "bubble", "idle_share", "kept", "cells", "layers"} instead."""
 
@@ -50,7 +51,7 @@ def run(args: Args) -> int:
     )
     picture = show_pipeline(schedule, num_layers=args.layers)
     if args.svg is not None:
-        write_file(args.svg, picture.svg)
+        write_picture(picture, args.svg)
     if args.json:
         print(json.dumps(pipeline_data(schedule, args.layers), indent=2))
         return 0
