@@ -10,7 +10,7 @@ from dataclasses import replace
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.legality import Sizes, is_legal
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.colours import fill
+from meshwright.pictures.colours import device_fill
 from meshwright.pictures.holdings import Block, Holdings, Span, holdings_of
 from meshwright.pictures.panels import ELLIPSIS, MAX_PANELS, Cell, Panel, Sketch, limit_panels
 from meshwright.units import show_bytes
@@ -37,8 +37,18 @@ def array_sketch(holdings: Holdings) -> Sketch:
 
 
 def fills_of(holdings: Holdings) -> Mapping[Block, str]:
-    """Return the colour of each shard, the same wherever the shard is drawn."""
-    return {block: fill(number) for number, block in enumerate(holdings.shards)}
+    """Return the colour of each shard: what its devices' colours have in common, by the axes that split the array.
+
+    Without a mesh a shard's number is its coordinate.
+    """
+    if not holdings.degrees:
+        degrees = {"shard": len(holdings.shards)}
+        return {block: device_fill({"shard": number}, degrees) for number, block in enumerate(holdings.shards)}
+    split = [axis for axes in holdings.axes for axis in axes]
+    return {
+        holder.block: device_fill({axis: holder.coordinates[axis] for axis in split}, holdings.degrees)
+        for holder in holdings.holders
+    }
 
 
 def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:

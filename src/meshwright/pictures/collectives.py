@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.colours import fill
+from meshwright.pictures.colours import device_fill
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.record import KINDS, Kind
 
@@ -90,15 +90,16 @@ def split_values(
 def collective_sketch(exchange: CollectiveRun) -> Sketch:
     """Draw a collective before and after: a row for each device, numbers in the colour of the device that had them."""
     degree, kind = len(exchange.before), exchange.kind
+    fills = ring_fills(degree)
     num_parts = degree if kind in ("all-gather", "all-to-all") else 1
     rows = []
     for device, (before, after) in enumerate(zip(exchange.before, exchange.after, strict=True)):
         size = len(after) // num_parts
-        row = [Cell(values_text(before), fill(device)), Cell("→")]
+        row = [Cell(values_text(before), fills[device]), Cell("→")]
         for part in range(num_parts):
             source = (device - 1) % degree if kind == "collective-permute" else part
             text = values_text(after[part * size : (part + 1) * size])
-            row.append(Cell(text, None if kind in ("all-reduce", "reduce-scatter") else fill(source)))
+            row.append(Cell(text, None if kind in ("all-reduce", "reduce-scatter") else fills[source]))
         rows.append(tuple(row))
     panel = Panel(
         cells=tuple(rows),
@@ -107,6 +108,11 @@ def collective_sketch(exchange: CollectiveRun) -> Sketch:
         frame="table",
     )
     return Sketch(title=f"{kind} over {degree} devices   jax.lax.{JAX_NAMES[kind]}", panels=(panel,))
+
+
+def ring_fills(degree: int) -> tuple[str, ...]:
+    """Return the colours of the devices along one mesh axis."""
+    return tuple(device_fill({"X": device}, {"X": degree}) for device in range(degree))
 
 
 def values_text(values: Values) -> str:

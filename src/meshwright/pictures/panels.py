@@ -24,12 +24,19 @@ _GALLERY = 130  # characters: a wider row of tiles is hard to take in
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, fill, tooltip, and whether it is marked."""
+    """A cell: its text, fill, tooltip, and whether it is marked.
+
+    span: in a table, the columns that it takes. The cells under its further columns have span 0 and the same fill, for
+    where a table is broken between them. links: in a linked panel, whether the links to the next cell in the row and in
+    the column are used; others are faint.
+    """
 
     text: str
     fill: str | None = None
     hint: str = ""
     is_marked: bool = False
+    span: int = 1
+    links: tuple[bool, bool] = (True, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +45,7 @@ class Panel:
 
     cells: tuple[tuple[Cell, ...], ...]
     rows: tuple[str, ...] = ()
+    row_fills: tuple[str, ...] = ()  # In a table: the colours behind the labels of rows, or none.
     columns: tuple[str, ...] = ()
     caption: str = ""
     notes: tuple[str, ...] = ()  # Text beside it.
@@ -135,7 +143,7 @@ def _grid(panel: Panel) -> Scene:
         for row, label in enumerate(panel.rows)
         if label
     ]
-    items += [] if is_ruled else _links(left, top, panel, num_rows, num_columns)
+    items += [] if is_ruled else _links(left, top, panel)
     for row, cells in enumerate(panel.cells):
         for column, cell in enumerate(cells):
             x, y = left + column * pitch + rule / 2, top + row * height + rule / 2
@@ -144,20 +152,24 @@ def _grid(panel: Panel) -> Scene:
     return Scene(left + num_columns * pitch + rule, bottom, tuple(items))
 
 
-def _links(left: float, top: float, panel: Panel, num_rows: int, num_columns: int) -> list[Line]:
-    """Draw a line through each row and column of chips, dashed at both ends of a closed ring."""
-    down, across = panel.wraps
-    wide, high = (num_columns - 1) * panel.pitch, 2 * (num_rows - 1)
-    middle, end, bottom = panel.column_width / 2, left + wide + panel.column_width, top + high + 1
+def _links(left: float, top: float, panel: Panel) -> list[Line]:
+    """Draw a line from each chip to its neighbours, dashed at both ends of a closed ring, faint where it is unused."""
     lines: list[Line] = []
-    for row in range(num_rows):
-        y = top + 2 * row + 0.5
-        lines.append(Line(left + middle, y, wide, 0))
-        lines += [Line(left - 2, y, 2, 0, is_dashed=True), Line(end, y, 2, 0, is_dashed=True)] * across
-    for column in range(num_columns):
-        x = left + column * panel.pitch + middle
-        lines.append(Line(x, top + 0.5, 0, high))
-        lines += [Line(x, top - 1, 0, 1, is_dashed=True), Line(x, bottom, 0, 1, is_dashed=True)] * down
+    middle, pitch, last_row, last = panel.column_width / 2, panel.pitch, len(panel.cells) - 1, len(panel.cells[0]) - 1
+    for row, cells in enumerate(panel.cells):
+        for column, cell in enumerate(cells):
+            x, y = left + column * pitch, top + 2 * row
+            across, down = (not used for used in cell.links)
+            if column < last:
+                lines.append(Line(x + middle, y + 0.5, pitch, 0, is_faint=across))
+            elif panel.wraps[1]:
+                ends = (left - 2, x + panel.column_width)
+                lines += [Line(end, y + 0.5, 2, 0, is_dashed=True, is_faint=across) for end in ends]
+            if row < last_row:
+                lines.append(Line(x + middle, y + 0.5, 0, 2, is_faint=down))
+            elif panel.wraps[0]:
+                ends = (top - 1, y + 1)
+                lines += [Line(x + middle, end, 0, 1, is_dashed=True, is_faint=down) for end in ends]
     return lines
 
 
@@ -168,7 +180,7 @@ def _table(panel: Panel, limits: Limits) -> Scene:
     # A label without a neighbour may extend over the next column.
     heads = [len(label) if after else 0 for label, after in zip(labels, (*labels[1:], "end"), strict=True)]
     widths = [
-        max(panel.cell_width, head, *(len(cell.text) for cell in column)) + 2
+        max(panel.cell_width, head, *(len(cell.text) for cell in column if cell.span == 1)) + 2
         for head, column in zip(heads, columns, strict=True)
     ]
     parts, room = [[0]], limits.width - panel.label_width - widths[0]
@@ -192,14 +204,22 @@ def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: 
     """Draw some columns of a table, with the labels of its rows."""
     left, top = panel.label_width, any(panel.columns)
     items: list[Box | Line | Label] = [Label(0, top + row, label) for row, label in enumerate(panel.rows)]
+    if panel.row_fills:
+        filled = enumerate(zip(panel.rows, panel.row_fills, strict=True))
+        items = [Box(0, top + row, left - 1, 1, label.ljust(left - 1), fill) for row, (label, fill) in filled]
     x = left
     for number in shown:
         if labels[number]:
             items.append(Label(x + 1, 0, labels[number]))
         for row, cells in enumerate(panel.cells):
             cell = cells[number]
+            if not cell.span and number - 1 in shown:
+                continue  # A cell on its left covers it.
             edge = "marked" if cell.is_marked else "none"
-            items.append(Box(x, top + row, widths[number], 1, cell.text, cell.fill, cell.hint, edge, is_left=True))
+            covered = [place for place in range(number, number + max(cell.span, 1)) if place in shown]
+            wide = sum(widths[place] for place in covered)
+            text = cell.text if len(covered) >= cell.span else cell.text[: wide - 2].rstrip()
+            items.append(Box(x, top + row, wide, 1, text, cell.fill, cell.hint, edge, is_left=True))
         x += widths[number]
     # Neighbours must not paint over the edge of a marked cell.
     items.sort(key=lambda item: isinstance(item, Box) and item.edge == "marked")

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.collectives import DIGITS, Values, split_values, values_text
-from meshwright.pictures.colours import fill
+from meshwright.pictures.collectives import DIGITS, Values, ring_fills, split_values, values_text
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.record import Kind
 
@@ -155,11 +154,12 @@ def _numbers(count: int) -> str:
 def _panel(ring: Ring, hop: int) -> Panel:
     """Draw one frame as a table."""
     frame, degree = ring.frames[hop], len(ring.frames[0].slots)
+    fills = ring_fills(degree)
     is_exchange = ring.kind == "all-to-all"
     cells = []
     for slots, passing, arrived in zip(frame.slots, frame.to_pass_on, frame.arrived, strict=True):
         row = [
-            Cell("·") if part is None else Cell(values_text(part), fill(slot), is_marked=slot == arrived)
+            Cell("·") if part is None else Cell(values_text(part), fills[slot], is_marked=slot == arrived)
             for slot, part in enumerate(slots)
         ]
         cells.append((*row, *([Cell(" | ".join(map(values_text, passing)))] if is_exchange else [])))

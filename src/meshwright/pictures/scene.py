@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """A horizontal or vertical line from x, y; its width or its height is 0."""
+    """A horizontal or vertical line from x, y; its width or its height is 0. A faint one is left out of text."""
 
     x: float
     y: float
@@ -43,6 +43,7 @@ class Line:
     height: float
     colour: str | None = None
     is_dashed: bool = False
+    is_faint: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`show` and related functions: pictures of an array, a tree, a collective or a pipeline, as text or SVG."""
+"""`show` and related functions: pictures of an array, a tree or a collective, as text or SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.array_parser import parse_array
 from meshwright.description.notation.legality import Sizes, check
-from meshwright.description.step.passes.schedule import Schedule
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.options.values import read_system
@@ -28,7 +27,6 @@ from meshwright.pictures.colours import INK
 from meshwright.pictures.document import Section, drawing, render
 from meshwright.pictures.holdings import Holdings, holdings_of
 from meshwright.pictures.panels import Limits, Sketch, scene_of
-from meshwright.pictures.pipeline import pipeline_sketch
 from meshwright.pictures.rings import ring_sketch, run_ring
 from meshwright.pictures.scene import Scene, moved, stack
 from meshwright.pictures.torus import device_coordinates, torus_sketch
@@ -145,7 +143,7 @@ def show(
         array, sizes = read_text(what, mesh=mesh, dims=dims, dtype=dtype)
         holdings = holdings_of(array, sizes)
         sketch = gallery_sketch(array, sizes) if every else array_sketch(holdings)
-        return Picture((sketch, *_torus(on, holdings, is_coloured=not every)))
+        return Picture((sketch, *_torus(on, holdings)))
     if mesh is not None or dims is not None or every:
         raise MeshwrightError("mesh, dims and every go with text in the notation; a live array has a mesh and a shape")
     # Imported here: what is written in the notation is shown without JAX.
@@ -184,14 +182,6 @@ def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Pictur
     return Picture((ring_sketch(run_ring(kind, values, degree=degree)),))
 
 
-def show_pipeline(schedule: Schedule, *, num_layers: int | None = None) -> Picture:
-    """Draw a pipeline schedule: each stage's microbatch in each slot, and idle slots.
-
-    num_layers: the layers of the model, to label stages with theirs.
-    """
-    return Picture((pipeline_sketch(schedule, num_layers),))
-
-
 def read_text(
     text: str, *, mesh: Numbers | MeshShape | None, dims: Numbers | None, dtype: str
 ) -> tuple[ShardedArray, Sizes]:
@@ -226,10 +216,11 @@ def _from_spec(text: str, dims: list[str]) -> str:
     return f"A[{', '.join(split)}]"
 
 
-def _torus(on: str | None, holdings: Holdings, *, is_coloured: bool = True) -> tuple[Sketch, ...]:
-    """Draw the array's mesh on a system, coloured by shards like the array; () if no system is given."""
+def _torus(on: str | None, holdings: Holdings) -> tuple[Sketch, ...]:
+    """Draw the array's mesh on a system; () if no system is given."""
     if on is None:
         return ()
     if not holdings.degrees:
         raise MeshwrightError(f"on={on!r} wants an array that lies on a mesh; this one lies on none")
-    return (torus_sketch(parse_system(on), holdings.degrees, holdings if is_coloured else None),)
+    numbers = {tuple(holder.coordinates.values()): holder.device for holder in holdings.holders}
+    return (torus_sketch(parse_system(on), holdings.degrees, numbers),)

@@ -62,6 +62,8 @@ def _rules(scene: Scene) -> dict[tuple[int, int], str]:
     ways: defaultdict[tuple[int, int], int] = defaultdict(int)
     dashed: dict[tuple[int, int], str] = {}
     for item in scene.items:
+        if isinstance(item, Line) and item.is_faint:
+            continue
         if isinstance(item, Line) and item.is_dashed:
             # Dashes are shown by a character at the middle of the line.
             middle = int(item.y + item.height / 2), int(item.x + item.width / 2)

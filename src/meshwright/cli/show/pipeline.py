@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from meshwright.description.step.passes.schedule import Kind, Schedule
+from meshwright.description.step.passes.schedule import Kind
 from meshwright.options.declare import Json, option
 from meshwright.pictures.answers.answer import write_picture
-from meshwright.pictures.pipeline import pipeline_data
-from meshwright.pictures.showing import show_pipeline
-from meshwright.pictures.tables import console
+from meshwright.pictures.answers.pipeline import pipeline
 from meshwright.pictures.text import next_line
 from meshwright.support.files import check_output
 
@@ -46,16 +44,19 @@ def run(args: Args) -> int:
     """Show the picture, and write it if asked."""
     if args.svg is not None:
         check_output(args.svg)
-    schedule = Schedule(
-        stages=args.stages, microbatches=args.microbatches, kind=args.schedule, virtual_stages=args.virtual_stages
+    found = pipeline(
+        args.stages,
+        args.microbatches,
+        schedule=args.schedule,
+        virtual_stages=args.virtual_stages,
+        layers=args.layers,
     )
-    picture = show_pipeline(schedule, num_layers=args.layers)
     if args.svg is not None:
-        write_picture(picture, args.svg)
+        write_picture(found, args.svg)
     if args.json:
-        print(json.dumps(pipeline_data(schedule, args.layers), indent=2))
+        print(json.dumps(found.to_json(), indent=2))
         return 0
-    console().print(picture, soft_wrap=True)
+    found.print()
     if args.svg is not None:
         print(f"\n wrote  {args.svg}")
         return 0

@@ -212,7 +212,7 @@ def collective(
     >>> answer.degree, answer.wire_bytes, f"{answer.seconds:.2e}"
     (4, 48000000.0, '1.07e-03')
     """
-    named: dict[str, Kind] = KINDS | {found: found for found in KINDS.values()}
+    named: dict[str, Kind] = {**KINDS, **{found: found for found in KINDS.values()}}
     if kind not in named:
         raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
     given = read_numbers(mesh) if mesh else {}

@@ -161,7 +161,7 @@ def matmul(
 
     >>> answer = matmul("A[I, J_X] @ B[J_X, K]", X=4, on="v5e:2x4")
     >>> answer.case, answer.result, answer.bound
-    (3, 'C[I, K]', 'compute')
+    (3, 'C[I, K]', 'communication')
     """
     names, axes = named_dims_and_axes(product, [*(read_numbers(mesh) if mesh else {}), *sizes])
     keywords = read_keywords(sizes)
