@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from meshwright.execution.models.inference.loaded import Chat
     from meshwright.execution.training.library import train
     from meshwright.mesh import MeshShape
+    from meshwright.pictures.answers.cases import matmul_cases
     from meshwright.pictures.answers.chips import chips
     from meshwright.pictures.answers.collective import collective
     from meshwright.pictures.answers.devices import devices
@@ -60,6 +61,7 @@ __all__ = [
     "inspect",
     "load",
     "matmul",
+    "matmul_cases",
     "pipeline",
     "plan",
     "report",
@@ -88,6 +90,7 @@ _HOMES = {
     "load": "meshwright.execution.loading.library",
     "load_ipython_extension": "meshwright.proof.inspection.magic",
     "matmul": "meshwright.pictures.answers.matmul",
+    "matmul_cases": "meshwright.pictures.answers.cases",
     "pipeline": "meshwright.pictures.answers.pipeline",
     "plan": "meshwright.planning.library",
     "report": "meshwright.pictures.report",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -15,12 +16,11 @@ from meshwright.cli.words.spell import spelled
 from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, option, positional
-from meshwright.pictures.answers.collective import BYTES, KINDS, collective
+from meshwright.pictures.answers.answer import write_picture
+from meshwright.pictures.answers.collective import BYTES, KINDS, MOST_SHOWN, collective
 from meshwright.pictures.tables import console
 from meshwright.pictures.text import next_line
-
-MOST_SHOWN = 8
-"""The most devices that `--run` shows: more would fill the screen."""
+from meshwright.support.files import check_output
 
 EXAMPLES = (
     "meshwright collective all-gather",
@@ -51,6 +51,8 @@ class Args:
     """Run it on small numbers on simulated devices and show them before and after; show its ring hop by hop."""
     bench: Annotated[bool, option()] = False
     """Time it on this machine's devices, beside the model."""
+    svg: Annotated[Path | None, option("FILE", "-o")] = None
+    """Write a picture, before, hop by hop and after, to this file: as SVG, or as a page if its name ends in .html."""
     json: Json = False
     """Print the answer as data."""
 
@@ -59,23 +61,29 @@ def run(args: Args) -> int:
     """Print the time of the collective; run it or time it if asked."""
     kind, as_json, is_bench = args.kind, args.json, args.bench
     mesh = None if args.mesh is None else mesh_degrees(args.mesh)
-    axis, on, nbytes = args.axis, args.on, args.bytes
+    axis, on, nbytes, svg = args.axis, args.on, args.bytes, args.svg
+    if svg is not None:
+        check_output(svg)
     is_shown = False if as_json else args.run
     check_all_read(args, "beside --json" if as_json else "here")
     found = collective(kind, bytes=nbytes, axis=axis, mesh=mesh, on=on)
     if is_bench:
         with waiting(f"timing it on {found.system}"):
             found = found.measure()
+    if svg is not None:
+        write_picture(found, svg)
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
         return 0
     found.print()
+    if svg is not None:
+        print(f"\n wrote  {svg}")
     if is_shown:
         _show(kind, found.degree)
     if is_shown or found.degree > MOST_SHOWN:
         print(next_line(f"meshwright chips {found.system.chip.name}", note="its links, with their source"))
     else:
-        print(next_line(spelled("collective", args, run=True)))
+        print(next_line(spelled("collective", args, without=("svg",), run=True)))
     return 0
 
 

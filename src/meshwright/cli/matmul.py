@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -16,14 +17,18 @@ from meshwright.cli.waiting import waiting
 from meshwright.cli.words.spell import spelled
 from meshwright.options.declare import Json, option, positional
 from meshwright.options.values import read_count
+from meshwright.pictures.answers.answer import write_picture
+from meshwright.pictures.answers.cases import matmul_cases
 from meshwright.pictures.answers.collective import KINDS
 from meshwright.pictures.answers.matmul import MOST_SHOWN, Matmul, matmul
 from meshwright.pictures.answers.matmul_run import MOST_DEVICES, check_simulated, run_product
 from meshwright.pictures.text import next_line
+from meshwright.support.files import check_output
 
 EXAMPLES = (
     'meshwright matmul "A[I, J_X] @ B[J_X, K]"',
     'meshwright matmul "A[B_X, D] @ W[D_X, F] -> C[B_X, F]" --mesh X=8 --dims B=65536,D=8192,F=32768 --on v5p:2x2x2',
+    "meshwright matmul cases -o cases.svg",
     'meshwright matmul "B M_x @ M_x E = B E -> RS over x -> B E_x" --mesh x=4 --dims B=1024,M=8192,E=8192 --on v6e:4x4',
 )
 
@@ -33,7 +38,7 @@ class Args:
     """The case of a sharded product, the collectives it needs, every way to do it priced on a chip, and what binds."""
 
     product: Annotated[tyro.conf.Positional[str], positional("PRODUCT")]
-    """The product or resharding, in the notation (or MaxText's); the result wanted may be left out."""
+    """The product or resharding, in the notation (or MaxText's), with its result or without; or cases, for all four."""
     mesh: Annotated[str | None, option("MESH")] = None
     """The degree of every mesh axis, outermost first, as X=4,Y=2; or a plan.yaml or a run. Default: all devices."""
     dims: Annotated[str | None, option("DIMS")] = None
@@ -44,6 +49,10 @@ class Args:
     """The type of the elements: bf16, f32, int8, … Default: bf16."""
     top: Annotated[str | None, option("N")] = None
     """How many ways to print. Default: 6."""
+    device: Annotated[int | None, option("N")] = None
+    """Name what this device holds and computes, and mark it in the picture."""
+    svg: Annotated[Path | None, option("FILE", "-o")] = None
+    """Write a picture of operands, partial sums and result to this file: as SVG, or as a page if it ends in .html."""
     run: Annotated[bool, option()] = False
     """Do it on simulated devices too, in every mode of JAX, and compare the compiled collectives (dims cut to 256)."""
     json: Json = False
@@ -52,16 +61,25 @@ class Args:
 
 def run(args: Args) -> int:
     """Print the price of the product, and run it if asked."""
+    if args.product == "cases":
+        return _run_cases(args)
     is_run, as_json = args.run, args.json
     degrees = None if args.mesh is None else mesh_degrees(args.mesh)
     product, dims, on, dtype = args.product, args.dims, args.on, args.dtype
+    device, svg = args.device, args.svg
+    if svg is not None:
+        check_output(svg)
     top = MOST_SHOWN if as_json or args.top is None else read_count("--top", args.top)
     check_all_read(args, "beside --json" if as_json else "here")
-    found = matmul(product, mesh=degrees, dims=dims, on=on, dtype=dtype)
+    found = matmul(product, mesh=degrees, dims=dims, on=on, dtype=dtype, device=device)
     if is_run:
         check_simulated(math.prod(found.mesh.values()))
+    if svg is not None:
+        write_picture(found, svg)
     if not as_json:
         found.print(top)
+        if svg is not None:
+            print(f"\n wrote  {svg}")
     executed = None
     if is_run:
         with waiting("running it on simulated devices"):
@@ -76,11 +94,31 @@ def run(args: Args) -> int:
     return 0
 
 
+def _run_cases(args: Args) -> int:
+    """Print the four cases side by side."""
+    as_json, svg = args.json, args.svg
+    if svg is not None:
+        check_output(svg)
+    degrees = None if args.mesh is None else mesh_degrees(args.mesh)
+    found = matmul_cases(mesh=degrees, dims=args.dims, on=args.on, dtype=args.dtype, device=args.device)
+    check_all_read(args, "of the four cases")
+    if svg is not None:
+        write_picture(found, svg)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2))
+        return 0
+    found.print()
+    if svg is not None:
+        print(f"\n wrote  {svg}")
+    print(next_line(spelled("matmul", args, without=("svg", "device"), product=found.matmuls[2].product)))
+    return 0
+
+
 def _next(args: Args, found: Matmul) -> str:
     """Return the next command: `--run`; after that the longest collective of way 1, or `show` where there is none."""
     sizes, moves = found.inference.sizes, found.ways[0].collectives
     if not args.run and sizes.degree(sizes.degrees) <= MOST_DEVICES:
-        return spelled("matmul", args, without=("top",), run=True)
+        return spelled("matmul", args, without=("top", "svg", "device"), run=True)
     mesh = args.mesh or ",".join(f"{axis}={degree}" for axis, degree in found.mesh.items())
     if moves:
         move = max(moves, key=lambda move: move.seconds or 0.0)

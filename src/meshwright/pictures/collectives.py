@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -87,10 +87,20 @@ def split_values(
     return tuple(tuple(values[start : start + size]) for start in range(0, len(values), size))
 
 
-def collective_sketch(exchange: CollectiveRun) -> Sketch:
-    """Draw a collective before and after: a row for each device, numbers in the colour of the device that had them."""
+def neighbour_permute(values: Sequence[int] = DIGITS, *, degree: int = 4) -> CollectiveRun:
+    """Return a permute in which each device sends its part to the next, without running it."""
+    before = split_values("collective-permute", values, degree)
+    return CollectiveRun("collective-permute", before, (*before[-1:], *before[:-1]))
+
+
+def collective_sketch(exchange: CollectiveRun, members: Mapping[int, str] | None = None) -> Sketch:
+    """Draw a collective before and after: a row for each device, numbers in the colour of the device that had them.
+
+    members: the colour of each device by its number, in order; by default the devices are the whole mesh.
+    """
     degree, kind = len(exchange.before), exchange.kind
-    fills = ring_fills(degree)
+    members = members or dict(enumerate(ring_fills(degree)))
+    fills = tuple(members.values())
     num_parts = degree if kind in ("all-gather", "all-to-all") else 1
     rows = []
     for device, (before, after) in enumerate(zip(exchange.before, exchange.after, strict=True)):
@@ -103,7 +113,8 @@ def collective_sketch(exchange: CollectiveRun) -> Sketch:
         rows.append(tuple(row))
     panel = Panel(
         cells=tuple(rows),
-        rows=tuple(f"device {device}" for device in range(degree)),
+        rows=tuple(f"device {device}" for device in members),
+        row_fills=fills,
         columns=("before", " ", "after", *[""] * (num_parts - 1)),
         frame="table",
     )

@@ -50,6 +50,7 @@ class Panel:
     caption: str = ""
     notes: tuple[str, ...] = ()  # Text beside it.
     frame: Frame = "ruled"
+    sheets: tuple[str, ...] = ()  # In a ruled panel: the colours of equal grids behind it, the nearest first.
     # In a linked panel: whether links join the last row to the first, and the last column to the first.
     wraps: tuple[bool, bool] = (False, False)
     cell_width: int = 0  # Least size of a cell, in characters and lines.
@@ -58,7 +59,7 @@ class Panel:
     @property
     def column_width(self) -> int:
         """The width in characters of the widest cell, with a space on either side, or of the widest column label."""
-        texts = [len(cell.text) + 2 for row in self.cells for cell in row]
+        texts = [len(cell.text) + 2 + cell.is_marked for row in self.cells for cell in row]
         return max(self.cell_width, *texts, *(len(label) for label in self.columns))
 
     @property
@@ -148,8 +149,32 @@ def _grid(panel: Panel) -> Scene:
         for column, cell in enumerate(cells):
             x, y = left + column * pitch + rule / 2, top + row * height + rule / 2
             items.append(Box(x, y, wide, high, cell.text, cell.fill, cell.hint, edge))
+            if cell.is_marked:
+                items.append(Box(x + 0.5, y + 0.5, wide - 1, high - 1, f"›{cell.text}", cell.fill, cell.hint, "marked"))
     bottom = top + num_rows * height + (1 if is_ruled else panel.wraps[0] - 1)
-    return Scene(left + num_columns * pitch + rule, bottom, tuple(items))
+    behind = len(panel.sheets)
+    sheets = _sheets(panel.sheets, left + 0.5, top + 0.5, num_columns * pitch, num_rows * height)
+    return Scene(left + num_columns * pitch + rule + _SHIFT * behind, bottom + behind, (*sheets, *items))
+
+
+_SHIFT = 2  # characters by which a sheet stands out to the right of the one before it
+
+
+def _sheets(fills: Sequence[str], x: float, y: float, width: float, height: float) -> list[Box | Line]:
+    """Draw grids behind a grid, each lower and further to the right: whole in an image, their edges in text."""
+    items: list[Box | Line] = [
+        Box(x + _SHIFT * place, y + place, width, height, fill=fill, edge="sheet")
+        for place, fill in reversed(list(enumerate(fills, start=1)))
+    ]
+    for place in range(1, len(fills) + 1):
+        right, low, start = x + width + _SHIFT * place, y + height + place, x + _SHIFT * place
+        items += [
+            Line(right - _SHIFT, y + place, _SHIFT, 0),
+            Line(right, y + place, 0, height),
+            Line(start, low, width, 0),
+            Line(start, low - 1, 0, 1),
+        ]
+    return items
 
 
 def _links(left: float, top: float, panel: Panel) -> list[Line]:

@@ -11,8 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Edge = Literal["none", "ruled", "outlined", "marked", "exposed"]
-"""The border of a box: none; a rule shared with neighbours; a border of its own; a bold border; a red border."""
+Edge = Literal["none", "ruled", "outlined", "marked", "exposed", "sheet"]
+"""The border of a box: none; a rule shared with neighbours; a border of its own; a bold border; a red border.
+
+A sheet lies behind others and is left out of text, where lines alone show it.
+"""
 
 
 @dataclass(frozen=True)

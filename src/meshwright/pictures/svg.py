@@ -19,6 +19,7 @@ _EDGES: dict[Edge, str] = {
     "outlined": f' stroke="{RULE}"',
     "marked": f' stroke="{INK}" stroke-width="2"',
     "exposed": f' stroke="{WRONG}" stroke-width="1.5"',
+    "sheet": f' stroke="{RULE}"',
 }
 
 

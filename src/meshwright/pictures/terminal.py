@@ -50,7 +50,7 @@ def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Piece, ...]]
     for (row, column), sign in _rules(scene).items():
         rows[row][column] = Piece(shown(sign))
     for item in scene.items:
-        if isinstance(item, Box):
+        if isinstance(item, Box) and item.edge != "sheet":
             _write_box(rows, item, shown)
         elif isinstance(item, Label):
             _write(rows[int(item.y)], round(item.x), shown(item.text), None)

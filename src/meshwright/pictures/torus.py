@@ -131,9 +131,10 @@ class _Chips:
 
     def _decides(self, dim: str, axis: str) -> bool:
         """Whether chips that are equal in a physical dimension have the same coordinate along a mesh axis."""
-        found: dict[int, set[int | None]] = {}
+        found: dict[int, set[int]] = {}
         for place, at in self.places.items():
-            found.setdefault(getattr(place, dim), set()).add(at.get(axis))
+            if at:
+                found.setdefault(getattr(place, dim), set()).add(at[axis])
         return all(len(values) == 1 for values in found.values())
 
     @cached_property
@@ -154,10 +155,10 @@ class _Chips:
         system = self.layout.system
         x_size, y_size = (*system.shape, 1)[:2]
         grid = [[Place(number, x, y, z, 0) for y in range(y_size)] for x in range(x_size)]
-        wraps = (*system.wraps, False)[:2]
+        wraps = (system.wraps[0], system.wraps[1])
         down, across = ("y", "x") if self.is_turned else ("x", "y")
         if self.is_turned:
-            grid, wraps = [list(line) for line in zip(*grid, strict=True)], wraps[::-1]
+            grid, wraps = [list(line) for line in zip(*grid, strict=True)], (wraps[1], wraps[0])
         captions = [self._edge("slice", grid[0][0])] if system.num_slices > 1 else []
         captions += [self._edge("z", grid[0][0])] if system.shape[2:] else []
         cells = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Mapping
@@ -13,10 +14,15 @@ from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.options.values import Count, SystemLike
-from meshwright.pictures.answers.answer import Answer
+from meshwright.pictures.answers.answer import DrawnAnswer
 from meshwright.pictures.answers.given import Numbers, read_keywords, read_numbers, read_setting
+from meshwright.pictures.collectives import DIGITS, collective_sketch, neighbour_permute
+from meshwright.pictures.colours import device_fill
+from meshwright.pictures.rings import ring_sketch, run_ring
+from meshwright.pictures.showing import Picture
 from meshwright.pictures.tables import console, show
 from meshwright.pictures.text import folded, wrap
+from meshwright.pictures.torus import torus_sketch
 from meshwright.planning.cost.formulas import collective_formula
 from meshwright.planning.cost.rates.collective import CollectiveTime, collective_seconds
 from meshwright.record import Kind, wire_bytes
@@ -37,6 +43,9 @@ MOST_BYTES = 10**15
 BYTES = "64M"
 """The bytes of an array that is left out."""
 
+MOST_SHOWN = 8
+"""The most devices of which each is shown with its numbers: more would fill the screen."""
+
 COUNTED: dict[Kind, str] = {
     "all-gather": "the gathered array",
     "reduce-scatter": "the array to be summed",
@@ -54,7 +63,7 @@ _RUNS = 7
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Collective(Answer):
+class Collective(DrawnAnswer):
     """One collective with its time on some hardware.
 
     time: its parts, in seconds. placement: the links that it runs over. measured_seconds: its time on this machine's
@@ -93,6 +102,39 @@ class Collective(Answer):
     def seconds(self) -> float:
         """The time with links at full rate, a lower bound."""
         return self.time.seconds
+
+    @property
+    def members(self) -> dict[int, str]:
+        """The devices of the first group by their numbers on the mesh, and their colours."""
+        found: dict[int, str] = {}
+        for number, at in enumerate(itertools.product(*map(range, self.mesh.values()))):
+            coordinates = dict(zip(self.mesh, at, strict=True))
+            if not any(place for axis, place in coordinates.items() if axis not in self.axes):
+                found[number] = device_fill(coordinates, self.mesh)
+        return found
+
+    @property
+    def picture(self) -> Picture:
+        """The devices of one group before, after each hop of a ring, and after; then the links on the torus.
+
+        Raises:
+            MeshwrightError: there are more than `MOST_SHOWN` devices, and no torus.
+        """
+        sketches = []
+        if self.degree <= MOST_SHOWN:
+            # Each device's part is cut again into one for every device.
+            values = DIGITS if len(DIGITS) % self.degree**2 == 0 else tuple(range(self.degree**2))
+            if self.kind == "collective-permute":
+                sketches.append(collective_sketch(neighbour_permute(values, degree=self.degree), self.members))
+            else:
+                sketches.append(ring_sketch(run_ring(self.kind, values, degree=self.degree), self.members))
+        if self.system.chip.torus:
+            sketches.append(torus_sketch(self.system, self.mesh, axes=self.axes))
+        if not sketches:
+            raise MeshwrightError(
+                f"a picture shows up to {MOST_SHOWN} devices; {self.degree} would fill it: take a smaller mesh"
+            )
+        return Picture(tuple(sketches))
 
     def measure(self) -> Collective:
         """Run the collective on this machine's devices, in float32, and return the answer with the median time.

@@ -16,7 +16,7 @@ from meshwright.description.notation.steps import Communicate
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.options.values import Count, SystemLike
-from meshwright.pictures.answers.answer import Answer
+from meshwright.pictures.answers.answer import DrawnAnswer
 from meshwright.pictures.answers.given import (
     Numbers,
     default_dims,
@@ -26,6 +26,8 @@ from meshwright.pictures.answers.given import (
     read_setting,
 )
 from meshwright.pictures.answers.matmul_run import MatmulRun, run_product
+from meshwright.pictures.products import device_parts, product_sketch
+from meshwright.pictures.showing import Picture
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded, terms, wrap
 from meshwright.planning.cost.rates.product import PricedImplementation, PricedProduct, price
@@ -38,17 +40,18 @@ MOST_SHOWN = 6
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Matmul(Answer):
+class Matmul(DrawnAnswer):
     """A sharded product, or a resharding, with its price on some hardware.
 
     product: as it was written. priced: every way to do it, with its times. notes: what was left out, and what was taken
-    for it.
+    for it. device: the one whose shards the picture marks and the screen names; None for none.
     """
 
     product: str
     priced: PricedProduct
     dtype: str
     notes: tuple[str, ...] = field(default=())
+    device: int | None = None
 
     @property
     def inference(self) -> Inference:
@@ -95,6 +98,12 @@ class Matmul(Answer):
         """What takes longest: compute, memory or communication."""
         return self.priced.chosen.bound
 
+    @property
+    def picture(self) -> Picture:
+        """The operands, and what each step of the first way makes of them."""
+        case = f"case {self.case}" if self.case else "a resharding"
+        return Picture((product_sketch(self.priced, title=f"{self.product}   {case}", device=self.device),))
+
     def run(self) -> MatmulRun:
         """Run the first way on simulated devices, with smaller dims, in every mode of JAX; see `run_product`."""
         return run_product(self.priced)
@@ -134,6 +143,9 @@ class Matmul(Answer):
             print(folded(note))
         print()
         print("\n".join(_why(self.priced)))
+        if self.device is not None:
+            parts = "; ".join(device_parts(self.priced, self.device))
+            print("\n".join(wrap(f"device {self.device} {parts}", first=" ", then="  ")))
 
 
 def matmul(
@@ -143,6 +155,7 @@ def matmul(
     dims: Numbers | None = None,
     on: SystemLike | None = None,
     dtype: str = "bf16",
+    device: int | None = None,
     **sizes: Count,
 ) -> Matmul:
     """Return what a sharded product costs: its case, its collectives, every way to do it with its times.
@@ -153,6 +166,7 @@ def matmul(
         dims: the size of every dim, as "I=8k,J=8k".
         on: the hardware, as "v5e:2x4"; by default this machine's devices.
         dtype: of the elements.
+        device: the number of a device, to name and mark what it holds.
         sizes: degrees of mesh axes and sizes of dims by name, instead of mesh and dims. An axis that has no degree
             takes the devices that the others leave, and a dim that has no size gets `DIM_SIZE`.
 
@@ -184,7 +198,9 @@ def matmul(
     if unknown := [dim for dim in lengths if dim not in there]:
         raise MeshwrightError(f"--dims names {unknown[0]}, which is no dim of {product}; leave it out")
     priced = price(inference, setting.system, dtype=dtype)
-    return Matmul(product=product, priced=priced, dtype=dtype, notes=tuple(notes))
+    if device is not None:
+        tuple(device_parts(priced, device))  # Raises where the mesh has no such device.
+    return Matmul(product=product, priced=priced, dtype=dtype, notes=tuple(notes), device=device)
 
 
 def _rows(place: int, priced: PricedImplementation) -> Iterator[tuple[str, ...]]:
