@@ -8,6 +8,7 @@ import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.pictures.colours import device_fill
 from meshwright.record import KINDS
+from meshwright.units import show_bytes
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -118,3 +119,49 @@ def test_more_devices_than_fit_are_only_drawn_on_a_torus():
     assert "a slice as small as this one JAX lays out by hand, along a ring of neighbours" in torus.notes
     with pytest.raises(mw.MeshwrightError, match="up to 8 devices; 16 would fill it"):
         mw.collective("all-gather", X=16, on="h100:16").svg()
+
+
+def test_a_product_lies_under_its_roofline():
+    """It is bound by communication, so its point is on the slope of the network, at its flops a second."""
+    answer = mw.matmul("A[I_X, J] @ B[J, K_X] -> C[I_X, K]", X=4, on="v5e:4x4")
+    _, roofline = answer.picture.sketches
+    way = answer.ways[0]
+    notes = " ".join(roofline.notes)
+    assert "roofs: peak 197 Tflop/s in bf16; memory 820 GB/s; network 60.0 GB/s" in notes
+    assert "123 Tflop/s if everything overlaps" in notes
+    assert way.network.value * 60e9 == pytest.approx(way.implementation.flops / way.seconds)
+    root = ElementTree.fromstring(answer.svg())
+    texts = {text.text: text for text in root.iter(f"{SVG}text")}
+    slopes = [
+        line
+        for line in root.iter(f"{SVG}line")
+        if line.get("x1") != line.get("x2") and line.get("y1") != line.get("y2")
+    ]
+    assert len(slopes) == 2
+    points = [text for text in root.iter(f"{SVG}text") if text.text == "●"]
+    x, y = max((float(point.get("x")), float(point.get("y")) - 4) for point in points)
+    x1, y1, x2, y2 = (float(slopes[1].get(name)) for name in ("x1", "y1", "x2", "y2"))
+    assert y == pytest.approx(y1 + (x - x1) * (y2 - y1) / (x2 - x1), abs=1)
+    assert "flops a byte" in texts
+
+
+def test_a_resharding_has_no_roofline():
+    assert len(mw.matmul("A[I_X, J] -> A[I, J_X]", X=4, on="v5e:2x2").picture.sketches) == 1
+
+
+def test_a_plan_is_shown_by_its_memory_and_by_every_parameter(tmp_path):
+    plan = mw.plan("tiny", on="cpu:8", batch=16, seq_len=64, mesh="fsdp=2,tp=4")
+    plan.write(tmp_path / "plan.yaml")
+    memory, table = mw.show(plan).sketches
+    rows = {row: cells[0].text for row, cells in zip(memory.panels[0].rows, memory.panels[0].cells, strict=True)}
+    assert rows["peak"] == show_bytes(plan.predicted.memory_bytes["peak"])
+    assert rows["usable"] == show_bytes(plan.system.usable_bytes)
+    bars = [cells[2].text.count("█") for cells in memory.panels[0].cells]
+    assert bars[-1] == 40
+    assert table.panels[0].columns[-1] == "in all"
+    assert str(mw.show(str(tmp_path / "plan.yaml"))) == str(mw.show(plan))
+
+
+def test_a_plan_that_does_not_fit_says_so():
+    plan = mw.plan("llama3-8b", on="v5e:2x2", batch=8, num_layers=16, mesh="fsdp=4")
+    assert "that a program can use: DOES NOT FIT" in str(mw.show(plan))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -76,10 +76,14 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
-    """A title, panels one below the other (side by side in a gallery), and notes."""
+    """A title, panels one below the other (side by side in a gallery), and notes.
+
+    draw: returns what is drawn of no cells, below the panels, within a width in characters.
+    """
 
     title: str
     panels: tuple[Panel, ...]
+    draw: Callable[[float], Scene] | None = None
     notes: tuple[str, ...] = ()
     is_gallery: bool = False
 
@@ -105,7 +109,8 @@ def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
 def scene_of(sketch: Sketch, limits: Limits) -> Scene:
     """Return a sketch as a scene within limits, leaving out the middle of its grids where necessary."""
     drawn = [_panel(panel, limits, is_tile=sketch.is_gallery) for panel in sketch.panels]
-    body = [flow(drawn, min(limits.width, _GALLERY))] if sketch.is_gallery else drawn
+    body = [flow(drawn, min(limits.width, _GALLERY))] if sketch.is_gallery and drawn else drawn
+    body = [*body, *([sketch.draw(limits.width)] if sketch.draw else [])]
     notes = [stack(paragraph(note, limits.width) for note in sketch.notes)] if sketch.notes else []
     return stack([paragraph(sketch.title, limits.width, is_bold=True), *body, *notes], gap=1)
 

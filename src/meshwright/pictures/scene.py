@@ -38,7 +38,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """A horizontal or vertical line from x, y; its width or its height is 0. A faint one is left out of text."""
+    """A line from x, y. In text one that is neither horizontal nor vertical is dots, and a faint one is left out."""
 
     x: float
     y: float

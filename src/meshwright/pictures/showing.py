@@ -26,11 +26,13 @@ from meshwright.pictures.collectives import DIGITS, Values, collective_sketch, r
 from meshwright.pictures.colours import INK
 from meshwright.pictures.document import Section, drawing, render
 from meshwright.pictures.holdings import Holdings, holdings_of
+from meshwright.pictures.memory import memory_sketch
 from meshwright.pictures.panels import Limits, Sketch, scene_of
 from meshwright.pictures.rings import ring_sketch, run_ring
 from meshwright.pictures.scene import Scene, moved, stack
 from meshwright.pictures.torus import device_coordinates, torus_sketch
-from meshwright.planning.plan import Plan
+from meshwright.planning.files import is_run_directory
+from meshwright.planning.plan import Plan, is_plan_file, read_plan
 from meshwright.record import Kind
 from meshwright.support.files import write_file
 
@@ -126,8 +128,8 @@ def show(
 
     Args:
       what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
-          sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan, shown as the table of
-          its parameters and its batch.
+          sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan, a plan's file or a
+          run's directory, shown as a device's memory and the table of parameters and batch.
       mesh: axes and degrees.
       dims: sizes of the dims.
       dtype: the array's dtype.
@@ -139,6 +141,8 @@ def show(
       >>> picture = show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8")
     """
     on = None if on is None else str(read_system(on))
+    if (plan := _kept_plan(what)) is not None:
+        what = plan
     if isinstance(what, str):
         array, sizes = read_text(what, mesh=mesh, dims=dims, dtype=dtype)
         holdings = holdings_of(array, sizes)
@@ -155,10 +159,23 @@ def show(
     if on is not None:
         raise MeshwrightError(f"on={on!r} goes with one array; a tree may lie on several meshes")
     if isinstance(what, Plan):
-        return Picture(
-            (table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}"),)
-        )
+        table = table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}")
+        return Picture((memory_sketch(what.predicted.memory_bytes, what.system.usable_bytes), table))
     return Picture((table_sketch(tree_rows(what)),))
+
+
+def _kept_plan(what: Any) -> Plan | None:
+    """Return the plan in a plan's file, or of a run's step; None for anything else."""
+    if not isinstance(what, str | Path):
+        return None
+    if is_plan_file(what):
+        return read_plan(Path(what))
+    if not is_run_directory(what):
+        return None
+    # Imported here: it loads JAX.
+    from meshwright.execution.training.run_directory.run import read_config
+
+    return read_config(Path(what)).plan
 
 
 def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:

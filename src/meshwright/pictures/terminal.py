@@ -68,6 +68,9 @@ def _rules(scene: Scene) -> dict[tuple[int, int], str]:
             # Dashes are shown by a character at the middle of the line.
             middle = int(item.y + item.height / 2), int(item.x + item.width / 2)
             dashed[middle] = "╌" if item.width else "┆"
+        elif isinstance(item, Line) and item.width and item.height:
+            for step in range(round(item.width)):
+                dashed[int(item.y + item.height * step / item.width), int(item.x + step)] = "·"
         elif isinstance(item, Line):
             _rule(ways, item.x, item.y, item.width, item.height)
         elif isinstance(item, Box) and item.edge == "ruled":

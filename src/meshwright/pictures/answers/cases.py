@@ -33,7 +33,7 @@ class MatmulCases(DrawnAnswer):
     @property
     def picture(self) -> Picture:
         """The operands, partial sums and result of each case, one below the other."""
-        return Picture(tuple(sketch for found in self.matmuls for sketch in found.picture.sketches))
+        return Picture(tuple(sketch for found in self.matmuls for sketch in found.picture.sketches[:1]))
 
     def to_json(self) -> dict[str, Any]:
         """Return each case as plain data."""

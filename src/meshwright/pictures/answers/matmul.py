@@ -27,6 +27,7 @@ from meshwright.pictures.answers.given import (
 )
 from meshwright.pictures.answers.matmul_run import MatmulRun, run_product
 from meshwright.pictures.products import device_parts, product_sketch
+from meshwright.pictures.roofline import roofline_sketch
 from meshwright.pictures.showing import Picture
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded, terms, wrap
@@ -100,9 +101,11 @@ class Matmul(DrawnAnswer):
 
     @property
     def picture(self) -> Picture:
-        """The operands, and what each step of the first way makes of them."""
+        """The operands, what each step of the first way makes of them, and the product under the chip's roofline."""
         case = f"case {self.case}" if self.case else "a resharding"
-        return Picture((product_sketch(self.priced, title=f"{self.product}   {case}", device=self.device),))
+        drawn = product_sketch(self.priced, title=f"{self.product}   {case}", device=self.device)
+        roofline = roofline_sketch(self.priced, dtype=self.dtype)
+        return Picture((drawn, roofline) if roofline else (drawn,))
 
     def run(self) -> MatmulRun:
         """Run the first way on simulated devices, with smaller dims, in every mode of JAX; see `run_product`."""
