@@ -9,7 +9,7 @@ from meshwright.description.step.passes.schedule import Schedule
 from meshwright.errors import MeshwrightError
 from meshwright.pictures.answers.pipeline import pipeline
 from meshwright.pictures.colours import device_fill
-from meshwright.pictures.pipeline import LENGTHS, textbook_cells
+from meshwright.pictures.drawings.pipeline import LENGTHS, textbook_cells
 
 SVG = "{http://www.w3.org/2000/svg}"
 

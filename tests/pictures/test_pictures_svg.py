@@ -7,9 +7,9 @@ import pytest
 
 from meshwright.description.hardware.system import parse_system
 from meshwright.pictures.colours import NAMED, device_fill
+from meshwright.pictures.drawings.torus import torus_sketch
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.pictures.showing import Picture, show, show_ring
-from meshwright.pictures.torus import torus_sketch
 
 SVG = "{http://www.w3.org/2000/svg}"
 

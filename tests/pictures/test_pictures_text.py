@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from meshwright.pictures.answers.pipeline import pipeline
-from meshwright.pictures.arrays import device_text
+from meshwright.pictures.drawings.arrays import device_text
 from meshwright.pictures.showing import show, show_ring
 from meshwright.units import show_bytes
 

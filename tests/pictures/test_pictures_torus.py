@@ -11,8 +11,8 @@ from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
 from meshwright.pictures.colours import device_fill
+from meshwright.pictures.drawings.torus import device_coordinates, torus_sketch
 from meshwright.pictures.showing import Picture, show
-from meshwright.pictures.torus import device_coordinates, torus_sketch
 
 AXES = ("dp", "fsdp", "tp")
 

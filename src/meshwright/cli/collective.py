@@ -89,7 +89,7 @@ def run(args: Args) -> int:
 
 def _show(kind: str, degree: int) -> None:
     """Run the collective on small numbers on simulated devices and print it, with its ring if it has one."""
-    from meshwright.pictures.collectives import DIGITS
+    from meshwright.pictures.drawings.collectives import DIGITS
     from meshwright.pictures.showing import show_collective, show_ring
 
     if degree > MOST_SHOWN:

@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.step import abstract_batch, abstract_params
 from meshwright.mesh import divisors
-from meshwright.pictures.holdings import Holder, Holdings, Span, device_blocks
+from meshwright.pictures.drawings.holdings import Holder, Holdings, Span, device_blocks
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.planning.plan import Plan
 from meshwright.units import show_bytes, show_count

@@ -21,16 +21,16 @@ from meshwright.mesh import MeshShape
 from meshwright.options.values import read_system
 from meshwright.pictures import svg, terminal
 from meshwright.pictures.answers.given import Numbers, read_numbers
-from meshwright.pictures.arrays import array_sketch, every_sharding, gallery_sketch
-from meshwright.pictures.collectives import DIGITS, Values, collective_sketch, run_collective
 from meshwright.pictures.colours import INK
 from meshwright.pictures.document import Section, drawing, render
-from meshwright.pictures.holdings import Holdings, holdings_of
-from meshwright.pictures.memory import memory_sketch
+from meshwright.pictures.drawings.arrays import array_sketch, every_sharding, gallery_sketch
+from meshwright.pictures.drawings.collectives import DIGITS, Values, collective_sketch, run_collective
+from meshwright.pictures.drawings.holdings import Holdings, holdings_of
+from meshwright.pictures.drawings.memory import memory_sketch
+from meshwright.pictures.drawings.rings import ring_sketch, run_ring
+from meshwright.pictures.drawings.torus import device_coordinates, torus_sketch
 from meshwright.pictures.panels import Limits, Sketch, scene_of
-from meshwright.pictures.rings import ring_sketch, run_ring
 from meshwright.pictures.scene import Scene, moved, stack
-from meshwright.pictures.torus import device_coordinates, torus_sketch
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.plan import Plan, is_plan_file, read_plan
 from meshwright.record import Kind

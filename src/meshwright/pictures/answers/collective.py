@@ -16,13 +16,13 @@ from meshwright.mesh import MeshShape
 from meshwright.options.values import Count, SystemLike
 from meshwright.pictures.answers.answer import DrawnAnswer
 from meshwright.pictures.answers.given import Numbers, read_keywords, read_numbers, read_setting
-from meshwright.pictures.collectives import DIGITS, collective_sketch, neighbour_permute
 from meshwright.pictures.colours import device_fill
-from meshwright.pictures.rings import ring_sketch, run_ring
+from meshwright.pictures.drawings.collectives import DIGITS, collective_sketch, neighbour_permute
+from meshwright.pictures.drawings.rings import ring_sketch, run_ring
+from meshwright.pictures.drawings.torus import torus_sketch
 from meshwright.pictures.showing import Picture
 from meshwright.pictures.tables import console, show
 from meshwright.pictures.text import folded, wrap
-from meshwright.pictures.torus import torus_sketch
 from meshwright.planning.cost.formulas import collective_formula
 from meshwright.planning.cost.rates.collective import CollectiveTime, collective_seconds
 from meshwright.record import Kind, wire_bytes

@@ -26,8 +26,8 @@ from meshwright.pictures.answers.given import (
     read_setting,
 )
 from meshwright.pictures.answers.matmul_run import MatmulRun, run_product
-from meshwright.pictures.products import device_parts, product_sketch
-from meshwright.pictures.roofline import roofline_sketch
+from meshwright.pictures.drawings.products import device_parts, product_sketch
+from meshwright.pictures.drawings.roofline import roofline_sketch
 from meshwright.pictures.showing import Picture
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded, terms, wrap

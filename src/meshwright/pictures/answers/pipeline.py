@@ -7,7 +7,13 @@ from typing import Any
 
 from meshwright.description.step.passes.schedule import Kind, Schedule
 from meshwright.pictures.answers.answer import DrawnAnswer
-from meshwright.pictures.pipeline import has_textbook, idle_share, pipeline_data, pipeline_sketch, textbook_sketch
+from meshwright.pictures.drawings.pipeline import (
+    has_textbook,
+    idle_share,
+    pipeline_data,
+    pipeline_sketch,
+    textbook_sketch,
+)
 from meshwright.pictures.showing import Picture
 from meshwright.pictures.tables import console
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from meshwright.description.hardware.fabric import IDLE, MeshPlacement, lay_mesh
 from meshwright.description.hardware.system import System
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.arrays import mesh_text
 from meshwright.pictures.colours import device_fill
+from meshwright.pictures.drawings.arrays import mesh_text
 from meshwright.pictures.panels import Cell, Panel, Sketch, limit_panels
 
 Coordinates = Mapping[str, int]

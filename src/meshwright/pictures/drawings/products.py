@@ -8,8 +8,8 @@ from dataclasses import replace
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.steps import Communicate, Multiply, Step
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.arrays import MAX_SCALED, array_panels, mesh_text, to_one_size
-from meshwright.pictures.holdings import Holdings, holdings_of
+from meshwright.pictures.drawings.arrays import MAX_SCALED, array_panels, mesh_text, to_one_size
+from meshwright.pictures.drawings.holdings import Holdings, holdings_of
 from meshwright.pictures.panels import Panel, Sketch, limit_panels
 from meshwright.planning.cost.rates.product import PricedImplementation, PricedProduct
 from meshwright.units import show_bytes, show_flops, show_seconds

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.collectives import DIGITS, Values, ring_fills, split_values, values_text
+from meshwright.pictures.drawings.collectives import DIGITS, Values, ring_fills, split_values, values_text
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.record import Kind
 

@@ -11,7 +11,7 @@ from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.legality import Sizes, is_legal
 from meshwright.errors import MeshwrightError
 from meshwright.pictures.colours import device_fill
-from meshwright.pictures.holdings import Block, Holdings, Span, holdings_of
+from meshwright.pictures.drawings.holdings import Block, Holdings, Span, holdings_of
 from meshwright.pictures.panels import ELLIPSIS, MAX_PANELS, Cell, Panel, Sketch, limit_panels
 from meshwright.units import show_bytes
 
