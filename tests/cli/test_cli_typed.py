@@ -135,6 +135,7 @@ VALUES = {
     "--api-keys": "runs/begun/metrics.txt",
     "--cors": "*", "--replicas": "2",
     "--hardware": "none.toml", "--output": "o.yaml", "--plot": "p.svg", "--html": "h.html", "--svg": "s.svg",
+    "--device": "1",
 }  # fmt: skip
 
 

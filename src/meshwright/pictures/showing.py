@@ -108,7 +108,7 @@ class Picture:
             yield text
 
     def _lines(self, width: int, is_ascii: bool) -> list[tuple[terminal.Piece, ...]]:
-        limits = Limits(width=width - _MARGIN, grid=(10, width), tile=8, lines=48)
+        limits = Limits(width=width - _MARGIN, grid=(10, width), tile=8, lines=72)
         return terminal.lines_of(moved(self._scene(limits, gap=1), _MARGIN, 0), is_ascii=is_ascii)
 
     def _scene(self, limits: Limits, *, gap: int) -> Scene:

@@ -80,8 +80,8 @@ def matmul_cases(
     named = read_numbers(mesh) if mesh else {name: 1 for name in sizes if name not in ("I", "J", "K")}
     axis = next(iter(named), "X")
     products = [case.format(axis=axis) for case in CASES]
-    given = {"mesh": mesh, "dims": dims, "on": on, "dtype": dtype, "device": device}
-    return MatmulCases(tuple(matmul(product, **given, **sizes) for product in products))
+    given: dict[str, Any] = {"mesh": mesh, "dims": dims, "on": on, "dtype": dtype, "device": device, **sizes}
+    return MatmulCases(tuple(matmul(product, **given) for product in products))
 
 
 _RULES = (

@@ -31,7 +31,7 @@ def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch
     """
     _check_size(schedule)
     works = list(schedule.cells())
-    phases = {work.slot: work.phase for work in works}
+    phases: dict[int, Pass] = {work.slot: work.phase for work in works}
     lengths = [LENGTHS[phases[slot]] for slot in range(2 * schedule.ticks)]
     starts = list(accumulate(lengths, initial=0))
     virtual = f", {schedule.virtual_stages} virtual stages" if schedule.virtual_stages > 1 else ""
