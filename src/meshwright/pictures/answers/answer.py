@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.pictures.document import Section, render
-from meshwright.pictures.showing import Picture
+from meshwright.pictures.picture import Picture
 from meshwright.support.files import write_file
 
 

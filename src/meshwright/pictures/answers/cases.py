@@ -10,7 +10,7 @@ from meshwright.options.values import Count, SystemLike
 from meshwright.pictures.answers.answer import DrawnAnswer
 from meshwright.pictures.answers.given import Numbers, read_numbers
 from meshwright.pictures.answers.matmul import Matmul, matmul
-from meshwright.pictures.showing import Picture
+from meshwright.pictures.picture import Picture
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded
 from meshwright.units import show_bytes, show_range

@@ -20,7 +20,7 @@ from meshwright.pictures.colours import device_fill
 from meshwright.pictures.drawings.collectives import DIGITS, collective_sketch, neighbour_permute
 from meshwright.pictures.drawings.rings import ring_sketch, run_ring
 from meshwright.pictures.drawings.torus import torus_sketch
-from meshwright.pictures.showing import Picture
+from meshwright.pictures.picture import Picture
 from meshwright.pictures.tables import console, show
 from meshwright.pictures.text import folded, wrap
 from meshwright.planning.cost.formulas import collective_formula

@@ -28,7 +28,7 @@ from meshwright.pictures.answers.given import (
 from meshwright.pictures.answers.matmul_run import MatmulRun, run_product
 from meshwright.pictures.drawings.products import device_parts, product_sketch
 from meshwright.pictures.drawings.roofline import roofline_sketch
-from meshwright.pictures.showing import Picture
+from meshwright.pictures.picture import Picture
 from meshwright.pictures.tables import console, show, table
 from meshwright.pictures.text import folded, terms, wrap
 from meshwright.planning.cost.rates.product import PricedImplementation, PricedProduct, price
