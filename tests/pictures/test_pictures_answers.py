@@ -175,3 +175,10 @@ def test_chips_are_all_or_one():
     assert "source: " in str(mw.chips("v5e"))
     with pytest.raises(mw.MeshwrightError, match="leave 'v5e' out"):
         mw.chips("v5e", hardware="mine.toml")
+
+
+def test_an_answer_that_cannot_be_drawn_is_shown_without_its_picture():
+    answer = mw.collective("all-gather", X=16, on="h100:16")
+    assert "<svg" not in answer._repr_html_() + answer.html()
+    assert "all-gather over X = 16" in answer._repr_html_()
+    assert "<svg" in mw.collective("all-gather", X=8, on="h100:8")._repr_html_()

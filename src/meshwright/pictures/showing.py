@@ -29,6 +29,7 @@ from meshwright.pictures.picture import Picture
 from meshwright.planning.files import is_run_directory
 from meshwright.planning.plan import Plan, is_plan_file, read_plan
 from meshwright.record import Kind
+from meshwright.units import show_degrees
 
 
 def show(
@@ -44,8 +45,8 @@ def show(
 
     Args:
       what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
-          sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan, a plan's file or a
-          run's directory, shown as a device's memory and the table of parameters and batch.
+          sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan (also of a
+          function), a plan's file or a run's directory, shown as a device's memory and the table of what it lays out.
       mesh: axes and degrees.
       dims: sizes of the dims.
       dtype: the array's dtype.
@@ -67,7 +68,8 @@ def show(
     if mesh is not None or dims is not None or every:
         raise MeshwrightError("mesh, dims and every go with text in the notation; a live array has a mesh and a shape")
     # Imported here: what is written in the notation is shown without JAX.
-    from meshwright.pictures.live import live_holdings, plan_rows, table_sketch, tree_rows
+    from meshwright.pictures.live import live_holdings, plan_rows, program_rows, table_sketch, tree_rows
+    from meshwright.proof.program_plans.plan import ProgramPlan
 
     if hasattr(what, "shape") and hasattr(what, "dtype"):
         holdings = live_holdings(what)
@@ -77,6 +79,10 @@ def show(
     if isinstance(what, Plan):
         table = table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}")
         return Picture((memory_sketch(what.predicted.memory_bytes, what.system.usable_bytes), table))
+    if isinstance(what, ProgramPlan):
+        record = what.compiled or what.predicted
+        table = table_sketch(program_rows(what), of=f"{what.name} on {show_degrees(what.mesh)}, {what.system}")
+        return Picture((memory_sketch(record.memory_bytes, what.system.usable_bytes), table))
     return Picture((table_sketch(tree_rows(what)),))
 
 
