@@ -100,9 +100,17 @@ def test_without_hardware_it_is_this_machines():
     assert "on is left out: cpu:8, the devices of this machine" in str(answer)
 
 
-def test_without_jax_another_process_is_asked():
+def test_a_price_does_not_start_jax_so_that_a_run_can():
     code = (
-        "import sys, meshwright as mw\nprint(mw.matmul('A[I_X, J] @ B[J, K]').system)\nsys.exit('jax' in sys.modules)\n"
+        "import os, sys, meshwright as mw\n"
+        "os.environ.pop('XLA_FLAGS', None)\n"
+        "answer = mw.matmul('A[I_X, J] @ B[J, K]', I=64, J=64, K=64)\n"
+        "print(answer.system)\n"
+        "assert 'jax' not in sys.modules\n"
+        "import jax\n"
+        "assert mw.collective('all-gather').degree == 8\n"
+        "assert all(check.is_as_inferred for check in answer.run().checks.values())\n"
+        "assert len(jax.devices()) == 8\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "cpu:8"
