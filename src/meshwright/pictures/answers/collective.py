@@ -67,7 +67,7 @@ class Collective(DrawnAnswer):
     """One collective with its time on some hardware.
 
     time: its parts, in seconds. placement: the links that it runs over. measured_seconds: its time on this machine's
-    devices, if it was measured. notes: what was left out, and what was taken for it.
+    devices, if it was measured. notes: the defaults that were used, and remarks on the placement.
     """
 
     kind: Kind

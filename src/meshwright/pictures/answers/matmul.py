@@ -44,8 +44,8 @@ MOST_SHOWN = 6
 class Matmul(DrawnAnswer):
     """A sharded product, or a resharding, with its price on some hardware.
 
-    product: as it was written. priced: every way to do it, with its times. notes: what was left out, and what was taken
-    for it. device: the one whose shards the picture marks and the screen names; None for none.
+    product: as it was written. priced: every way to compute it, with its times. notes: the defaults that were used.
+    device: the device whose shards the picture marks and the screen names; None for none.
     """
 
     product: str
