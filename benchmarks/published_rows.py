@@ -6,17 +6,19 @@ are about software, not about single rows.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.description.frameworks.framework import Framework, find_framework, load_framework
 from meshwright.description.hardware.chip import Chip
 from meshwright.description.hardware.load import load_chip
 from meshwright.description.hardware.system import System, make_system
 from meshwright.description.step.legality import check_mesh
-from meshwright.description.step.model import Experts, ModelConfig
-from meshwright.description.step.strategy import Attention, FrameworkProfile, Strategy
+from meshwright.description.step.model import Experts, LatentAttention, ModelConfig
+from meshwright.description.step.strategy import Attention, Strategy
 from meshwright.description.step.workload import Remat, Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
@@ -24,8 +26,16 @@ from meshwright.planning.cost.memory import step_memory
 
 Row = Mapping[str, Any]
 
-_NICS = re.compile(r"(\d+)\s*x\s*(\d+) ?Gb/s")
-"""The network cards of a node: `8x200Gb/s`."""
+_PER_NODE = (
+    re.compile(r"(\d+)\s*[x×]\s*(\d+) ?G"),  # 8x200Gb/s, 4 x 100 GbE, 8x200G NICs
+    re.compile(r"(\d+) (?:NICs|cards|rails|links) (?:of|at) (\d+)"),
+    re.compile(r"(\d+) ?Gb(?:ps|/s|it/s) ?(?:/|per |a )node"),
+)
+_PER_GPU = re.compile(r"(\d+) ?Gb(?:ps|/s|it/s)[^,;]* (?:per|a|/) ?GPU")
+"""The network of a node, or of a GPU, in gigabits a second, as rows spell it."""
+
+_CLOUDS = {"p5": 3200, "p4d": 400, "p4de": 400}
+"""Gigabits a second of a node of AWS, by its instance (aws.amazon.com/ec2/instance-types)."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +50,9 @@ class Setting:
 
 def read_setting(row: Row) -> Setting:
     """The setting of a row; one that the planner has no words for is a `MeshwrightError`."""
-    if row["kind"] != "train":
-        raise MeshwrightError(f"{row['kind']} is not planned yet; train is")
-    system, mesh = _system(row), _mesh(row)
+    system, mesh = read_system(row), _mesh(row)
     workload = Workload(
-        model=_model(row["model"]),
+        model=row_model(row["model"]),
         batch=_batch(row),
         seq_len=row["seq_len"],
         remat="block",
@@ -88,9 +96,10 @@ def _active(model: Row) -> float:
     return (model.get("moe") or {}).get("active_params") or model["params"]
 
 
-def _model(said: Row) -> ModelConfig:
+def row_model(said: Row) -> ModelConfig:
     """The model of a row; what is called GPT has norms, positions and biases as GPT-2 and GPT-3 have them."""
     gpt = {"norm": "layer", "norm_bias": True, "positions": "learned", "max_positions": 2048, "activation": "gelu"}
+    attention = said.get("attention") or ""
     return ModelConfig(
         name=said["name"],
         num_layers=said["layers"],
@@ -103,8 +112,34 @@ def _model(said: Row) -> ModelConfig:
         gated=said["gated_mlp"],
         tied_embeddings=bool(said["tied_embeddings"]),
         experts=_experts(said),
-        **(gpt if "gpt" in said["name"].lower() else {}),
+        latent=_latent(attention),
+        **_windows(attention),
+        **(gpt if re.search(r"\bgpt(?!-?oss)", said["name"].lower()) else {}),
     )
+
+
+def _latent(words: str) -> LatentAttention | None:
+    """Latent attention as a row has it: `MLA q_lora=1536 kv_lora=512 nope=128 rope=64 v=128`."""
+    if "mla" not in words.lower():
+        return None
+    sizes = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", words)}
+    return LatentAttention(
+        query_rank=sizes.get("q_lora"),
+        kv_rank=sizes["kv_lora"],
+        nope_head_dim=sizes["nope"],
+        rope_head_dim=sizes["rope"],
+        value_head_dim=sizes["v"],
+    )
+
+
+def _windows(words: str) -> dict[str, int]:
+    """Windows as a row has them: `alternating sliding-window 128`, `5:1 sliding-window 1024`."""
+    found = re.search(r"sliding[- ]window (?:of )?(\d+)", words)
+    if not found:
+        return {}
+    ratio = re.search(r"(\d+):1", words)
+    every = int(ratio[1]) + 1 if ratio else 2 if "alternating" in words else 0
+    return {"sliding_window": int(found[1]), "full_attention_every": every}
 
 
 def _experts(said: Row) -> Experts | None:
@@ -119,6 +154,8 @@ def _experts(said: Row) -> Experts | None:
     shared = moe.get("shared_experts") or 0
     width = moe.get("d_ff") or moe.get("expert_d_ff") or said["d_ff"]
     dense = moe.get("dense_layers") or 0
+    if (every := moe.get("every") or 1) > 1:  # Experts in every n-th layer cost what they cost in a row.
+        dense = said["layers"] - said["layers"] // every
     return Experts(count=count, num_active=active, mlp=width, shared_mlp=shared * width, num_dense_layers=dense)
 
 
@@ -129,30 +166,64 @@ def _mesh(row: Row) -> MeshShape:
     if said.get("zero_stage") and fsdp == 1:
         dp, fsdp = 1, dp
     mesh = MeshShape(dp=dp, fsdp=fsdp, tp=tp, sp=sp, pp=pp, ep=ep)
-    if mesh.ep > 1 and mesh.num_devices == row["num_devices"] * mesh.ep:
+    if mesh.ep > 1 and mesh.num_devices == _num_devices(row) * mesh.ep:
         # Experts over devices that are counted as data parallel already.
         axis = "fsdp" if mesh.fsdp % mesh.ep == 0 else "dp"
         mesh = replace(mesh, **{axis: mesh.degree(axis) // mesh.ep})
-    if mesh.num_devices != row["num_devices"]:
-        raise MeshwrightError(f"its mesh {mesh} has {mesh.num_devices} devices, not {row['num_devices']}")
+    if mesh.num_devices != _num_devices(row):
+        raise MeshwrightError(f"its mesh {mesh} has {mesh.num_devices} devices, not {_num_devices(row)}")
     return mesh
 
 
-def _system(row: Row) -> System:
+def _num_devices(row: Row) -> int:
+    """The devices of a row as JAX counts them: a chip of TPU7x has two."""
+    return row["num_devices"] * (row["hardware"].get("jax_devices_per_chip") or 1)
+
+
+def read_system(row: Row) -> System:
     """The chips of a row; where replicas are joined by the data-centre network, a slice each."""
     said = row["hardware"]
     name = said["chip"].lower().replace("_", "-").removeprefix("tpu").strip("- ")
     chip = load_chip(name.removesuffix("-sxm").replace("-hbm2e", ""))
     slices = 1
-    if chip.levels and (nics := _NICS.search(said.get("interconnect") or "")):
-        chip = _with_network(chip, int(nics[1]) * float(nics[2]) * 1e9 / 8)
+    if chip.levels and (gigabits := node_gigabits(row, chip.chips_per_host)):
+        chip = _with_network(chip, gigabits * 1e9 / 8)
     if chip.torus:
         dp, most = row["parallelism"].get("dp") or 1, 1
         for size in chip.torus.max_slice:
             most *= size
         slices = dp if "DCN" in (said.get("interconnect") or "") else -(-row["num_devices"] // most)
-    chips = row["num_devices"] // chip.devices_per_chip
+    chips = _num_devices(row) // chip.devices_per_chip
     return make_system(chip, (chips // slices,), num_slices=slices)
+
+
+def node_gigabits(row: Row, gpus: int) -> float | None:
+    """The network of a row's node of `gpus` GPUs in gigabits a second; None where the row does not say it."""
+    words = row["hardware"].get("interconnect") or ""
+    for pattern in _PER_NODE:
+        if found := pattern.search(words):
+            return math.prod(map(float, found.groups()))
+    if found := _PER_GPU.search(words):
+        return gpus * float(found[1])
+    instance = re.search(r"\bp\d\w*", words)
+    return _CLOUDS.get(instance[0]) if instance else None
+
+
+def defaults(row: Row) -> tuple[str, ...]:
+    """What a row does not say, so that the rules of this file choose it."""
+    if row["kind"] != "train":
+        return ()
+    said, system = row["parallelism"], read_system(row)
+    is_interleaved = "interleaved" in (said.get("pp_schedule") or "")
+    found = {
+        "framework": find_framework(*_texts(row)) is None,
+        "network": bool(system.chip.levels) and node_gigabits(row, system.chip.chips_per_host) is None,
+        "remat": "unknown" in (row.get("remat") or "unknown"),
+        "microbatches": not row.get("micro_batch"),
+        "virtual stages": is_interleaved and not said.get("virtual_stages"),
+        "inferred by the table": bool(row.get("inferred_fields")),
+    }
+    return tuple(name for name, is_taken in found.items() if is_taken)
 
 
 def _with_network(chip: Chip, node_bytes_per_second: float) -> Chip:
@@ -166,9 +237,12 @@ def _with_network(chip: Chip, node_bytes_per_second: float) -> Chip:
 def _settings(row: Row, workload: Workload, mesh: MeshShape, system: System) -> Iterator[Setting]:
     """The settings that a row may mean, those with least recomputation and largest microbatches first."""
     base = _strategy(row, mesh, system)
-    for remat in _remats(row):
+    for remat in _remats(row, system):
+        strategy = base
+        if remat == "named":
+            strategy = replace(base, profile=replace(base.profile, saved_values=_saved_values(row, system)))
         for parts in _microbatches(row, mesh, base):
-            yield Setting(replace(workload, remat=remat), mesh, replace(base, num_microbatches=parts), system)
+            yield Setting(replace(workload, remat=remat), mesh, replace(strategy, num_microbatches=parts), system)
 
 
 def _first_that_fits(settings: list[Setting]) -> Setting:
@@ -180,14 +254,20 @@ def _first_that_fits(settings: list[Setting]) -> Setting:
     return settings[-1]
 
 
-def _remats(row: Row) -> tuple[Remat, ...]:
+def _remats(row: Row, system: System) -> tuple[Remat, ...]:
     """The policies that a row's words may mean, least recomputation first.
 
-    torchtitan's selective checkpointing is of ops unless a run says otherwise: every second product is made again.
     Pax's own configurations (github.com/google/paxml, contrib/gpu/scripts_gpu/configs.py) keep products in GPT5B and
     nothing elsewhere, its default.
     """
     words = (row.get("remat") or "unknown").lower()
+    framework = load_framework(framework_of(row, system))
+    if named := next((policy for word, policy in framework.remat.items() if word in words), None):
+        return (named,)
+    if _saved_values(row, system):
+        return ("named",)
+    if "none likely" in words or "default off" in words:
+        return ("none",)
     if "unknown" in words and "pax" in row["id"].lower() and "gpt" in row["model"]["name"].lower():
         return ("matmuls",) if "5B" in row["model"]["name"].split() else ("block",)
     if "unknown" in words:
@@ -196,7 +276,15 @@ def _remats(row: Row) -> tuple[Remat, ...]:
         return ("block",)
     if words.startswith("none"):
         return ("none",)
-    return ("alternate",) if "selective" in words or "op sac" in words else ("matmuls",)
+    return ("matmuls",)
+
+
+def _saved_values(row: Row, system: System) -> tuple[str, ...]:
+    """The values that a row's policy saves or offloads by name, as in `save q,k,v; offload context; recompute MLP`."""
+    names = load_framework(framework_of(row, system)).saved
+    parts = re.split(r"[;(]", (row.get("remat") or "").lower())
+    words = [word for part in parts if "recompute" not in part for word in re.findall(r"[a-z_0-9]+", part)]
+    return tuple(dict.fromkeys(value for word in words for value in names.get(word, "").split()))
 
 
 def _microbatches(row: Row, mesh: MeshShape, base: Strategy) -> list[int]:
@@ -209,7 +297,7 @@ def _microbatches(row: Row, mesh: MeshShape, base: Strategy) -> list[int]:
     batch = _batch(row)
     local = max(1, batch // mesh.degree(("dp", "fsdp", "ep")))
     if size := row.get("micro_batch"):
-        return [1 if mesh.pp == 1 and size * row["num_devices"] == batch else max(1, local // size)]
+        return [1 if mesh.pp == 1 and size * _num_devices(row) == batch else max(1, local // size)]
     if mesh.pp > 1:
         return [min(local, mesh.pp * base.virtual_stages) if _is_torchtitan(row) else local]
     return [parts for parts in range(1, local + 1) if local % parts == 0]
@@ -222,51 +310,50 @@ def _batch(row: Row) -> int:
 
 def _strategy(row: Row, mesh: MeshShape, system: System) -> Strategy:
     """How the software of a row ran a step."""
-    said = row["parallelism"]
-    words = " ".join(str(row.get(key) or "") for key in ("id", "source", "dtype", "remat", "notes")).lower()
-    schedule = (said.get("pp_schedule") or "").lower()
-    is_jax = system.chip.kind == "tpu" or any(name in words for name in ("jax", "pax", "maxtext"))
-    is_deepspeed_2021 = "deepspeed" in words and "sc'21" in words
-    is_titan, is_megatron = _is_torchtitan(row), "narayanan" in words or "megatron" in words
-    return Strategy(
-        # ZeRO-3 under a pipeline would gather for every microbatch; frameworks keep the parameters gathered there.
-        # PyTorch's pipelines sum whole gradients over microbatches (torch/distributed/pipelining/stage.py).
-        zero_stage=min(said.get("zero_stage") or 0, (1 if is_titan else 2) if mesh.pp > 1 else 3),
-        schedule="gpipe" if "gpipe" in schedule else "1f1b",
-        virtual_stages=_virtual_stages(row, mesh, schedule),
-        # Every pipeline among the rows is of programs of their own, PyTorch's all.
-        spmd_pipeline=mesh.pp == 1,
-        # XLA's partitioner splits the stream as it likes; "SP" is a word of Megatron's.
-        tp_stream="split" if said.get("sp") or system.chip.kind == "tpu" else "whole",
+    said, name = row["parallelism"], framework_of(row, system)
+    framework = load_framework(name)
+    words = _words(row)
+    fields: dict[str, Any] = dict(framework.strategy)
+    if said.get("sp"):
+        fields["tp_stream"] = "split"
+    if system.chip.kind == "tpu" or "asynctp" in f"{row['id']} {row.get('dtype')}".lower():
         # XLA sends what a product on a TPU needs from its neighbours in chunks beside it (Wang et al., ASPLOS 2023,
         # doi.org/10.1145/3567955.3567959); MaxText's scripts ask for more (`xla_tpu_overlap_compute_collective_tc`).
-        collective_matmul="asynctp" in f"{row['id']} {row.get('dtype')}".lower() or system.chip.kind == "tpu",
-        # JAX's frameworks scan over layers, and XLA sums what a layer's backward leaves at the end of an iteration.
-        # Megatron-LM of 2021 sums after backward (megatron/training.py, `backward-params-all-reduce`).
-        overlaps_gradients=not is_jax and not is_megatron,
-        # DeepSpeed of 2021 waits for every gather (github.com/deepspeedai/DeepSpeed/pull/1188).
-        overlaps_weights=not is_deepspeed_2021,
-        # torchtitan's `mixed_precision_reduce`, and PyTorch's FSDP, which it runs on. What JAX's partitioner inserts
-        # sums narrow gradients (github.com/jax-ml/jax/issues/27496).
-        gradient_dtype="f32" if is_titan else None,
-        attention=_attention(words, system, is_jax),
-        matmul_dtype="fp8" if "fp8" in words or "float8" in words else None,
-        # Megatron-LM's defaults (megatron/arguments.py, --attention-dropout and --hidden-dropout).
-        dropout=0.1 if is_megatron else 0.0,
-        profile=FrameworkProfile(
-            flat_buffers=is_titan,
-            # DeepSpeed's gathers of 2021 fill the array with zeros, wait for the device and give lists to all_gather
-            # and reduce_scatter (deepspeed/runtime/zero/partition_parameters.py before that change).
-            shard_lists=is_deepspeed_2021,
-            # torchtitan compiles its loss in 2025 (torchtitan/components/loss.py), not yet in its report of December
-            # 2024; over a split vocab handlers run op by op (torch/distributed/tensor/parallel/loss.py).
-            fused_loss=not (is_titan and ("_202412_" in words or mesh.tp > 1)),
-            fused_elementwise="eager" not in words,
-            # It runs a whole block again (megatron/mpu/random.py, CheckpointFunction.backward); so the paper counts
-            # four forward passes (arXiv:2104.04473, section 5.1). PyTorch's own checkpoints stop early since 2.1.
-            recomputes_whole_blocks=is_megatron,
-        ),
+        fields["collective_matmul"] = True
+    profile = framework.profile
+    if name == "torchtitan":
+        # torchtitan compiles its loss in 2025 (torchtitan/components/loss.py), not yet in its report of December 2024;
+        # over a split vocab handlers run op by op (torch/distributed/tensor/parallel/loss.py).
+        profile = replace(profile, fused_loss=not ("_202412_" in words or mesh.tp > 1))
+    if "eager" in words:
+        profile = replace(profile, fused_elementwise=False)
+    schedule = (said.get("pp_schedule") or "").lower()
+    if stated := re.search(r"\bvp\s*=\s*(\d+)", schedule):  # As in: README lists no VP, the preset uses VP=12.
+        said = {"virtual_stages": int(stated[1]), **{k: v for k, v in said.items() if v}}
+    return Strategy(
+        zero_stage=min(said.get("zero_stage") or 0, framework.most_zero_stage_with_pp if mesh.pp > 1 else 3),  # pyright: ignore[reportArgumentType]
+        schedule="gpipe" if "gpipe" in schedule else "1f1b",
+        virtual_stages=_virtual_stages(row, said, mesh, schedule, framework),
+        attention=_attention(words, system, framework),
+        matmul_dtype="fp8" if "fp8" in words or "float8" in words else "int8" if "int8" in words else None,
+        profile=profile,
+        **fields,
     )
+
+
+def _words(row: Row) -> str:
+    """What a row says of its software, in lower case."""
+    return " ".join(str(row.get(key) or "") for key in ("id", "source", "dtype", "remat", "notes")).lower()
+
+
+def _texts(row: Row) -> tuple[str, ...]:
+    """The texts of a row that may name its framework, the surest first."""
+    return row["id"], str(row.get("dtype")), str(row["source"]), str(row.get("notes"))
+
+
+def framework_of(row: Row, system: System) -> str:
+    """The framework of a row by what it is called, then by its source, then by its other words."""
+    return find_framework(*_texts(row)) or ("maxtext" if system.chip.kind == "tpu" else "fsdp")
 
 
 def _is_torchtitan(row: Row) -> bool:
@@ -274,29 +361,25 @@ def _is_torchtitan(row: Row) -> bool:
     return "torchtitan" in f"{row['id']} {row['source']}".lower()
 
 
-def _virtual_stages(row: Row, mesh: MeshShape, schedule: str) -> int:
-    """The virtual stages; of an interleaved schedule without a number the fewest that share the layers evenly.
+def _virtual_stages(row: Row, said: Row, mesh: MeshShape, schedule: str, framework: Framework) -> int:
+    """The virtual stages; of an interleaved schedule without a number those that share the layers evenly.
 
     Two, where layers cannot be shared evenly at all.
     """
-    if stages := row["parallelism"].get("virtual_stages"):
+    if stages := said.get("virtual_stages"):
         return int(stages)
     each, rest = divmod(row["model"]["layers"], mesh.pp)
-    fewest = 2 if rest else next((v for v in range(2, each + 1) if each % v == 0), 1)
-    return fewest if "interleaved" in schedule else 1
+    even = [count for count in range(2, each + 1) if each % count == 0]
+    if (schedule and "interleaved" not in schedule) or (not schedule and framework.virtual_stages == "fewest"):
+        return 1
+    return 2 if rest else 1 if not even else even[0] if framework.virtual_stages == "fewest" else even[-1]
 
 
-def _attention(words: str, system: System, is_jax: bool) -> Attention:
-    """Where attention ran: a fused kernel by name, or as all have it who came after FlashAttention (2022).
-
-    On GPUs, JAX and Transformer Engine call cuDNN's; PyTorch's own attention is FlashAttention-2 until cuDNN's is its
-    default on Hopper (github.com/pytorch/pytorch/issues/142132). MaxText's scripts for v5e and v5p have
-    `attention='flash'` (MaxText/configs/v5e/64b.sh), those for v4 of 2023 do not.
-    """
-    is_fused = "flash" in words or "te bf16" in words
-    is_fused |= system.chip.name not in ("a100-40gb", "a100-80gb", "v3", "v4")
+def _attention(words: str, system: System, framework: Framework) -> Attention:
+    """Where attention ran: a fused kernel by name, or as all have it who came after FlashAttention (2022)."""
+    is_fused = re.search(r"(?<!non-)flash", words) or "te bf16" in words
+    is_old = system.chip.name in ("a100-40gb", "a100-80gb", "v3", "v4")
+    is_fused = is_fused or framework.always_fuses_attention or not is_old
     if "no flash" in words or not is_fused:
         return "scores"
-    if system.chip.kind == "tpu":
-        return "flash"
-    return "cudnn" if is_jax or "te bf16" in words or "transformer engine" in words else "flash"
+    return framework.attention.get(system.chip.kind, "flash")

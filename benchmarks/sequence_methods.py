@@ -24,7 +24,7 @@ from meshwright.description.step.strategy import SequenceMethod, Strategy, strat
 from meshwright.description.step.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
-from meshwright.planning.cost.comm_volume import activation_collectives
+from meshwright.planning.cost.comm_volume import activation_moves
 from meshwright.planning.cost.rates.attention import fused_attention_time
 from meshwright.planning.cost.rates.collective_time import planned_seconds
 from meshwright.record import Collective
@@ -88,7 +88,7 @@ def show_row(model: ModelConfig, length: int, degree: int, method: SequenceMetho
 
 def sequence_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> list[Collective]:
     """The collectives that bring the keys of a split sequence to its queries."""
-    moves = activation_collectives(workload, mesh, strategy)
+    moves = [move for move, _ in activation_moves(workload, mesh, strategy)]
     return [move for move in moves if move.axes == ("sp",) and move.array != "loss"]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import meshwright
+from meshwright.cli.words.help import field_docs
 from meshwright.execution.training.run_directory.run import RunConfig
 from meshwright.options import plan, processes, serving, training
 from meshwright.options.declare import Keyword
@@ -67,7 +68,14 @@ MORE = {
         "on": ("SystemLike", "The hardware, as v5p:4x4x4."),
         "mesh": ("MeshLike | None", "As fsdp=-1,tp=4. Default: the planner chooses."),
     },
-    "SearchOptions": {"include_planned": ("bool", "Include plans that train cannot run yet.")},
+    "SearchOptions": {
+        "include_planned": ("bool", "Include plans that train cannot run yet."),
+        "framework": (
+            "str | None",
+            "Plan for another framework, as megatron-core, maxtext or torchtitan: how it runs a step."
+            " Default: meshwright.",
+        ),
+    },
 }
 """Keywords that are arguments of their own at the commands."""
 
@@ -91,16 +99,11 @@ from meshwright.options.values import Count, MeshLike, SystemLike
 def declared(group):
     """Every field of a group: its name, the type of the keyword as source text, and its help."""
     hints = get_type_hints(group, include_extras=True)
-    body = ast.parse(textwrap.dedent(inspect.getsource(group))).body[0].body
-    for place, node in enumerate(body):
-        if not isinstance(node, ast.AnnAssign):
-            continue
-        name = node.target.id
-        metadata = getattr(hints[name], "__metadata__", ())
-        after = body[place + 1] if place + 1 < len(body) else None
-        text = ast.literal_eval(after.value) if isinstance(after, ast.Expr) else ""
-        text = text or next(item.help for item in metadata if getattr(item, "help", None))
-        yield name, keyword_type(node.annotation, metadata), text
+    docs = field_docs(group)
+    for node in ast.parse(textwrap.dedent(inspect.getsource(group))).body[0].body:
+        if isinstance(node, ast.AnnAssign):
+            name = node.target.id
+            yield name, keyword_type(node.annotation, getattr(hints[name], "__metadata__", ())), docs[name]
 
 
 def keyword_type(annotation, metadata):

@@ -97,7 +97,8 @@ CALLS = {
 
 VALUES = {
     "--cache": "heads", "--attention": "flash", "--axis": "X", "--batch": "32", "--batch-tokens": "4096",
-    "--bytes": "2M", "--compare": "dp=8", "--dims": "I=16,J=16,K=16", "--dropout": "0.1", "--dtype": "bf16",
+    "--bytes": "2M", "--compare": "dp=8", "--compare-systems": "v5e:2x4", "--framework": "maxtext",
+    "--dims": "I=16,J=16,K=16", "--dropout": "0.1", "--dtype": "bf16",
     "--gradient-dtype": "bf16", "--kv-dtype": "int8", "--latency": "1s", "--layers": "4",
     "--matmul-dtype": "int8", "--mesh": "dp=8", "--microbatches": "8", "--moment-dtype": "bf16", "--num-layers": "1",
     "--num-microbatches": "2", "--on": "cpu:4",

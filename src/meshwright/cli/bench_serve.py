@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
-import tyro
-
 from meshwright.cli.plan.serving import thinned
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -56,7 +54,7 @@ class Args:
     The server's API key, if it requires one, is read from OPENAI_API_KEY.
     """
 
-    url: Annotated[tyro.conf.Positional[str], positional("URL")]
+    url: Annotated[str, positional("URL")]
     """The server's address, with or without /v1."""
     rate: Annotated[str | None, option("N[,N…]")] = None
     """Requests a second, at random (Poisson) times; several rates are run one after the other."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from meshwright.options.declare import Json, option, positional
 from meshwright.pictures.answers.chips import chips
 from meshwright.pictures.text import next_line
@@ -20,7 +18,7 @@ EXAMPLES = ("meshwright chips", "meshwright chips v5e", "meshwright chips --hard
 class Args:
     """The chips that plans are made for: peaks, memory, links, slices; of one chip also where each figure is from."""
 
-    chip: Annotated[tyro.conf.Positional[str | None], positional("CHIP")] = None
+    chip: Annotated[str | None, positional("CHIP")] = None
     """One chip, by name or alias, as v5e, tpu_v5p or H100. Default: all."""
     hardware: Annotated[Path | None, option("FILE")] = None
     """A TOML file that describes a chip of your own; it is checked, and shown instead."""

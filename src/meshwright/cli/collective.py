@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from meshwright.cli.kept import mesh_degrees
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -35,7 +33,7 @@ class Args:
     """The time of one collective on the links its mesh axes run over, and what decides it."""
 
     kind: Annotated[
-        tyro.conf.Positional[Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute"]],
+        Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute"],
         positional("KIND"),
     ]
     """all-gather, reduce-scatter, all-reduce, all-to-all or permute."""

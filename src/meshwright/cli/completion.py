@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from meshwright.cli.main import COMMANDS, SEVERAL_KINDS, command_module
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.words.options import Option, declared_options
@@ -31,7 +29,7 @@ EXAMPLES = (
 class Args:
     """Install the completion of the whole tool for your shell, in your home directory."""
 
-    shell: Annotated[tyro.conf.Positional[Literal["bash", "zsh", "fish"]], positional("SHELL")]
+    shell: Annotated[Literal["bash", "zsh", "fish"], positional("SHELL")]
     """bash, zsh or fish."""
     print: Annotated[bool, option()] = False
     """Print the script instead of installing it."""

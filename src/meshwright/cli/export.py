@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from meshwright.cli.loading import byte_bar, load_with_bar
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -30,9 +28,9 @@ EXAMPLES = (
 class Args:
     """Write a model as a Hugging Face directory: safetensors, config.json, generation config and tokenizer."""
 
-    model: Annotated[tyro.conf.Positional[Path], positional("RUN|DIR")]
+    model: Annotated[Path, positional("RUN|DIR")]
     """A run that `meshwright train` made, or a Hugging Face directory."""
-    output: Annotated[tyro.conf.Positional[Path], positional("DIR")]
+    output: Annotated[Path, positional("DIR")]
     """The directory to write; a new one, or an empty one."""
     dtype: Annotated[Literal["bf16", "f16", "f32"] | None, option("bf16|f16|f32")] = None
     """Format of the weights. Default: as stored."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from meshwright.cli.calls import program_options, take_call
 from meshwright.cli.waiting import waiting
 from meshwright.options.declare import Mesh, option, positional
@@ -30,7 +28,7 @@ class Args:
     The changed files are loaded, traced and compiled as a proof. Exits with 1 if a matmul is not split as planned.
     """
 
-    model: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|SCRIPT")]
+    model: Annotated[str, positional("MODULE:FUNCTION|SCRIPT")]
     """A function without arguments that returns (step, its arguments), or a script, as for plan."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware, as v5e:4x4. Needed."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from meshwright.cli.serve.args import Args as ServeArgs
 from meshwright.cli.train.args import Args as TrainArgs
 from meshwright.cli.typed import check_all_read
@@ -75,7 +73,7 @@ class ManifestArgs:
 class Args:
     """Train or serve as several processes of this machine, watched and restarted, or write the job of a cluster."""
 
-    command: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("train|serve …")]
+    command: Annotated[tuple[str, ...], positional("train|serve …")]
     """The words of meshwright train or serve, behind --. Process 0 has this terminal, others' lines a number."""
     processes: ProcessesArgs = field(default_factory=ProcessesArgs)
     manifest: ManifestArgs = field(default_factory=ManifestArgs)

@@ -9,15 +9,12 @@ import contextlib
 import functools
 import gc
 import importlib
-import inspect
-import io
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 from meshwright.errors import MeshwrightError, TemporaryError, did_you_mean
 from meshwright.support.signals import handled_signals, not_ignored
@@ -205,7 +202,9 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
     if name in SHOWS:
         kinds = {one: command_module(one).Args for one in SHOWS}
     if {"-h", "--help"} & set(words):
-        _show_help(args, name, module.EXAMPLES)
+        from meshwright.cli.words.help import help_text
+
+        print(help_text(args, name, module.EXAMPLES))
         return 0
     read, typed = read_words(words, args, kinds=kinds, hints=hints)
     if name in EXTRAS:
@@ -218,39 +217,6 @@ def _run(module: ModuleType, name: str, words: list[str]) -> int:
     code = module.run(watched)
     check_all_read(watched)
     return code
-
-
-def _show_help(args: type, name: str, examples: Sequence[str]) -> None:
-    """Print a command's help: options from its dataclass, laid out by tyro, and examples."""
-    import tyro
-
-    from meshwright.pictures.text import wrap
-
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    printed = _Captured(sys.stdout)
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        tyro.cli(args, args=["--help"], prog=f"meshwright {name}", config=config)
-    # tyro breaks no line above the options.
-    text, what = printed.getvalue(), inspect.cleandoc(args.__doc__ or "").splitlines()
-    usage = re.sub(r"\x1b\[[\d;]*m", "", text.split("\n", 1)[0]).replace(" ]", "]")
-    options = text.split(what[-1], 1)[1].strip("\n")
-    lines = [*wrap(usage, then=" " * 7), "", *(line for paragraph in what for line in wrap(paragraph) or [""]), ""]
-    print("\n".join([*lines, options.rstrip(), "", "examples", *(f"  {line}" for line in examples)]))
-
-
-class _Captured(io.StringIO):
-    """Captures output, and has the colours and encoding of the stream that it replaces."""
-
-    def __init__(self, out: TextIO) -> None:
-        super().__init__()
-        self._out = out
-
-    @property
-    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._out.encoding
-
-    def isatty(self) -> bool:
-        return self._out.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _say_cores(args: Any) -> None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from meshwright.cli.kept import mesh_degrees
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -37,7 +35,7 @@ EXAMPLES = (
 class Args:
     """The case of a sharded product, the collectives it needs, every way to do it priced on a chip, and what binds."""
 
-    product: Annotated[tyro.conf.Positional[str], positional("PRODUCT")]
+    product: Annotated[str, positional("PRODUCT")]
     """The product or resharding, in the notation (or MaxText's), with its result or without; or cases, for all four."""
     mesh: Annotated[str | None, option("MESH")] = None
     """The degree of every mesh axis, outermost first, as X=4,Y=2; or a plan.yaml or a run. Default: all devices."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import option, positional
@@ -25,7 +23,7 @@ EXAMPLES = (
 class Args:
     """Write one HTML page about runs: curves, plan and measurement, memory, devices, goodput, data."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("RUN…")]
+    runs: Annotated[tuple[str, ...], positional("RUN…")]
     """Run directories that `meshwright train` or `mw.fit` made; their curves stand in the same charts."""
     output: Annotated[Path, option("FILE", "-o")] = Path("report.html")
     """The page, which loads nothing from elsewhere. Default: report.html."""

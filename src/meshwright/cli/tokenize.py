@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from meshwright.cli.loading import byte_bar
 from meshwright.cli.typed import check_all_read
 from meshwright.errors import MeshwrightError
@@ -33,10 +31,10 @@ EXAMPLES = (
 class Args:
     """Tokenize files into a store. A repeated call continues after a kill."""
 
-    sources: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("PATH…")]
+    sources: Annotated[tuple[str, ...], positional("PATH…")]
     """Files of one format (.jsonl, .jsonl.gz, .parquet, .arrow, text), folders or patterns ('wiki/*.jsonl')."""
     output: Annotated[Path, option("DIRECTORY", "-o")]
-    """The store: a new directory, or one that an earlier call of the same began."""
+    """The store: a new directory, or one that an earlier call of the same began. Needed."""
     tokenizer: Annotated[Path | None, option("DIRECTORY")] = None
     """A Hugging Face directory with the tokenizer and, for chats, its template. Default: tokens are bytes."""
     fields: Annotated[str | None, option("TEMPLATE")] = None

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
-import tyro
-
 
 class Setting(NamedTuple):
     """The field of a run's config that an option sets, and whether a resumed run can change it.
@@ -26,17 +24,22 @@ class Keyword(NamedTuple):
     type: str
 
 
-def option(metavar: str = "", *aliases: str, help: str | None = None) -> Any:  # noqa: A002
-    """Configure how an option is shown: its value's placeholder, its aliases, and no default after the help text.
+class CommandLine(NamedTuple):
+    """How a field is typed: the placeholder of its value, further names of the option, or as a positional argument."""
 
-    help: a help text that spans several lines; tyro would keep the line breaks of a docstring.
-    """
-    return tyro.conf.arg(metavar=metavar, aliases=aliases or None, help=help, help_behavior_hint="")
+    metavar: str = ""
+    aliases: tuple[str, ...] = ()
+    is_positional: bool = False
 
 
-def positional(metavar: str) -> Any:
-    """Configure how a positional argument is shown."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+def option(metavar: str = "", *aliases: str) -> CommandLine:
+    """Declare an option, `--` and the field's name; its docstring is the help text."""
+    return CommandLine(metavar, aliases)
+
+
+def positional(metavar: str) -> CommandLine:
+    """Declare a positional argument; its docstring is the help text."""
+    return CommandLine(metavar, is_positional=True)
 
 
 CountText = Annotated[str | None, option("N"), Keyword("Count | None")]

@@ -148,6 +148,8 @@ class SearchOptions(WorkloadOptions, StrategyOptions, total=False):
 
     include_planned: bool
     """Include plans that train cannot run yet."""
+    framework: str | None
+    """Plan for another framework, as megatron-core, maxtext or torchtitan: how it runs a step. Default: meshwright."""
 
 
 class TrainOptions(PlanOptions, total=False):

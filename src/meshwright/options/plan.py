@@ -15,15 +15,10 @@ from meshwright.options.declare import CountText, Keyword, Mesh, Setting, ShareT
 class WorkloadArgs:
     """The work and the hardware."""
 
-    on: Annotated[
-        str | None,
-        option(
-            "CHIPS",
-            help="The hardware: a chip and a slice shape or a device count, as v5p:4x4x4, h100:64 or cpu:8 "
-            "(2*v6e:16x16 is two slices). Needed, unless a plan's file says it.",
-        ),
-        Keyword("SystemLike"),
-    ] = None
+    on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike")] = None
+    """The hardware: a chip and a slice shape or a device count, as v5p:4x4x4, h100:64 or cpu:8 (2*v6e:16x16 is two
+    slices). Needed, unless a plan's file says it.
+    """
     batch: CountText = None
     """Sequences of the global batch, of --objective dpo its pairs. Needed, or --batch-tokens."""
     batch_tokens: CountText = None
@@ -34,15 +29,11 @@ class WorkloadArgs:
     """Format of matmuls. Default: bf16, on simulated CPU devices f32."""
     param_dtype: Annotated[Dtype | None, option("bf16|f32")] = None
     """Format of parameters and gradients. Default: f32."""
-    remat: Annotated[
-        Remat | Literal["auto"] | None,
-        option(
-            "POLICY",
-            help="What a layer saves for backward, from most to least memory: none (recompute nothing), attention (all"
-            " but scores), matmuls (their outputs), block (its input), offload (its input, in host memory)."
-            " Default: plan tries them all (auto); train and verify take block.",
-        ),
-    ] = None
+    remat: Annotated[Remat | Literal["auto"] | None, option("POLICY")] = None
+    """What a layer saves for backward, from most to least memory: none (recompute nothing), attention (all but
+    scores), matmuls (their outputs), block (its input), offload (its input, in host memory). Default: plan tries
+    them all (auto); train and verify take block.
+    """
     objective: Annotated[Objective | None, option("next-token|dpo")] = None
     """next-token: all text. dpo: pairs of a chosen and a rejected answer. Default: next-token."""
     reference: Annotated[Reference | None, option("live|precomputed")] = None
@@ -79,14 +70,10 @@ class StrategyArgs:
     """Microbatches of a device's batch, run one after the other; more need less memory (1)."""
     zero_stage: Annotated[Literal[0, 1, 2, 3] | None, option("0|1|2|3")] = None
     """fsdp shards 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters (3)."""
-    attention: Annotated[
-        Attention | None,
-        option(
-            "flash|cudnn|scores",
-            help="flash: a fused kernel, or blocks where a chip has none. cudnn: NVIDIA's. scores: through memory "
-            "(scores; on TPUs flash).",
-        ),
-    ] = None
+    attention: Annotated[Attention | None, option("flash|cudnn|scores")] = None
+    """flash: a fused kernel, or blocks where a chip has none. cudnn: NVIDIA's. scores: through memory (scores; on
+    TPUs flash).
+    """
     sp_method: Annotated[SequenceMethod | None, option("gather|ring|ulysses")] = None
     """How attention works on a sequence split over sp; ring and ulysses imply --attention flash (gather)."""
     tp_stream: Annotated[TpStream | None, option("split|whole")] = None

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from meshwright.description.step.serving import CacheSplit
 from meshwright.description.step.workload import Dtype
 from meshwright.options.declare import CompileCache, CountText, Keyword, Mesh, ShareText, option, positional
@@ -23,15 +21,10 @@ class ServedArgs:
     """The hardware: a chip and a slice shape or a device count, as v5e:4x4 or h100:8. Needed."""
     batch: CountText = None
     """Sequences served at once. Default: the most within --latency, else one for each group of devices."""
-    latency: Annotated[
-        str | None,
-        option(
-            "TIME",
-            help="Longest step, as 30ms: a token of decode, or a batch of prompts of prefill. Default: no limit; "
-            "the shortest step is best.",
-        ),
-        Keyword("str | float | None"),
-    ] = None
+    latency: Annotated[str | None, option("TIME"), Keyword("str | float | None")] = None
+    """Longest step, as 30ms: a token of decode, or a batch of prompts of prefill. Default: no limit; the shortest
+    step is best.
+    """
     prompt_len: CountText = None
     """Tokens of a prompt. Default: 1024."""
     output_len: CountText = None
@@ -62,7 +55,7 @@ class FormatArgs:
 class ModelArgs:
     """A model with its weights, and the devices it is put on."""
 
-    model: Annotated[tyro.conf.Positional[Path], positional("DIR|RUN")]
+    model: Annotated[Path, positional("DIR|RUN")]
     """A Hugging Face directory (config.json, safetensors), or one that `meshwright train` made."""
     on: Annotated[str | None, option("CHIPS"), Keyword("SystemLike | None")] = None
     """The hardware, as cpu:8 or h100:8. Default: the run's; needed for a directory."""

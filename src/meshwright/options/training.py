@@ -27,26 +27,19 @@ class StartArgs:
 class DataArgs:
     """The data."""
 
-    data: Annotated[
-        tuple[str, ...],
-        option(
-            "PATH…",
-            help="Files (text, .jsonl, .parquet, .arrow), folders or patterns of them and what `tokenize` writes; all"
-            " with a weight, as a.jsonl=0.7, or none. Default: the sources of Python's standard library.",
-        ),
-        Setting("data.sources"),
-    ] = ()
+    data: Annotated[tuple[str, ...], option("PATH…"), Setting("data.sources")] = ()
+    """Files (text, .jsonl, .parquet, .arrow), folders or patterns of them and what `tokenize` writes; all with a
+    weight, as a.jsonl=0.7, or none. Default: the sources of Python's standard library.
+    """
     fields: Annotated[
         tuple[str, ...],
-        option(
-            "TEMPLATE…",
-            help="The template of records: fields joined by +, parts by commas, no loss in []:"
-            " [question+prompt],answer; of one source as qa.jsonl=[question],answer. Default: messages, input_ids or"
-            " text, as the first record has them.",
-        ),
+        option("TEMPLATE…"),
         Setting("data.fields"),
         Keyword("str | Sequence[str] | Mapping[str, str] | None"),
     ] = ()
+    """The template of records: fields joined by +, parts by commas, no loss in []: [question+prompt],answer; of one
+    source as qa.jsonl=[question],answer. Default: messages, input_ids or text, as the first record has them.
+    """
     rows: Annotated[
         Literal["windows", "packed", "padded"] | None, option("windows|packed|padded"), Setting("data.rows")
     ] = None

@@ -28,7 +28,7 @@ def write_data(data: dict[str, Any], path: Path) -> None:
     if path.suffix.lower() == ".json":
         text = json.dumps(data, indent=2) + "\n"
     else:
-        import yaml  # A tenth of a second that plans without a file need not wait for.
+        import yaml  # Imported late: 0.1 s that plans without a file do not need.
 
         text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     write_file(path, text)

@@ -103,7 +103,7 @@ def predict_images(workload: ImageWorkload, mesh: MeshShape, system: System) -> 
 
 
 def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[Collective]:
-    """Yield collectives with exposed seconds: what exceeds the compute of their pass, and at least one run.
+    """Yield collectives with exposed seconds: the part that their pass's compute does not hide, at least one run.
 
     Reductions of batch-norm statistics are exposed in full; a gather in backward may be hidden completely.
     """
@@ -122,7 +122,7 @@ def _exposed(moves: list[Collective], passes: Mapping[str, float]) -> Iterator[C
 
 
 def _bound(workload: ImageWorkload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """Return the resource that most of the step's time waits for."""
+    """Return the resource that limits most of the step's time."""
     seconds: dict[Bound, float] = {
         "compute": 0.0,
         "memory": breakdown["update"],

@@ -197,7 +197,7 @@ def _hardware(name: object, said: Mapping[str, Any]) -> System:
 
 
 def remats(remat: Remat | Literal["auto"] | None) -> tuple[Remat, ...]:
-    """Return the given remat policy as a tuple; an empty one lets the planner choose."""
+    """Return the policies to choose from: the given one, or none, so that the planner chooses."""
     return () if remat in (None, "auto") else (remat,)
 
 

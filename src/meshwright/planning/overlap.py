@@ -15,10 +15,10 @@ from meshwright.description.step.train import train_step
 from meshwright.description.step.workload import Workload, with_remat
 from meshwright.mesh import MeshShape, divisors
 from meshwright.planning.cost.comm_volume import (
-    activation_collectives,
+    activation_moves,
     is_of_weights,
     priced_collectives,
-    weight_collectives,
+    weight_moves,
 )
 from meshwright.planning.cost.rates.collective import collective_seconds
 from meshwright.planning.cost.rates.collective_time import planned_seconds, reduce_scatter_runs_as_all_reduce
@@ -27,24 +27,29 @@ from meshwright.planning.cost.seconds import WEIGHT_AXES
 from meshwright.record import Collective, Phase
 
 CRITICAL = frozenset(axis for name, axes in RULES.items() if name not in ("batch", *IN_USE) for axis in axes) | {"pp"}
-"""Mesh axes with collectives between two matmuls, of which the second waits for the collective: nothing hides them."""
+"""Mesh axes whose collectives are between two dependent matmuls, so that no op can hide them."""
 
 WINDOWS: Mapping[Phase, str] = {"forward": "forward", "recompute": "backward", "backward": "backward"}
-"""The pass whose ops can hide each phase's collectives. Recompute runs in backward; nothing hides the update's."""
+"""The pass whose ops can hide each phase's collectives. Recompute runs in backward; the update hides none."""
 
 
 @dataclass(frozen=True)
 class OverlapBudget:
     """Seconds of a step's collectives, by what can hide them.
 
-    forward, backward: seconds that the ops of that pass can hide. critical_forward, critical_backward: the part of
-    these whose exposed seconds every microbatch waits for. per_microbatch: always exposed, and every microbatch waits.
-    per_step: always exposed, and the step waits once. hidden_by_attention: ring sends hidden by the attention of their
-    ring step.
+    Attributes:
+        forward, backward: seconds that the ops of that pass can hide.
+        critical_forward, critical_backward: the part of those seconds that delays every microbatch if exposed.
+        per_microbatch: always exposed, in every microbatch.
+        per_step: always exposed, once per step.
+        hidden_by_attention: ring sends hidden by the attention of their ring step.
+        once_forward, once_backward: of collectives that run once a step, what one microbatch of that pass can hide.
     """
 
     forward: float = 0.0
     backward: float = 0.0
+    once_forward: float = 0.0
+    once_backward: float = 0.0
     critical_forward: float = 0.0
     critical_backward: float = 0.0
     per_microbatch: float = 0.0
@@ -59,18 +64,29 @@ class OverlapBudget:
     def __mul__(self, times: float) -> OverlapBudget:
         return OverlapBudget(*(times * seconds for seconds in vars(self).values()))
 
-    def shares(self, forward: float, backward: float) -> dict[str, float]:
-        """Return, by pass, the exposed share of its hideable collectives if its ops take this many seconds."""
-        return {"forward": _exposed(self.forward, forward), "backward": _exposed(self.backward, backward)}
+    def shares(self, forward: float, backward: float, num_microbatches: int = 1) -> dict[str, float]:
+        """Return the exposed share of each kind of hideable collectives if a pass's ops take this many seconds a step.
+
+        The keys are names of fields: forward, backward, once_forward, once_backward.
+        """
+        return {
+            "forward": _exposed(self.forward, forward),
+            "backward": _exposed(self.backward, backward),
+            "once_forward": _exposed(self.once_forward, forward / num_microbatches),
+            "once_backward": _exposed(self.once_backward, backward / num_microbatches),
+        }
 
     def exposed(self, shares: Mapping[str, float]) -> float:
-        """Return the exposed seconds of all collectives; shares: by pass, from `shares`."""
-        return (
-            self.per_microbatch + self.per_step + shares["forward"] * self.forward + shares["backward"] * self.backward
-        )
+        """Return the exposed seconds of all collectives; shares: from `shares`."""
+        late = sum(share * getattr(self, name) for name, share in shares.items())
+        return self.per_microbatch + self.per_step + late
+
+    def hidden(self, shares: Mapping[str, float]) -> float:
+        """Return the seconds of all collectives that ops hide; shares: from `shares`."""
+        return self.hidden_by_attention + sum((1 - share) * getattr(self, name) for name, share in shares.items())
 
     def exposed_per_microbatch(self, shares: Mapping[str, float]) -> float:
-        """Return the exposed seconds for which every microbatch waits, summed over microbatches."""
+        """Return the exposed seconds that delay every microbatch, summed over microbatches."""
         late = shares["forward"] * self.critical_forward + shares["backward"] * self.critical_backward
         return self.per_microbatch + late
 
@@ -86,22 +102,44 @@ NO_RING: Mapping[Phase, float] = {}
 
 
 def overlap_budget(
-    moves: Iterable[Collective], layout: MeshPlacement, strategy: Strategy, ring_shares: Mapping[Phase, float] = NO_RING
+    moves: Iterable[tuple[Collective, bool]],
+    layout: MeshPlacement,
+    strategy: Strategy,
+    ring_shares: Mapping[Phase, float] = NO_RING,
 ) -> OverlapBudget:
-    """Return the overlap budget of some collectives. ring_shares: by phase, the exposed share of ring sends."""
+    """Return the overlap budget of some collectives.
+
+    Args:
+        moves: the collectives, each with whether it runs once a step and not for each microbatch.
+        layout: the mesh laid over its system.
+        strategy: how the step runs.
+        ring_shares: by phase, the exposed share of ring sends.
+    """
     sums = dict.fromkeys(vars(OverlapBudget()), 0.0)
-    for move in moves:
-        seconds, critical = planned_seconds(move, layout), is_critical(move)
+    for move, is_once in moves:
+        seconds, critical = _sent_seconds(move, layout, strategy), is_critical(move)
         if is_round_ring(move):
             sums["per_microbatch"] += ring_shares[move.phase] * seconds
             sums["hidden_by_attention"] += (1 - ring_shares[move.phase]) * seconds
-        elif can_hide(move, layout, strategy):
-            sums[WINDOWS[move.phase]] += seconds
+        elif can_hide(move, layout, strategy, is_once=is_once):
+            sums[_window(move, strategy, is_once=is_once)] += seconds
             if critical:
                 sums[f"critical_{WINDOWS[move.phase]}"] += seconds
         else:
             sums["per_microbatch" if critical and move.phase != "update" else "per_step"] += seconds
     return OverlapBudget(**sums)
+
+
+def _sent_seconds(move: Collective, layout: MeshPlacement, strategy: Strategy) -> float:
+    """Return the seconds of all runs of a collective, with what its framework adds to each run over tp."""
+    start = strategy.profile.tp_start_seconds * layout.degrees.get("tp", 1) if move.axes == ("tp",) else 0.0
+    return planned_seconds(move, layout) + move.count * start
+
+
+def _window(move: Collective, strategy: Strategy, *, is_once: bool) -> str:
+    """Return the field of `OverlapBudget` that counts a collective that ops can hide."""
+    name = WINDOWS[move.phase]
+    return f"once_{name}" if is_once and strategy.profile.once_collectives == "microbatch" else name
 
 
 def ring_shares(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> Mapping[Phase, float]:
@@ -119,19 +157,24 @@ def ring_shares(workload: Workload, mesh: MeshShape, system: System, strategy: S
 
 
 def timed_collectives(
-    moves: Iterable[Collective],
+    moves: Iterable[tuple[Collective, bool]],
     layout: MeshPlacement,
     shares: Mapping[str, float],
     ring_shares: Mapping[Phase, float],
     strategy: Strategy,
 ) -> Iterator[Collective]:
-    """Yield collectives with their seconds and exposed seconds. shares: by pass, from `OverlapBudget.shares`."""
-    for move in moves:
-        seconds = planned_seconds(move, layout)
+    """Yield collectives with their seconds and exposed seconds.
+
+    moves: as in `overlap_budget`. shares: from `OverlapBudget.shares`.
+    """
+    for move, is_once in moves:
+        seconds = _sent_seconds(move, layout, strategy)
         if is_round_ring(move):
             share = ring_shares[move.phase]
+        elif can_hide(move, layout, strategy, is_once=is_once):
+            share = shares[_window(move, strategy, is_once=is_once)]
         else:
-            share = shares[WINDOWS[move.phase]] if can_hide(move, layout, strategy) else 1.0
+            share = 1.0
         yield replace(move, seconds=seconds, exposed_seconds=share * seconds)
 
 
@@ -159,8 +202,7 @@ def least_weight_budget(workload: Workload, mesh: MeshShape, system: System, str
     if not stored or not strategy.overlaps_weights:
         return FREE_LINKS
     rate = _gather_rate(lay_mesh(system, mesh.layout), stored)
-    # The gathered bytes depend only on the axes that split weights without gathering them: of fsdp, which gathers, the
-    # least degree above 1 stands for all.
+    # Gathered bytes do not depend on the degree of fsdp: its least degree above 1 stands for all.
     split = {axis: mesh.degree(axis) for axis in (*WEIGHT_AXES, "pp")}
     ends = MeshShape(fsdp=divisors(mesh.degree(RULES["embed"]))[1], **split)
     once, each = _gathered_bytes(with_remat(workload, "none"), ends, _without(strategy, _SHAPE))
@@ -184,8 +226,8 @@ def activation_budget(workload: Workload, mesh: MeshShape, system: System, strat
 
 @lru_cache(maxsize=1 << 15)
 def _activation_budget(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> OverlapBudget:
-    """Return `activation_budget` for a strategy whose irrelevant fields are at their defaults, for the cache."""
-    moves = activation_collectives(workload, mesh, strategy)
+    """Return `activation_budget`, cached; fields of the strategy that do not matter are at their defaults."""
+    moves = activation_moves(workload, mesh, strategy)
     shares = ring_shares(workload, mesh, system, strategy)
     return overlap_budget(moves, lay_mesh(system, mesh.layout), strategy, shares)
 
@@ -194,16 +236,13 @@ def _activation_budget(workload: Workload, mesh: MeshShape, system: System, stra
 def _weight_budgets(
     workload: Workload, mesh: MeshShape, system: System, strategy: Strategy
 ) -> tuple[OverlapBudget, OverlapBudget]:
-    """Return the weight budget as a part once a step and a part per microbatch: every use of a weight takes as long."""
+    """Return the two parts of the weight budget: once per step, and once per microbatch."""
     layout = lay_mesh(system, mesh.layout)
-    # Interleaved stages take microbatches in groups of as many as there are stages.
-    group = mesh.pp if strategy.virtual_stages > 1 else 1
-    one, two = (
-        overlap_budget(weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)), layout, strategy)
-        for parts in (group, 2 * group)
-    )
-    each = (two + one * -1) * (1 / group)
-    return one + each * -group, each
+    # Interleaved stages process microbatches in groups of pp; two groups, so that there are microbatches to sum over.
+    group = 2 * (mesh.pp if strategy.virtual_stages > 1 else 1)
+    moves = weight_moves(workload, mesh, replace(strategy, num_microbatches=group))
+    once, each = (overlap_budget((m for m in moves if m[1] is is_once), layout, strategy) for is_once in (True, False))
+    return once, each * (1 / group)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -218,32 +257,30 @@ def _gathered_bytes(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the bytes of weight gathers and gradient reduce-scatters over fsdp, each as (forward, backward).
 
-    The first pair is once a step, the second per microbatch.
+    The first pair is per step, the second per microbatch.
     """
-    one, two = (
-        [
-            sum(move.bytes for move in moves if WINDOWS.get(move.phase) == window and is_of_weights(move))
-            for window in ("forward", "backward")
-        ]
-        for moves in (weight_collectives(workload, mesh, replace(strategy, num_microbatches=parts)) for parts in (1, 2))
-    )
-    each = (two[0] - one[0], two[1] - one[1])
-    return (one[0] - each[0], one[1] - each[1]), each
+    sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
+    for move, is_once in weight_moves(workload, mesh, replace(strategy, num_microbatches=2)):
+        if is_of_weights(move) and move.phase in WINDOWS:
+            sums[is_once][WINDOWS[move.phase] == "backward"] += move.bytes
+    (forward, backward), (forward_each, backward_each) = sums[True], sums[False]
+    return (forward, backward), (forward_each / 2, backward_each / 2)
 
 
 @lru_cache(maxsize=1 << 12)
 def _without(strategy: Strategy, fields: tuple[str, ...]) -> Strategy:
-    """Return the strategy with some fields at their defaults, as one cache key for all values of these."""
+    """Return the strategy with some fields at their defaults, so that they do not split the cache."""
     return replace(strategy, **{field: getattr(DEFAULT, field) for field in fields})
 
 
-def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> bool:
-    """Whether ops can overlap with a collective.
+def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy, *, is_once: bool) -> bool:
+    """Whether ops can overlap with a collective; is_once: it runs once a step and not for each microbatch.
 
-    None can overlap with an all-reduce that the TPU compiler emits for a reduce-scatter
-    (`benchmarks/planned_steps.py`).
+    No op overlaps with an all-reduce that the TPU compiler emits for a reduce-scatter (`benchmarks/planned_steps.py`).
     """
     if reduce_scatter_runs_as_all_reduce(move, layout):
+        return False
+    if is_once and strategy.profile.once_collectives == "exposed":
         return False
     if move.kind == "all-reduce" and move.phase == "backward" and not strategy.overlaps_gradients:
         return False
@@ -251,16 +288,18 @@ def can_hide(move: Collective, layout: MeshPlacement, strategy: Strategy) -> boo
         return False
     if not is_critical(move):
         return True
+    if move.axes == ("pp",) and strategy.profile.overlaps_sends and strategy.virtual_stages > 1:
+        return True
     # A collective matmul overlaps permutes over tp, or every collective over tp if the stream is whole.
     in_steps = move.kind == "collective-permute" or strategy.tp_stream == "whole"
     return strategy.collective_matmul and move.axes == ("tp",) and move.phase != "update" and in_steps
 
 
 def is_critical(move: Collective) -> bool:
-    """Whether something waits for the collective: the next matmul for activations, the update for the gradient norm."""
+    """Whether an op waits for the collective: the next matmul for activations, the update for the gradient norm."""
     return move.phase == "update" or (CRITICAL.issuperset(move.axes) and move.array != KEPT_INPUTS)
 
 
 def _exposed(wanted: float, free: float) -> float:
-    """Return the share of `wanted` seconds of collectives that the `free` seconds of overlapping ops do not hide."""
+    """Return the share of `wanted` seconds of collectives that `free` seconds of ops do not hide."""
     return max(0.0, 1 - free / wanted) if wanted else 0.0

@@ -43,9 +43,13 @@ class Plan:
     """A workload on a mesh of a system with a strategy, and its predicted record.
 
     `plan.mesh` is the shape and `plan.mesh()` the `jax.sharding.Mesh`; `plan.shardings(tree)` and `plan.rules` give the
-    shardings of arrays. hardware_file: the TOML file of a custom chip. memory_headroom: see `System`. alternatives: the
-    meshes ranked after this one by the search. training_run: the cost of training on `tokens` tokens, if requested. The
-    last two are not written to a file.
+    shardings of arrays.
+
+    Attributes:
+        hardware_file: the TOML file of a custom chip.
+        memory_headroom: see `System`.
+        alternatives: the meshes ranked after this one by the search; not written to a file.
+        training_run: the cost of training on `tokens` tokens, if requested; not written to a file.
     """
 
     workload: Workload
@@ -92,13 +96,12 @@ class Plan:
         """Return a `NamedSharding` for every leaf of a tree of arrays (or of anything with a shape).
 
         Without `axes` the tree holds the parameters of the plan's own model, and each leaf is found by its path
-        (`layers.query`). With `axes` the tree may be any program's. Its keys are regular expressions over paths
-        (`.*attention.*kernel`), of which the first that matches the whole path is used; its values give the logical
-        axis of each dim, None for a dim that is not split, or "replicated" for a whole array that is not. `"*":
-        "replicated"` is for all leaves that no expression matches. NNX paths match with and without the `.value` at
-        their end. Scalars need no rule.
+        (`layers.query`). With `axes` the tree may be any program's. The keys of `axes` are regular expressions for
+        whole paths (`.*attention.*kernel`); the first match is used. A value is the logical axis of each dim, None for
+        a dim that is not split, or "replicated" for the whole array. `"*": "replicated"` applies to leaves that no
+        expression matches. NNX paths match with and without the `.value` at their end. Scalars need no rule.
 
-        mesh: what `plan.mesh(types="auto")` returned, for programs that leave shardings to the compiler; by default
+        mesh: the result of `plan.mesh(types="auto")`, for programs that leave shardings to the compiler; by default
         `plan.mesh()`, whose axes are explicit.
 
         Raises:
@@ -130,6 +133,8 @@ class Plan:
     @property
     def planned_only(self) -> str:
         """Why `meshwright train` cannot run this yet, in one line; empty if it can."""
+        if name := self.strategy.profile.name:
+            return f"it is planned as {name} runs it; without --framework it is planned as meshwright does"
         try:
             check_mesh(self.workload, self.mesh, stream_rules(self.strategy.tp_stream))
             check_strategy(self.workload, self.mesh, self.strategy)
@@ -238,7 +243,7 @@ def plan_from_data(data: Any, *, name: str) -> Plan:
         _check_predicted(read)
     except MeshwrightError as error:
         raise MeshwrightError(f"{name} is not a whole plan: {error}") from None
-    # The prediction follows from the other fields, which may be edited or from another version.
+    # Predict again: the file's other fields may have been edited, or written by another version.
     if replace(made.predicted, notes=()) == replace(read.predicted, notes=()):
         return made
     said = f"predicted again: {name} was edited, or written by another version, and has {read.predicted}"

@@ -15,7 +15,7 @@ from meshwright.description.step.strategy_checks import has_reference
 from meshwright.description.step.token_routing import device_blocks, dropless_padding
 from meshwright.description.step.workload import Workload
 from meshwright.mesh import MeshShape
-from meshwright.planning.cost.comm_volume import step_collectives
+from meshwright.planning.cost.comm_volume import step_collectives, step_moves
 from meshwright.planning.cost.flops import model_flops, step_flops
 from meshwright.planning.cost.memory import host_bytes, offloaded_bytes, pool_notes, step_memory
 from meshwright.planning.cost.rates.achieved import contention_seconds, straggling_seconds
@@ -44,17 +44,18 @@ SIMULATED = "simulated devices share one machine's cores, so times on cpu are an
 def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy = DEFAULT) -> Record:
     """Return the predicted record of a train step: ops, collectives, pipeline bubble, update.
 
-    Activation collectives are exposed, except those over tp in collective matmuls, and ring sends over sp as far as
-    attention hides them. Weight gathers and gradient reductions overlap with the ops of their pass; what exceeds these
-    is exposed. `breakdown_seconds` sums to the step.
+    Activation collectives are exposed, except what collective matmuls hide over tp and ring attention over sp. Weight
+    gathers and gradient reductions overlap with the ops of their pass; the rest is exposed. `breakdown_seconds` sums to
+    the step.
     """
     layout = lay_mesh(system, mesh.layout)
-    moves = step_collectives(workload, mesh, strategy)
+    moves = step_moves(workload, mesh, strategy)
     in_ticks = step_collectives(workload, mesh, strategy, counted="executed")
     round_ring = ring_shares(workload, mesh, system, strategy)
     budget = overlap_budget(moves, layout, strategy, round_ring)
     breakdown = step_breakdown(workload, mesh, system, strategy, budget)
-    exposed = timed_collectives(moves, layout, budget.shares(*windows(breakdown)), round_ring, strategy)
+    shares = budget.shares(*windows(breakdown), strategy.num_microbatches)
+    exposed = timed_collectives(moves, layout, shares, round_ring, strategy)
     beside = timed_reference_collectives(workload, mesh, system, strategy)
     step, memory = sum(breakdown.values()), step_memory(workload, mesh, strategy, kind=system.chip.kind)
     return Record(
@@ -76,7 +77,10 @@ def predict(workload: Workload, mesh: MeshShape, system: System, strategy: Strat
 
 def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> tuple[str, ...]:
     """Return the notes of a prediction."""
-    notes = (SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)
+    notes = ()
+    if strategy.profile.name:
+        notes += (f"planned as {strategy.profile.name} runs a step, which meshwright does not run",)
+    notes += (SIMULATED,) if system.chip.kind == "cpu" else borrowed_notes(system)
     if before := pre_pipeline_stack(program(workload.model), mesh, strategy):
         notes += _repeated(before.num_layers, workload, mesh, strategy)
     experts = workload.model.experts
@@ -104,9 +108,9 @@ def _notes(workload: Workload, mesh: MeshShape, system: System, strategy: Strate
 
 
 def _repeated(count: int, workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[str, ...]:
-    """Return a note that every pipeline stage computes all dense layers that come before the MoE layers.
+    """Return a note if every pipeline stage repeats all dense layers that precede the MoE layers; else nothing.
 
-    Empty if the stages divide the sequences of these layers among themselves.
+    They are not repeated if the sequences of a microbatch can be split over the stages.
     """
     if is_shared_before(program(workload.model), workload.batch, mesh, strategy):
         return ()
@@ -131,19 +135,20 @@ def step_breakdown(
     breakdown = {phase: parts * getattr(once, phase) for phase in ("forward", "recompute", "backward")}
     for phase, seconds in buffer_seconds(workload, mesh, system, strategy).items():
         breakdown[phase] += seconds
-    shares = budget.shares(*windows(breakdown))
+    shares = budget.shares(*windows(breakdown), parts)
     breakdown["exposed communication"] = budget.exposed(shares)
     if workload.remat == "offload":
-        # Copies to and from the host run beside the ops of their pass.
+        # Copies to and from the host overlap with the ops of their pass.
         copying = offloaded_bytes(workload, mesh, strategy) / system.host_bytes_per_second
         breakdown["host copies"] = sum(max(0.0, copying - window) for window in windows(breakdown))
     if mesh.pp > 1:
         breakdown["pipeline bubble"] = bubble_seconds(once, budget.exposed_per_microbatch(shares), mesh, strategy)
     if system.chip.kind == "gpu":
-        hidden = budget.hidden_by_attention + sum((1 - shares[window]) * getattr(budget, window) for window in shares)
-        breakdown["contention"] = contention_seconds(hidden, system)
+        breakdown["contention"] = contention_seconds(budget.hidden(shares), system)
         breakdown["stragglers"] = straggling_seconds(parts * once.total, mesh.num_devices, system)
     breakdown["update"] = update_seconds(workload, mesh, system, strategy)
+    if strategy.profile.host_seconds:
+        breakdown["host"] = strategy.profile.host_seconds
     if has_reference(workload):
         breakdown = {"reference": reference_seconds(workload, mesh, system, strategy)} | breakdown
     return breakdown
@@ -165,11 +170,11 @@ def step_bound_seconds(
 
 
 def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the seconds that a pipeline device waits for its first microbatch and for the last one's gradient.
+    """Return the idle seconds of a pipeline stage, at the start and the end of a step.
 
     With p stages, v virtual stages and m microbatches the bubble lasts (p - 1) / v microbatches, so a device works m /
-    (m + (p - 1) / v) of the time: v = 1 for GPipe (arXiv:1811.06965) and 1F1B, more for interleaved stages
-    (arXiv:2104.04473, section 2.2). waited_seconds: the seconds that all microbatches of a step wait for collectives.
+    (m + (p - 1) / v) of the time; v is 1 for GPipe (arXiv:1811.06965) and 1F1B, larger for interleaved stages
+    (arXiv:2104.04473, section 2.2). waited_seconds: exposed communication of all microbatches together.
     """
     return (once.total + waited_seconds / strategy.num_microbatches) * (mesh.pp - 1) / strategy.virtual_stages
 
@@ -177,7 +182,7 @@ def bubble_seconds(once: PassSeconds, waited_seconds: float, mesh: MeshShape, st
 def _in_every_tick(
     exposed: Iterable[Collective], in_ticks: Iterable[Collective], layout: MeshPlacement
 ) -> Iterator[Collective]:
-    """Yield the collectives with their executions in a pipeline's bubble ticks included in bytes, count and seconds.
+    """Yield the collectives with bytes, count and seconds that include a pipeline's bubble ticks.
 
     The exposed seconds stay those of useful ticks: waiting in a bubble tick already counts as bubble.
     """
@@ -186,7 +191,7 @@ def _in_every_tick(
 
 
 def _bound(workload: Workload, mesh: MeshShape, system: System, breakdown: Mapping[str, float]) -> Bound:
-    """Return the resource that most of the step waits for; a pipeline bubble is not a resource."""
+    """Return the resource that limits most of the step; a pipeline bubble is not a resource."""
     flops, traffic = step_flops(workload, mesh, _WORKED), hbm_bytes(workload, mesh)
     seconds: dict[Bound, float] = {
         "compute": 0.0,

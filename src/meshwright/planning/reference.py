@@ -1,4 +1,4 @@
-"""The time of a step's frozen reference model: the ops of its forward pass, and collectives that these do not hide."""
+"""The time of a step's frozen reference model: the ops of its forward pass, and its exposed collectives."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def _timed(
     layout, parts = lay_mesh(system, own.mesh.layout), own.strategy.num_microbatches
     ops = parts * microbatch_seconds(own.workload, own.mesh, system, own.strategy).forward
     # Budgets know only the passes of a train step, so here the reference's phase is called forward.
-    moves = [replace(move, phase="forward") for move in reference_collectives(workload, mesh, strategy)]
+    moves = [(replace(move, phase="forward"), False) for move in reference_collectives(workload, mesh, strategy)]
     ring = ring_shares(own.workload, own.mesh, system, own.strategy)
     budget = overlap_budget(moves, layout, own.strategy, ring)
     shares = budget.shares(ops, 0.0)
     timed = timed_collectives(moves, layout, shares, ring, own.strategy)
     total = ops + budget.exposed(shares)
     if system.chip.kind == "gpu":
-        hidden = budget.hidden_by_attention + (1 - shares["forward"]) * budget.forward
-        total += contention_seconds(hidden, system) + straggling_seconds(ops, own.mesh.num_devices, system)
+        total += contention_seconds(budget.hidden(shares), system)
+        total += straggling_seconds(ops, own.mesh.num_devices, system)
     return total, tuple(replace(move, phase="reference") for move in timed)

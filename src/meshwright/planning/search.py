@@ -33,9 +33,12 @@ _BELOW = 1 - 1e-9
 class Ranking:
     """The best plans, one per mesh: those that fit, fastest first; then the rest, by how far they exceed memory.
 
-    num_meshes: legal meshes. num_candidates: configurations of these. num_priced: configurations priced in full; no
-    other can be better. num_tied: how many of the first plans the prediction cannot tell apart, the simplest first
-    (`planning.ties`).
+    Attributes:
+        num_meshes: legal meshes.
+        num_candidates: configurations of all legal meshes.
+        num_priced: configurations priced in full; lower bounds rule out the others.
+        num_tied: how many of the first plans the prediction cannot tell apart; they are sorted simplest first
+            (`planning.ties`).
     """
 
     plans: tuple[Plan, ...]
@@ -79,7 +82,7 @@ def find_faster(
     space = whole_space(workload, system, remats, **choices)
     with _without_collector():
         found = next(_Search(space, seconds).plans(tuple(filter(space.parts, space.meshes()))), None)
-    # The prediction adds up its terms in another order than the search, and may round differently.
+    # The prediction adds its terms in another order than the search, so rounding may differ.
     return found if found and (found.predicted.step_seconds or 0.0) < seconds else None
 
 
@@ -114,7 +117,7 @@ def rank_space(space: Space, meshes: tuple[MeshShape, ...] | None = None, *, top
 
 @contextmanager
 def _without_collector() -> Generator[None]:
-    """Disable Python's garbage collector, which would repeatedly scan the search's objects, which form no cycles."""
+    """Disable Python's garbage collector: the search allocates many objects and no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -128,19 +131,19 @@ def _without_collector() -> Generator[None]:
 class _Group:
     """Candidates with the same tokens per microbatch, which share one lower bound.
 
-    parts: number of microbatches. remats: policies, those that keep most first, so that the first is fastest.
-    zero_stage: one ZeRO stage, or None for all. is_close: whether the bound includes exposed activation collectives.
+    remats: policies, those that save most first, so the first is fastest. zero_stage: None for all stages.
+    has_activation_bound: whether the bound includes exposed activation collectives.
     """
 
     meshes: tuple[MeshShape, ...]
     parts: int
     remats: tuple[Remat, ...]
     zero_stage: int | None = None
-    is_close: bool = False
+    has_activation_bound: bool = False
 
     @property
     def remat(self) -> Remat:
-        """The policy that bounds the group; its only policy once it is opened."""
+        """The policy used for the lower bound: the fastest."""
         return self.remats[0]
 
 
@@ -148,9 +151,9 @@ class _Group:
 class _Search:
     """Best-first search: refine the group with the smallest bound, until a candidate with an exact time comes first.
 
-    The candidates of a group have the same ops, except for recompute. A group is split by remat policy, then by mesh
-    and ZeRO stage, with exposed weight collectives in the bound, then exposed activation collectives are added, and
-    last each strategy that fits is priced. limit: find all plans below this many seconds, and no others.
+    The candidates of a group have the same ops, except for recompute. Refinement: split by remat policy; split by mesh
+    and ZeRO stage, adding exposed weight collectives to the bound; add exposed activation collectives; price each
+    strategy that fits. limit: find only plans below this many seconds.
     """
 
     space: Space
@@ -160,7 +163,7 @@ class _Search:
     numbers: Iterator[int] = field(default_factory=count)
 
     def plans(self, meshes: tuple[MeshShape, ...]) -> Iterator[Plan]:
-        """Yield the plans that fit, best first, one per mesh; of two as fast, the one that needs less memory first."""
+        """Yield the plans that fit, fastest first, one per mesh; equally fast ones by memory."""
         done: set[MeshShape] = set()
         for group in _groups(self.space, meshes):
             self._push(self._bound(group), group)
@@ -173,7 +176,7 @@ class _Search:
                 yield _plan(self.space, item)
 
     def _push(self, seconds: float, item: object, peak: float = 0.0) -> None:
-        """Store an item below the limit; bounds come before exact times that are equal."""
+        """Push an item if it is below the limit; a bound is popped before an equal exact time."""
         if seconds < self.limit:
             heapq.heappush(self.heap, (seconds, peak, next(self.numbers), item))
 
@@ -185,10 +188,10 @@ class _Search:
             others = replace(group, remats=group.remats[1:])
             self._push(self._bound(others), others)
             group = replace(group, remats=group.remats[:1])
-        if group.is_close:
+        if group.has_activation_bound:
             self._price(group)
         elif group.zero_stage is not None:
-            close = replace(group, is_close=True)
+            close = replace(group, has_activation_bound=True)
             self._push(self._bound(close), close)
         elif self._can_fit(group):
             for mesh in group.meshes:
@@ -207,7 +210,7 @@ class _Search:
         hiding = max(strategies, key=lambda strategy: strategy.collective_matmul)
         budget = FREE_LINKS
         if group.zero_stage is not None:
-            least = least_budget if group.is_close else least_weight_budget
+            least = least_budget if group.has_activation_bound else least_weight_budget
             budget = least(workload, mesh, system, hiding)
         return _BELOW * step_bound_seconds(workload, mesh, system, fastest, budget)
 
@@ -218,7 +221,9 @@ class _Search:
             candidate = Candidate(mesh, group.remat, strategy)
             if (peak := self._fitting_peak(candidate)) is not None:
                 self.num_priced += 1
-                self._push(step_seconds(workload, mesh, system, strategy), candidate, peak)
+                # Times that differ by rounding alone are ties, which go by memory.
+                seconds = float(f"{step_seconds(workload, mesh, system, strategy):.12g}")
+                self._push(seconds, candidate, peak)
 
     def _can_fit(self, group: _Group) -> bool:
         """Whether the candidate of a group that needs the least memory fits."""
@@ -252,7 +257,7 @@ def _groups(space: Space, meshes: tuple[MeshShape, ...]) -> Iterator[_Group]:
 def _most_sharded(group: _Group) -> MeshShape:
     """Return the mesh that shards its parameters most, so that it updates and stores the fewest.
 
-    Of several, the one that splits the sequence least, because a split sequence may gather keys.
+    If there are several, return the one that splits the sequence least, because a split sequence may gather keys.
     """
     return max(group.meshes, key=lambda mesh: (mesh.fsdp * mesh.sp, mesh.fsdp))
 
@@ -264,7 +269,7 @@ def _closest(space: Space, meshes: list[MeshShape]) -> list[Candidate]:
 
 
 def _smallest(space: Space, mesh: MeshShape) -> Iterator[Candidate]:
-    """Yield the candidates of a mesh that can need the least memory: those with the most microbatches."""
+    """Yield a mesh's candidates with the most microbatches; one of them needs the least memory."""
     parts = space.parts(mesh)[-1]
     for remat in space.remats:
         for strategy in space.strategies(mesh, parts, remat):

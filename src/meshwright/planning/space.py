@@ -36,9 +36,12 @@ class Candidate:
 class Space:
     """All configurations of a workload on all devices of a system.
 
-    axes: mesh axes that may be larger than 1. remats: remat policies to choose from. bases: strategies that differ in
-    attention, best first; a mesh uses the first one it supports. num_microbatches, zero_stage: fixed values, or None to
-    search them. is_runnable: only what `meshwright train` runs today, including collective matmuls over tp on GPUs.
+    Attributes:
+        axes: mesh axes that may be larger than 1.
+        remats: remat policies to choose from.
+        bases: strategies that differ in attention, best first; a mesh uses the first one it supports.
+        num_microbatches, zero_stage: fixed values, or None to search them.
+        is_runnable: only what `meshwright train` runs today, including collective matmuls over tp on GPUs.
     """
 
     workload: Workload
@@ -83,9 +86,9 @@ class Space:
         return _with_microbatches(self._forms(mesh, parts, remat), parts)
 
     def alike_remats(self, mesh: MeshShape) -> tuple[tuple[Remat, ...], ...]:
-        """Return the remat policies in groups with the same strategies on a mesh, those that keep more first.
+        """Return the remat policies grouped by equal strategies on a mesh, those that save most first.
 
-        Policies of other frameworks are not comparable with meshwright's, so each is its own group.
+        Policies of other frameworks are not comparable with meshwright's, so each is a group of its own.
         """
         if self._is_by_remat(mesh):
             return tuple((remat,) for remat in self.remats)
@@ -94,11 +97,11 @@ class Space:
         return tuple(filter(None, found))
 
     def _is_by_remat(self, mesh: MeshShape) -> bool:
-        """Whether a mesh's strategies depend on the remat policy: pipeline schedules that run support only some."""
+        """Whether a mesh's strategies depend on the remat policy: runnable schedules support only some policies."""
         return self.is_runnable and mesh.pp > 1
 
     def _forms(self, mesh: MeshShape, parts: int, remat: Remat) -> tuple[Strategy, ...]:
-        """Return the strategies of a mesh, microbatches not set yet; they depend on whether pp divides `parts`."""
+        """Return a mesh's strategies without num_microbatches; they depend on whether pp divides `parts`."""
         is_whole = parts % mesh.pp == 0
         forms = self._known_forms.get((mesh, is_whole))
         if forms is None:
@@ -110,25 +113,24 @@ class Space:
 
     def _of_base(self, base: Strategy, mesh: MeshShape, is_whole: bool) -> tuple[Strategy, ...]:
         """Return the strategies of every ZeRO stage and schedule that a mesh can have."""
-        # ZeRO shards over fsdp. Parameters are sharded over sp too, and there gathered for each use, as in stage 3.
+        # ZeRO stages are a choice for fsdp only: over sp, parameters are always gathered for each use, as in stage 3.
         stages = (3, 2, 1) if mesh.fsdp > 1 and mesh.sp == 1 else (3,)
         if self.zero_stage is not None and mesh.fsdp > 1:
             stages = (self.zero_stage,)
         model = self.workload.model
         found = _forms(_on_mesh(base, model, mesh), num_staged_layers(model), mesh.pp, is_whole, stages)
-        return self._of_which_run(mesh, found) if self.is_runnable else found
+        return self._runnable_strategies(mesh, found) if self.is_runnable else found
 
     @cached_property
     def _known_forms(self) -> dict[tuple[MeshShape, bool], tuple[Strategy, ...]]:
-        """Strategies already computed, by mesh and whether microbatches fill whole rounds of its stages."""
+        """Cache of strategies, by mesh and whether microbatches fill whole rounds of its stages."""
         return {}
 
-    def _of_which_run(self, mesh: MeshShape, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+    def _runnable_strategies(self, mesh: MeshShape, found: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
         """Return the strategies that run on a mesh; on GPUs also their variants with collective matmuls.
 
-        Simulated devices have no variants, as they send nothing while they compute. Nor do TPUs: ring copies took
-        longer than the time they hid in the schedule of two layers of Llama-2-7B on v5e:2x4 with tp=4 (libtpu
-        0.0.42.1).
+        Simulated devices cannot overlap, so they have no such variants. Nor have TPUs: for two layers of Llama-2-7B on
+        v5e:2x4 with tp=4, the ring's copies took longer than the communication they hid (libtpu 0.0.42.1).
         """
         if mesh.tp > 1 and self.system.chip.kind == "gpu":
             found = tuple(ring for form in found for ring in _with_and_without_rings(form))
@@ -159,7 +161,7 @@ def whole_space(workload: Workload, system: System, remats: tuple[Remat, ...] = 
 
 
 def runnable_space(workload: Workload, system: System, remats: tuple[Remat, ...] = (), **choices: Any) -> Space:
-    """Return what `meshwright train` runs today; arguments as in `whole_space`. A model that does not run raises."""
+    """Return what `meshwright train` runs today. Arguments as in `whole_space`; raises if it cannot run the model."""
     check_runnable(workload.model, MeshShape())
     return _space(workload, system, remats, choices, run_attentions(workload, system), is_runnable=True)
 
@@ -180,7 +182,7 @@ def _space(
     bases = tuple(dict.fromkeys(bases))
     for base in bases:
         check_kernel(system, base)
-    # `offload` must be requested; for a fused kernel `attention` equals `none`, since it stores no scores to drop.
+    # `offload` must be requested; with a fused kernel `attention` equals `none`, since no scores are saved.
     left_out = ("offload",) if bases[0].attention == "scores" else ("offload", "attention")
     return Space(
         workload=workload,
@@ -311,12 +313,12 @@ def _does_run(model: Model, mesh: MeshShape, strategy: Strategy) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def _run_shape(mesh: MeshShape) -> MeshShape:
-    """Return the part of a mesh that decides which strategies run: not dp, and fsdp only with pipeline stages."""
+    """Return the mesh without axes that do not affect which strategies run: dp, and fsdp unless there are stages."""
     return replace(mesh, dp=1) if mesh.pp > 1 else replace(mesh, dp=1, fsdp=1)
 
 
 def _on_mesh(base: Strategy, model: Model, mesh: MeshShape) -> Strategy:
-    """Return the strategy with a mesh's best sequence method; `scores` gathers keys, cuDNN needs whole sequences."""
+    """Return the strategy with a mesh's best sequence method: `scores` gathers keys, cuDNN needs whole sequences."""
     if mesh.sp == 1 or base.attention == "scores" or base.sp_method != DEFAULT.sp_method:
         return base
     if base.attention == "cudnn":

@@ -47,7 +47,7 @@ class Point:
 
 
 def read_sweep(text: str) -> Sweep:
-    """Parse the text of a sweep: `chips=64..1024` doubles from 64, `batch=96,192,256` has these values.
+    """Parse a sweep: `chips=64..1024` doubles from 64; `batch=96,192,256` lists its values.
 
     >>> read_sweep("chips=64..256").values
     (64, 128, 256)
@@ -83,7 +83,7 @@ def swept_options(sweep: Sweep, options: Mapping[str, Any]) -> dict[str, Any]:
 def run_sweep(
     sweep: Sweep, workload: Workload, system: System, best: Callable[[Workload, System], Plan]
 ) -> tuple[Point, ...]:
-    """Return the points of a sweep, each with the plan that `best` returns, or why its value is impossible."""
+    """Return the points of a sweep, each with the plan that `best` returns, or the reason why there is none."""
     return tuple(_point(sweep.key, value, workload, system, best) for value in sweep.values)
 
 

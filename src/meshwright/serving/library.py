@@ -26,8 +26,8 @@ def serve(
 
     Args:
         model: a Hugging Face directory, or a run of `meshwright train`.
-        on_ready: called with the server's URL once it answers requests, in a thread of its own, so that it can send
-            some. An exception that it raises ends the server and is raised here.
+        on_ready: called with the server's URL once it answers requests, in its own thread, so that it can send
+            requests. An exception that it raises ends the server and is raised here.
         options: those of `meshwright serve` (`ServeOptions`); only `on` is needed, and not for a run.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Answer a file of prompts with an engine, a JSON line for each. A second call after a kill continues.
+"""Answer a file of prompts with an engine, one JSON line per prompt. After a kill, a second call continues.
 
-Answers are written as they finish, each with the number of its prompt's line: in the order of prompts, a long answer
-would delay later ones and leave rows idle. Prompts that have a line in the answers are not answered again. A file next
-to the answers records the prompts and options from which they were generated.
+Answers are written as they finish, each with the number of its prompt's line: written in order, a long answer would
+delay later ones and leave rows idle. Prompts that have a line in the answers are not answered again. A file next to the
+answers records the prompts and options from which they were generated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PromptFile:
         request: default options of each line; its prompt is replaced.
         context: maximum number of tokens of a prompt and its answer.
         as_chat: whether a text prompt is sent as a user's chat message.
-        weights: origin of the model's weights, so that another model's answers are not continued.
+        weights: origin of the model's weights, recorded so that another model's answers are not continued.
     """
 
     path: Path
@@ -157,8 +157,8 @@ def _answers(
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """Yield the texts of each line as they finish.
 
-    Twice as many texts as the engine has rows are requested at a time, so that a free row is filled at once and memory
-    does not grow with the file.
+    At a time, texts for twice the engine's rows are requested, so that a free row is filled at once and memory does not
+    grow with the file.
     """
     layout = engine.layout
     most = max(1, min(2 * layout.shards * layout.rows, engine.settings.max_queue) // num_completions)

@@ -26,7 +26,7 @@ def read_decode_plan(path: Path) -> ServingPlan:
 
 
 def options_of_plan(plan: ServingPlan, path: Path, typed: Collection[str]) -> dict[str, Any]:
-    """Return the options of `serve` that a plan gives, without those on the command line.
+    """Return the options of `serve` set by a plan, without those on the command line.
 
     With another mesh on the command line, the plan's cache split is left out: it belongs to the plan's mesh.
 

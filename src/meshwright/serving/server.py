@@ -39,7 +39,7 @@ from meshwright.serving.http.service import ServerState, Service
 from meshwright.serving.plan import check_model, options_of_plan, read_decode_plan
 
 PLAN_OPTIONS = ("on", "mesh", "dtype", "rows", "context", "page_size", "cache", "kv_dtype", "weight_dtype")
-"""Options that a serving plan can give instead."""
+"""Options that a serving plan can set."""
 
 
 class ServerProgress:
@@ -50,13 +50,13 @@ class ServerProgress:
     """
 
     ends_process = False
-    """Whether the process ends at once with a server that still compiles; compilations may take minutes."""
+    """Whether the process exits at once although a thread still compiles, which may take minutes."""
 
     def __init__(self, on_ready: Callable[[str], None]) -> None:
         self.ready = on_ready
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Return a context for some work that takes a while."""
+        """Return a context manager for slow work, named by `what`."""
         return nullcontext()
 
     def note(self, line: str) -> None:
@@ -115,7 +115,7 @@ def run_server(args: ServeArgs, processes: Processes, progress: ServerProgress) 
 
 
 def _check_options(args: ServeArgs) -> None:
-    """Raise for values that no later code checks."""
+    """Raise for invalid values that no later code checks."""
     if type(args.replicas) is not int:
         raise MeshwrightError(f"--replicas is {args.replicas!r}; it must be a whole number from 1")
     if type(args.port) is not int or not 0 <= args.port < 1 << 16:
@@ -172,14 +172,14 @@ def _serve(
         leader: sends the steps; None for a single process.
         args: the options.
         state: limits, keys and hosts (`ServerState`).
-        member: this process among those of the mesh; None for a single process.
+        member: this process's membership of the mesh; None for a single process.
         progress: called at the start and the end.
     """
     if leader:
         engine.runner.before_run = _counting_steps(leader.send, member)
     if member is None:
         engine.on_failure = lambda: service.fail(MeshwrightError(f"the engine has failed: {sys.exception()}"))
-    else:  # If another process is lost, the host of the meeting reports it and ends this one too.
+    else:  # If another process is lost, `processes/` reports it and ends this one too.
         engine.on_failure = member.crash
         member.is_idle = lambda: engine.is_idle
     progress.engine_made(engine)
@@ -225,7 +225,7 @@ def _serve(
             on_ready=progress.ready,
         )
         if progress.ends_process and engine.runner.num_compiling and member is None:
-            # Every request has its answer; a program that is compiled may take minutes more.
+            # All requests are answered; a compilation in progress may take minutes more.
             progress.ended(engine)
             leave_at_once(0)
     finally:
@@ -233,7 +233,7 @@ def _serve(
         if leader:
             leader.close()
     if not has_started.is_set() and member is None:
-        # A signal came first. If Python ended while a thread compiles, XLA would abort.
+        # A signal arrived before the start completed. If Python exited while a thread compiles, XLA would abort.
         if progress.ends_process:
             leave_at_once(0)
         is_done.wait()
@@ -251,7 +251,7 @@ def _follow(model: LoadedModel, draft: LoadedModel | None, settings: EngineSetti
 
 
 def _counting_steps(run: Callable[[Work], object], member: Member | None) -> Callable[[Work], None]:
-    """Wrap `run` to report the number of steps to the other processes, which notice one that is stuck."""
+    """Wrap `run` to report the number of steps to the other processes, which detect a stuck process by it."""
 
     def counting(work: Work) -> None:
         run(work)
@@ -262,6 +262,6 @@ def _counting_steps(run: Callable[[Work], object], member: Member | None) -> Cal
 
 
 def _stop_without_front(service: Service) -> None:
-    """Stop a replica at the end of its standard input, which its front keeps open as long as the front runs."""
+    """Stop a replica when its standard input ends, which means that its front has ended."""
     sys.stdin.read()
     service.on_stop()

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from meshwright.errors import MeshwrightError
 from meshwright.execution.data.bad_data import Rule
 from meshwright.options.declare import Json, option, positional
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 class Args(ModelArgs):
     """Generate text with a model whose KV cache is split over the mesh, and print the speed."""
 
-    texts: Annotated[tyro.conf.Positional[tuple[str, ...]], positional("PROMPT…")] = ()
+    texts: Annotated[tuple[str, ...], positional("PROMPT…")] = ()
     """Prompts. Default: "def " for a run; with --chat on a terminal, typed there."""
     prompt: Annotated[tuple[str, ...], option("TEXT…")] = ()
     """The same as PROMPT…"""

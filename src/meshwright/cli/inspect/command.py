@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 from meshwright.cli.kept import kept_plan
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -49,7 +47,7 @@ class Args:
     FILE.py:NAME takes another of its jitted functions.
     """
 
-    subject: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|SCRIPT|DUMP|PLAN|RUN")]
+    subject: Annotated[str, positional("MODULE:FUNCTION|SCRIPT|DUMP|PLAN|RUN")]
     """A function that takes a mesh, a script, a file of HLO text (.gz too), or a plan.yaml or a run, for its step."""
     mesh: Mesh = None
     """Axes and degrees, outermost first, any names: dp=2,fsdp=4. Default: a plan's or a script's own."""
@@ -57,14 +55,8 @@ class Args:
     """The hardware to compile for, as v5p:4x4x4 or h100:16; of a dump, for its times. Default: simulated devices."""
     axes: Annotated[Literal["explicit", "auto"] | None, option("explicit|auto")] = None
     """Type of the mesh's axes. Default: explicit, then auto if that does not lower, with a note."""
-    effort: Annotated[
-        Literal["fast", "default"],
-        option(
-            "fast|default",
-            help="What the TPU compiler spends: fast for a first look, default for the program that will run. "
-            "Default: default.",
-        ),
-    ] = "default"
+    effort: Annotated[Literal["fast", "default"], option("fast|default")] = "default"
+    """What the TPU compiler spends: fast for a first look, default for the program that will run. Default: default."""
     state: Annotated[tuple[str, ...], option("NAME…")] = ()
     """The arguments that are a step's state, which it returns with new values. Default: those that it updates."""
     html: Annotated[Path | None, option("FILE", "-o")] = None

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from meshwright.description.step.workload import Dtype
 from meshwright.options.declare import Json, Mesh, ShareText, option, positional
 from meshwright.options.plan import StrategyArgs, WorkloadArgs
 from meshwright.options.serving import FormatArgs, ServedArgs
 
-Model = Annotated[tyro.conf.Positional[str], positional("MODEL")]
+Model = Annotated[str, positional("MODEL")]
 Output = Annotated[Path | None, option("FILE", "-o")]
 Top = Annotated[str, option("N")]
 
@@ -26,14 +24,19 @@ class SearchArgs:
     """Compare this mesh with the best, and write it with -o, as fsdp=16,tp=4."""
     compare: Annotated[tuple[str, ...], option("MESH…")] = ()
     """Compare these meshes with each other instead of searching."""
+    compare_systems: Annotated[tuple[str, ...], option("CHIPS…")] = ()
+    """Compare the best plan on --on with the best on these systems, as h100:64 v5e:16x16."""
     sweep: Annotated[str | None, option("KEY=VALUES")] = None
     """Sweep values of one key: chips=64..1024, batch=96,192,384 or seq-len=2k..32k."""
     include_planned: Annotated[bool, option()] = False
     """Include plans that train cannot run yet. Default: only plans that run, if there are any."""
+    framework: Annotated[str | None, option("NAME")] = None
+    """Plan for another framework, as megatron-core, maxtext or torchtitan: how it runs a step. Default: meshwright."""
     tokens: Annotated[str | None, option("N")] = None
     """Print the days and chip hours of training on this many tokens, as 15T."""
     price: Annotated[str | None, option("AMOUNT")] = None
-    """With --tokens: the price of a chip hour, as 4.2, to print the cost of the training."""
+    """With --tokens: the price of a chip hour, as 4.2, to print the cost of the training; beside --compare-systems
+    of each chip, as h100=2.5,v5e=1.2."""
     top: Top = "5"
     """How many meshes to print. Default: 5."""
 
@@ -46,6 +49,8 @@ class OutputArgs:
     """Write the plan, as YAML or .json, for verify and train."""
     plot: Annotated[Path | None, option("FILE")] = None
     """Draw the candidates, or the sweep, to this file (.svg, .png or .pdf)."""
+    evidence: Annotated[bool, option()] = False
+    """Also print the published runs most like the plan, and how far their predictions were off."""
     explain: Annotated[bool, option()] = False
     """Also print terms of step and memory, collectives, rules of thumb, nearby plans, and faster plans not run yet."""
     ops: Annotated[bool, option()] = False
@@ -121,7 +126,7 @@ class ImageArgs:
 class ProgramArgs:
     """Find the mesh of any JAX function, and which dims its axes split: the best layouts are compiled and compared."""
 
-    model: Annotated[tyro.conf.Positional[str], positional("MODULE:FUNCTION|SCRIPT")]
+    model: Annotated[str, positional("MODULE:FUNCTION|SCRIPT")]
     """A function without arguments that returns (step, its arguments), or a script, as for inspect."""
     on: Annotated[str | None, option("CHIPS")] = None
     """The hardware, as v5e:4x4. Needed."""

@@ -13,6 +13,7 @@ from meshwright.cli.plan.columns import comparison
 from meshwright.description.step.model import ModelConfig
 from meshwright.pictures.tables import collective_table, console, show, speed, table
 from meshwright.pictures.text import folded, next_line, reasons, terms
+from meshwright.planning.evidence.runs import EVIDENCE_COLUMNS, evidence_rows, nearest_runs, step_range
 from meshwright.planning.plan import Plan
 from meshwright.planning.search import Ranking
 from meshwright.planning.ties import RATIO_ERROR
@@ -54,6 +55,9 @@ def plan_data(shown: Shown, *, with_ops: bool) -> None:
         "nearby": [fact.to_json() for fact in nearby(best)],
         "notes": notes_of(asked or best, shown.trained),
     }
+    if (found := step_range(best)) is not None:
+        data["range"] = found.to_json()
+        data["evidence"] = [asdict(run) | {"error": run.error} for run in nearest_runs(asked or best, 8)]
     if asked is not None:
         data["requested"] = candidate(asked, best)
     if shown.beyond is not None:
@@ -88,7 +92,7 @@ def candidate(plan: Plan, best: Plan) -> dict[str, Any]:
     }
 
 
-def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_ops: bool) -> None:
+def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_ops: bool, with_evidence: bool) -> None:
     """Print the best plan, then why, then the runners-up; with --explain also its terms and thresholds."""
     ranking, asked = shown.ranking, shown.asked
     best = ranking.plans[0]
@@ -106,6 +110,8 @@ def print_plan(shown: Shown, *, output: Path | None, is_explained: bool, with_op
         _print_section("nearby", map(str, nearby(best)))
         print()
         show(console(), collective_table(best.predicted))
+    if with_evidence:
+        _print_evidence(asked or best)
     for note in notes_of(asked or best, shown.trained):
         print(folded(f"note: {note}"))
     if with_ops:
@@ -141,6 +147,8 @@ def _print_answer(shown: Shown, *, is_explained: bool) -> None:
     best = shown.ranking.plans[0]
     print_head(best)
     print_why(best, is_explained=is_explained)
+    if (found := step_range(best)) is not None:
+        print(folded(f"range: {found}"))
     if shown.run is not None:
         print(folded(f"run: {shown.run}"))
     if best.planned_only:
@@ -202,6 +210,16 @@ def _print_candidates(ranking: Ranking) -> None:
     meshes = f"{ranking.num_meshes:,} mesh{'es' if ranking.num_meshes > 1 else ''}"
     configurations = show_count(ranking.num_candidates, "configuration")
     print(folded(f"searched {meshes}, {configurations}; {ranking.num_priced:,} were priced in full"))
+
+
+def _print_evidence(plan: Plan) -> None:
+    """Print the published runs most like a plan's, with how far their predictions were off."""
+    runs = nearest_runs(plan, 8)
+    print()
+    if not runs:
+        print(folded(f"no published run is on chips like {plan.system.chip.name}"))
+        return
+    show(console(), table(EVIDENCE_COLUMNS, evidence_rows(runs), left=(0, 1, 2)))
 
 
 def run_as(plan: Plan) -> str:

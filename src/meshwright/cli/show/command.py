@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional
-
 from meshwright.cli.kept import kept_plan, mesh_degrees
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
@@ -33,7 +31,7 @@ EXAMPLES = (
 class Args:
     """Show what each device holds of an array of any rank, or of a plan's parameters and batch."""
 
-    array: Annotated[Positional[str], positional("ARRAY|PLAN|RUN")]
+    array: Annotated[str, positional("ARRAY|PLAN|RUN")]
     """An array in the notation: its dims, and the mesh axes that split each. Or a plan.yaml, or a run directory."""
     mesh: Mesh = None
     """The degree of every mesh axis, outermost first, as X=2,Y=2. Needed for an array."""

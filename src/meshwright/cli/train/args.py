@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from meshwright.options.declare import CompileCache, Json, Mesh, given_options, option, positional
 from meshwright.options.plan import StrategyArgs, WorkloadArgs
 from meshwright.options.processes import ProcessArgs
@@ -46,7 +44,7 @@ class RunArgs:
 class Args:
     """Train a model on a mesh: a progress bar, and a run directory with config, metrics and checkpoints."""
 
-    model: Annotated[tyro.conf.Positional[str], positional("MODEL")]
+    model: Annotated[str, positional("MODEL")]
     """A preset (tiny, llama3-8b, …), a Hugging Face directory or config.json, a plan.yaml, or with --resume a run."""
     workload: WorkloadArgs = field(default_factory=WorkloadArgs)
     run: RunArgs = field(default_factory=RunArgs)

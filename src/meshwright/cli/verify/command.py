@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
 from meshwright.cli.verify.serving import ServeArgs, verify_served, verify_serving_plan
@@ -61,7 +59,7 @@ class CompareArgs:
 class Args:
     """Compile the real train step for a mesh and compare predicted | compiled; no accelerator is needed."""
 
-    model: Annotated[tyro.conf.Positional[str], positional("MODEL")]
+    model: Annotated[str, positional("MODEL")]
     """A preset (tiny, llama3-8b, …), the path of a Hugging Face config.json, a plan.yaml, or a run directory."""
     workload: WorkloadArgs = field(default_factory=WorkloadArgs)
     compare: CompareArgs = field(default_factory=CompareArgs)

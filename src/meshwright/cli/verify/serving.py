@@ -7,8 +7,6 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
-import tyro
-
 from meshwright.cli.typed import check_all_read
 from meshwright.cli.verify.screen import exit_code, print_verification, read_tolerance, verification_data
 from meshwright.cli.waiting import waiting
@@ -41,7 +39,7 @@ class ServedCompareArgs:
 class ServeArgs:
     """Compile the step of a server for a mesh and compare predicted | compiled; no accelerator is needed."""
 
-    model: Annotated[tyro.conf.Positional[str], positional("MODEL")]
+    model: Annotated[str, positional("MODEL")]
     """A preset (llama3-8b, …), a Hugging Face directory, or the path of its config.json."""
     served: ServedArgs = field(default_factory=ServedArgs)
     formats: FormatArgs = field(default_factory=FormatArgs)

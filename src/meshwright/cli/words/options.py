@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tyro.conf import Positional
-
 from meshwright.errors import MeshwrightError
+from meshwright.options.declare import CommandLine
 from meshwright.support.field_types import not_a_choice
 from meshwright.units import parse_count, parse_number
 
@@ -20,14 +19,17 @@ SUFFIXES = {"--svg": (".svg", ".html"), "--html": (".html", ".htm")}
 """The file name endings of options that write only one kind of file."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
-_POSITIONAL = get_args(Positional[str])[1]
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option or argument: its field and its values. choices: the allowed texts, each with its value."""
+    """One option or argument: its field and its values.
+
+    label: what help shows, as `-o, --output FILE`. choices: the allowed texts, each with its value.
+    """
 
     name: str
+    label: str
     field: str
     takes: Literal["none", "one", "many"]
     choices: Mapping[str, str | int]
@@ -72,19 +74,18 @@ def declared_words(args: type) -> tuple[dict[str, Option], tuple[Option, ...]]:
     hints = get_type_hints(args, include_extras=True)
     for field in fields(args):
         plain, metadata = _parts(hints[field.name])
-        shown = next((item for item in metadata if hasattr(item, "metavar")), None)
+        shown = next((item for item in metadata if isinstance(item, CommandLine)), CommandLine())
         is_needed = field.default is MISSING and field.default_factory is MISSING
         if is_dataclass(plain):
             inner, more = declared_words(plain)  # pyright: ignore[reportArgumentType]
             options |= inner
             arguments += more
-        elif _POSITIONAL in metadata:
-            name = shown.metavar if shown and shown.metavar else field.name.upper()
-            arguments.append(_option(name, field.name, plain, is_needed=is_needed))
+        elif shown.is_positional:
+            arguments.append(_option(shown.metavar, shown.metavar, field.name, plain, is_needed=is_needed))
         else:
-            name = f"--{field.name.replace('_', '-')}"
-            names = (name, *((shown.aliases if shown else None) or ()))
-            options |= dict.fromkeys(names, _option(name, field.name, plain, is_needed=is_needed))
+            names = (f"--{field.name.replace('_', '-')}", *shown.aliases)
+            label = f"{', '.join(sorted(names, key=len))} {shown.metavar}".rstrip()
+            options |= dict.fromkeys(names, _option(names[0], label, field.name, plain, is_needed=is_needed))
     return options, tuple(arguments)
 
 
@@ -97,13 +98,13 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return inner, (*metadata, *more)
 
 
-def _option(name: str, field: str, plain: Any, *, is_needed: bool) -> Option:
+def _option(name: str, label: str, field: str, plain: Any, *, is_needed: bool) -> Option:
     """Return the option for a field's type: a flag, a number, a choice or text."""
     if plain is bool:
-        return Option(name, field, "none", {})
+        return Option(name, label, field, "none", {})
     if get_origin(plain) is tuple:
-        return Option(name, field, "many", {}, int if get_args(plain)[0] is int else str, is_needed)
+        return Option(name, label, field, "many", {}, int if get_args(plain)[0] is int else str, is_needed)
     kinds = get_args(plain) if get_origin(plain) in (Union, types.UnionType) else (plain,)
     choices = {str(word): word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
     of = next((kind for kind in kinds if kind in (int, float, Path)), str)
-    return Option(name, field, "one", choices, of, is_needed)
+    return Option(name, label, field, "one", choices, of, is_needed)

@@ -1,6 +1,11 @@
 """Parse the words of a command line into a command's dataclass, so that every mistake is reported in one line.
 
 An option may be unknown, be renamed, belong to another kind of plan, lack its value, or have a wrong one.
+
+Written by hand because libraries refuse less: of the 737 calls of tests/cli/test_battery.py argparse passes 638, tyro
+640, cyclopts 670, or 731 with its exceptions mapped to the messages here. cyclopts takes 90 ms to be imported and to
+parse `plan` (this module 10 ms) and has no lines of a --config file, kinds of a command or renamed options. click has
+no option with several values.
 """
 
 from __future__ import annotations

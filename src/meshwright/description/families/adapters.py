@@ -1,4 +1,4 @@
-"""LoRA targets by their common names: a family's modules in PEFT, or our own names of matmuls in layers."""
+"""LoRA targets by name: a family's modules in PEFT, or our names of matmuls; and PEFT's `adapter_config.json`."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def with_adapters(
 
 
 def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the matmuls of a model's layers that some names mean, in the layers' order.
+    """Return the matmuls of a model's layers that are named by `names`, in layer order.
 
-    A name is a module's in the family's checkpoints, such as q_proj or c_attn, which may hold several matmuls; a
-    module's of Llama, if the family has none of that name; a matmul's own, such as `query`; or `all-linear`.
+    A name is one of: a module of the family's checkpoints (q_proj; c_attn, which holds several matmuls); a module of
+    Llama, if the family has none of that name; our own name of a matmul (`query`); `all-linear`.
 
     Raises:
         MeshwrightError: a name matches nothing, or a matmul can have no adapter.
@@ -74,7 +74,7 @@ def lora_targets(model: ModelConfig, names: Sequence[str]) -> tuple[str, ...]:
         if name == ALL_LINEAR:
             found.update(known)
         elif held:
-            # A module of experts may have the name of one that can be adapted.
+            # A module of experts may share its name with a module that can be adapted.
             found.update([op for op in held if op in known] or held[:1])
         elif name in known or any(name in ops for ops in modules.values()):
             found.add(name)
@@ -142,7 +142,7 @@ def read_adapter_config(directory: Path, model: ModelConfig, *, takes_saved: boo
         if set(ops) & set(products):
             for layer in range(model.num_layers):
                 own = module_scale(config, module.format(layer=layer))
-                # `weights.peft` writes a module of several matmuls with as many times the rank and the same scale.
+                # `weights.peft` writes a module of n matmuls with n times the rank and the same scale.
                 is_joined = own.rank == rank * len(ops) and math.isclose(own.scale, scale)
                 largest = max(largest, rank if is_joined else own.rank)
     return LoRA(rank=largest, alpha=float(scale * largest), targets=products, dropout=float(dropout))
@@ -175,7 +175,7 @@ def adapter_config(directory: Path) -> dict[str, Any]:
 
 
 class ModuleScale(NamedTuple):
-    """The rank of a module's adapter, and the factor of B A."""
+    """The rank of a module's adapter B A, and the factor that it is multiplied by."""
 
     rank: int
     scale: float

@@ -28,7 +28,7 @@ def read_v2(fields: Fields) -> Features:
     """Read DeepSeek-V2: a softmax over all experts, with or without groups; routing weights are not normalised."""
     fields.only("scoring_func", "softmax")
     fields.only("topk_method", "greedy", "group_limited_greedy")
-    # transformers does not normalise the weights of this family, whatever the field's value.
+    # transformers never normalises this family's routing weights, whatever the field's value.
     fields.only("norm_topk_prob", False)
     fields.only("rope_interleave", True)
     has_groups = fields.value("topk_method", "greedy") == "group_limited_greedy"
@@ -50,7 +50,7 @@ def read_v3(fields: Fields) -> Features:
     fields.only("scoring_func", "sigmoid")
     fields.only("topk_method", "noaux_tc")
     fields.only("mlp_bias", False)
-    # If a file has this field, transformers rotates as many dims.
+    # If a file has this field, transformers rotates that number of dims.
     if fields.whole("head_dim", rotated := fields.whole("qk_rope_head_dim")) != rotated:
         raise fields.refusal("head_dim", f"it takes qk_rope_head_dim={rotated}")
     routing = Routing(
@@ -100,7 +100,7 @@ def _read(fields: Fields, routing: Routing) -> Features:
     fields.only("moe_layer_freq", 1)
     fields.only("sliding_window")
     fields.only("layer_types")
-    # transformers recomputes the first two. The others are for training; the module that predicts a second token is
+    # transformers derives the first two from other fields. The rest affect training only: multi-token prediction is
     # left out, as in inference.
     fields.unused_options("head_dim", "qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux")
     fields.unused_options("num_nextn_predict_layers", "num_mtp_layers")
@@ -220,7 +220,7 @@ FAMILY = PublishedFamily(
         "layers.value": Published(f"{_ATTENTION}.kv_b_proj.weight", is_transposed=True, part=(1, 2), by_head=True),
     },
     write=write,
-    buffers=(r"^model\.layers\.61\.",),  # The module that predicts a second token.
+    buffers=(r"^model\.layers\.61\.",),  # The multi-token prediction module.
     presets=(
         _preset(
             "tiny-deepseek",
@@ -251,8 +251,8 @@ FAMILY = PublishedFamily(
             _yarn(0.707),
             _LATENT,
         ),
-        # DeepSeek-V3: arXiv:2412.19437, section 4.2, and the config.json of deepseek-ai/DeepSeek-V3, without the module
-        # that predicts a second token.
+        # DeepSeek-V3: arXiv:2412.19437, section 4.2, and the config.json of deepseek-ai/DeepSeek-V3, without the
+        # multi-token prediction module.
         _preset(
             "deepseek-v3",
             (61, 7168, 18432, 128, 128, 129_280),

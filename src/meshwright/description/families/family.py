@@ -29,8 +29,8 @@ class Published:
     Attributes:
         is_transposed: whether it is stored [out, in], as in PyTorch's Linear; ours is [in, out].
         part: (index, count) if the tensor holds several of our parameters along its output.
-        by_head, is_interleaved: whether these alternate head by head (GPT-NeoX) or column by column (gpt-oss) instead
-            of following one another (GPT-2).
+        by_head, is_interleaved: whether the parts alternate head by head (GPT-NeoX) or column by column (gpt-oss); by
+            default they follow one another (GPT-2).
     """
 
     name: str
@@ -46,10 +46,13 @@ Names = Mapping[str, Published]
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFamily:
-    """A family with models on Hugging Face; its readers by the model_type of a config.json.
+    """A family with models on Hugging Face.
 
-    write: returns the config.json of a model; None if the family is only planned. buffers: patterns of names of
-    checkpoint tensors that are not parameters (`_keys_to_ignore_on_load_unexpected` of transformers).
+    Attributes:
+        readers: functions that read a config.json, by its model_type.
+        write: returns the config.json of a model; None if the family can only be planned.
+        buffers: patterns of names of checkpoint tensors that are not parameters (`_keys_to_ignore_on_load_unexpected`
+            of transformers).
     """
 
     family: Family
@@ -61,7 +64,7 @@ class PublishedFamily:
 
 
 def names_of(names: Mapping[str, str]) -> dict[str, Published]:
-    """Return tensors for a table of names: layer weights are Linears, stored [out, in]; vectors and tables are not.
+    """Return a `Published` for each name: layer weights are Linears, stored [out, in]; vectors and tables are not.
 
     Norms, biases and tables are recognised by our names.
     """

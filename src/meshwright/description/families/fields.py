@@ -1,7 +1,7 @@
-"""The fields of a Hugging Face `config.json`, each honoured, refused by name and value, or known to change nothing.
+"""The fields of a Hugging Face `config.json`: each is used, refused with an error, or known to have no effect.
 
-A family honours a field by reading it from `Fields`. A field that it has not read is refused by name, unless it is in
-`WITHOUT_EFFECT`, the family declares that it changes nothing, or its value is null or false.
+A family uses a field by reading it from `Fields`. An unread field is refused by name, unless it is in `WITHOUT_EFFECT`,
+the family declares it unused (`unused_options`), or its value is null or false.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WITHOUT_EFFECT: frozenset[str] = frozenset(
         # Who made the file, and with what.
         *("_name_or_path", "architectures", "auto_map", "model_type", "tokenizer_class", "torch_dtype", "dtype"),
         *("transformers_version", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
-        # Tokens with a meaning of their own, and how text is sampled.
+        # Special tokens and sampling.
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
         *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping"),
         *("encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id"),
@@ -27,10 +27,10 @@ WITHOUT_EFFECT: frozenset[str] = frozenset(
         *("num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "prefix", "remove_invalid_values"),
         *("repetition_penalty", "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p"),
         *("typical_p", "cache_implementation", "use_cache"),
-        # What a call returns, and heads of classifiers.
+        # Return values of a call, and classification heads.
         *("id2label", "label2id", "output_attentions", "output_hidden_states", "output_router_logits"),
         *("problem_type", "return_dict", "finetuning_task", "task_specific_params", "classifier_dropout"),
-        # How a matmul is cut up, which changes no result.
+        # How matmuls are split, which changes no result.
         *("chunk_size_feed_forward", "pretraining_tp", "tf_legacy_loss", "use_bfloat16", "torchscript"),
         # Training: initialisation, dropout (`--dropout`), recomputation (`--remat`), the load balancing loss.
         *("initializer_range", "attention_dropout", "hidden_dropout", "gradient_checkpointing"),
@@ -140,7 +140,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000}
-"""Largest values of some fields; of all others 10^9. A search over larger models would not end."""
+"""Largest values of some fields (10^9 for others): a search over larger models would take too long."""
 
 LARGEST_NUMBER = 1e300
 """Upper limit of numbers; NaN and infinity exceed it."""
@@ -149,7 +149,7 @@ _MISSING = object()
 
 
 class Fields:
-    """The fields of one config.json. Each method returns a field as one kind of value, and raises if it is not."""
+    """The fields of one config.json. Each method returns a field with a type check; it raises for another type."""
 
     def __init__(self, data: Config, *, name: str, family: str) -> None:
         """Start with the fields of a file, `data`; missing ones get transformers' defaults (`DEFAULTS`)."""
@@ -192,7 +192,7 @@ class Fields:
         raise self.refusal(field, "it takes true or false")
 
     def head_dim(self, embed: int, heads: int, *, has_field: bool = True) -> int:
-        """Return the width of a head: its own field, or the stream's width over the heads, which must be whole."""
+        """Return the head dim: its own field, or embed / heads, which must be a whole number."""
         if has_field and (found := self.whole("head_dim", None)) is not None:
             return found
         if embed % heads:
@@ -237,7 +237,7 @@ class Fields:
             raise self.refusal(field, f"a {self.family} model is known with {known}")
 
     def unused_options(self, *fields: str) -> None:
-        """Accept fields of a family that change no forward pass."""
+        """Accept these fields of a family with any value, because they do not change the forward pass."""
         self._known.update(fields)
 
     def windows(
@@ -268,7 +268,7 @@ class Fields:
         return dict(_NO_WINDOW) if window is None else _full_attention(is_full, window)
 
     def check_all_known(self) -> None:
-        """Raise if a field was not read, is not known to change nothing, and is neither null nor false."""
+        """Raise for an unread field that has an effect (see the top of this file)."""
         unknown = [field for field in self._data if field not in self._known and self._data[field] not in (None, False)]
         if unknown:
             raise self.refusal(

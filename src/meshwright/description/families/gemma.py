@@ -1,4 +1,4 @@
-"""Gemma: tied embeddings scaled by the root of their width, GeGLU, and norms that store their scale minus 1."""
+"""Gemma: tied embeddings scaled by sqrt(embed), GeGLU, and norms that store their scale minus 1."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_shared(fields: Fields, *, has_rope: bool = True) -> Features:
 
 
 def read(fields: Fields) -> Features:
-    """Read Gemma. Its activation is the tanh approximation, which files state in two ways or not at all."""
+    """Read Gemma. Its activation is GELU's tanh approximation, which files name in two ways or not at all."""
     for field in ("hidden_act", "hidden_activation"):
         fields.only(field, "gelu", "gelu_pytorch_tanh")
     return read_shared(fields) | {"activation": "gelu_tanh"}

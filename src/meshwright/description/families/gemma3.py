@@ -1,4 +1,4 @@
-"""Gemma 3: normed queries and keys instead of caps, five layers with a window to one without, a theta for each kind."""
+"""Gemma 3: query and key norms instead of softcaps, five windowed layers per full one, with different thetas."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def read(fields: Fields) -> Features:
     fields.only("scale_attn_weights", True)
     fields.only("scale_attn_by_inverse_layer_idx", False)
     fields.only("add_cross_attention", False)
-    # Attention has float32 scores here anyway; the rest is dropout, or a classifier's head.
+    # Attention scores are always float32 here; the other fields are dropout and classification heads.
     fields.unused_options("reorder_and_upcast_attn", "resid_pdrop", "embd_pdrop", "attn_pdrop", "n_ctx")
     fields.unused_options(*(f"summary_{name}" for name in ("type", "use_proj", "activation")))
     fields.unused_options("summary_proj_to_labels", "summary_first_dropout")

@@ -63,7 +63,7 @@ def read_ministral3(fields: Fields) -> Features:
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
-    """Return the config.json of a Llama; of a Mistral with a window, of a Ministral 3 with scaled queries."""
+    """Return the config.json: Mistral's if the model has a window, Ministral 3's if it scales queries, else Llama's."""
     windows = {"sliding_window": model.sliding_window}
     if isinstance(model.rope_scaling, YarnRopeScaling) and model.rope_scaling.query_beta:
         return write_shared(model, "ministral3", "Ministral3ForCausalLM") | windows

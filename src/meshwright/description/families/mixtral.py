@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in every layer, each expert as wide as Mistral's MLP."""
+"""Mixtral: Mistral with a mixture of experts in every layer; each expert has the size of Mistral's MLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantised weights in a config.json: fp8 in blocks and gpt-oss's MXFP4 are dequantised as they are read; no others."""
+"""Quantised weights in a config.json: block-wise fp8 and gpt-oss's MXFP4 are dequantised on loading; others raise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_quantization(fields: Fields) -> None:
 
 
 def fp8_block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the block size [outputs, inputs] that shares a scale; None if the file does not state it."""
+    """Return the size [outputs, inputs] of the blocks that have one scale each; None if the file does not state it."""
     match quantization.get("weight_block_size"):
         case [int(rows), int(columns)] if rows >= 1 and columns >= 1:
             return rows, columns

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2-MoE: Llama with biases of queries, keys and values; files state a window that is off by default."""
+"""Qwen2 and Qwen2-MoE: Llama with biases of queries, keys and values, and an optional window."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def write_experts(experts: Experts) -> dict[str, Any]:
 
 
 def write_windows(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of the window, which is off if the model has none."""
+    """Return the fields of the window, disabled if the model has none."""
     if model.sliding_window is None:
         return {"use_sliding_window": False}
     windows = {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}

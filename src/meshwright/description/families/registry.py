@@ -64,7 +64,7 @@ def serving_from_data(data: Any, path: str = "") -> Serving:
 
 def _family_from_data(data: Any, path: str) -> Family:
     family = from_data(Family, data, path)
-    # Some presets, such as PaLM, have a family of generic layers with a name but no form on Hugging Face.
+    # Some presets, such as PaLM, have a family with generic layers and no Hugging Face format.
     known = dict.fromkeys((*FAMILIES, Family().name, *(model.family.name for model in PRESETS.values())))
     if family.name not in known:
         raise MeshwrightError(not_a_choice(f"{path}.name", family.name, known))

@@ -55,8 +55,8 @@ def read_rope(
 ) -> Rope:
     """Read theta, scaling and the rotated fraction of a head.
 
-    As in transformers, `rope_scaling` replaces `rope_parameters`; if kinds of layers differ, it is added to the
-    parameters of full attention.
+    As in transformers, `rope_scaling` replaces `rope_parameters`; if these differ by kind of layer, it extends those of
+    full attention.
 
     Args:
         layer_type: kind of layer whose parameters to read, if kinds have their own.
@@ -123,7 +123,7 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
         case "linear":
             return LinearRopeScaling(factor=number("factor"))
         case "dynamic":
-            # With this kind the original length is the longest sequence itself.
+            # For dynamic scaling the original length is max_position_embeddings.
             return DynamicRopeScaling(
                 factor=number("factor"), original_max_seq_len=fields.whole("max_position_embeddings")
             )
@@ -171,13 +171,13 @@ def _read_scaling(fields: Fields, kind: str, found: dict[str, Any]) -> RopeScali
 
 
 def _check_scaling_fields(fields: Fields, kind: str, found: Mapping[str, Any]) -> None:
-    """Raise for a field that this kind of scaling does not have, or lacks."""
+    """Raise for an unknown or a missing field of this kind of scaling."""
     needed, optional = SCALING_FIELDS[kind]
     # transformers writes the original length of every kind.
     ignored = {ORIGINAL}
     if kind == "yarn" and fields.family == "ministral3":
         optional = (*optional, QUERY_BETA)
-        # The longest sequence, which the file also has outside and which changes nothing.
+        # A copy of the top-level field, without effect.
         ignored.add("max_position_embeddings")
     extra, absent = set(found) - {*needed, *optional} - ignored, set(needed) - set(found)
     if extra or absent:
@@ -190,7 +190,7 @@ def _check_scaling_fields(fields: Fields, kind: str, found: Mapping[str, Any]) -
 
 
 def _original_length(fields: Fields, found: Mapping[str, Any]) -> int:
-    """Return the original training length: next to the scaling, in it, or else the longest sequence."""
+    """Return the original training length: a field next to the scaling, or in it, or else `max_position_embeddings`."""
     beside = fields.whole(ORIGINAL, None)
     if beside is None and ORIGINAL not in found:
         return fields.whole("max_position_embeddings")

@@ -1,4 +1,4 @@
-"""Multimodal models (text and images) with a known text part: its config.json, and the names of its weights."""
+"""Multimodal models (text and images): the config and weight names of their text model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def text_config(data: Config, *, name: str) -> Config:
 class TextNames(NamedTuple):
     """Tensor names of a text part.
 
-    names: names in the file, by the name in a text-only model. left_out: names of the other parts.
+    names: map from names in a text-only model to names in the file. left_out: tensors of other parts.
     """
 
     names: dict[str, str]
@@ -56,7 +56,7 @@ class TextNames(NamedTuple):
 
 
 def text_names(names: Iterable[str]) -> TextNames:
-    """Return the tensor names of a checkpoint's text model, without its prefix, and the other parts that are left out.
+    """Return the names of a checkpoint's text-model tensors, with their prefix removed, and the parts left out.
 
     If no name begins with `language_model.` or `model.language_model.`, all names are returned unchanged.
     """

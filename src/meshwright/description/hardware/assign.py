@@ -1,7 +1,6 @@
 """Assign physical axes of a torus to mesh axes: whole ones if possible, else parts of them.
 
-This repeats `jax.experimental.mesh_utils.create_device_mesh` (JAX 0.10.2) step by step: a plan is for the mesh that JAX
-will make.
+Mirrors `jax.experimental.mesh_utils.create_device_mesh` (JAX 0.10.2), so that plans are for the mesh that JAX makes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 Part = tuple[int, ...]
-"""For each physical axis, the size that a mesh axis takes of it; 1 if it takes none."""
+"""The part of each physical axis that a mesh axis uses, as a size; 1 if it does not use the axis."""
 
 
 def assign(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[list[Part], bool]:
@@ -25,7 +24,7 @@ def assign(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[list[Part]
     whole = _whole_axes(sizes, inner_first)
     if whole is not None:
         return whole[::-1], False
-    # Degrees and axes have the same prime factors, so that any choice leaves parts for the other degrees.
+    # Degrees and axes have the same prime factors, so any choice leaves enough for the other degrees.
     left, parts = sizes, list[Part]()
     for degree in inner_first:
         best = max(_factors(left, degree), key=lambda part: _preference(part, sizes, left))
@@ -35,7 +34,7 @@ def assign(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[list[Part]
 
 
 def _whole_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part] | None:
-    """Return whole physical axes for each degree, as many axes as possible; None if a degree has none."""
+    """Return whole physical axes for each degree, as many as possible; None if a degree is not a product of sizes."""
     free, parts = set(range(len(sizes))), []
     for degree in degrees:
         sets = (some for count in range(len(free), 0, -1) for some in combinations(sorted(free), count))
@@ -49,7 +48,7 @@ def _whole_axes(sizes: tuple[int, ...], degrees: tuple[int, ...]) -> list[Part] 
 
 
 def _preference(part: Part, sizes: tuple[int, ...], left: tuple[int, ...]) -> tuple[int, int, int, Part]:
-    """Return JAX's preference for parts: more in whole axes, more whole axes, axes already shared, first axes."""
+    """Sort key of JAX's preference: more devices in whole axes, more whole axes, axes already shared, first axes."""
     whole = [taken for taken, size in zip(part, sizes, strict=True) if taken == size > 1]
     shared = [taken for taken, size, rest in zip(part, sizes, left, strict=True) if rest < size]
     return math.prod(whole), len(whole), math.prod(shared), part

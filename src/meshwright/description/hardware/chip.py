@@ -20,9 +20,12 @@ From `benchmarks/memory.py`: 21 steps compiled for TPUs and 6 for GPUs. Simulate
 class Torus:
     """A network in which a chip is linked to its neighbours along 2 or 3 axes.
 
-    slices: the shapes of slices, with axes in any order. cube: with it, every shape of whole cubes is legal too, and
-    only those wrap, along every axis; without it, an axis wraps iff it has `wrap_size` chips. splits_axes:
-    `jax.make_mesh` lets two mesh axes share a physical one. core_bytes_per_second: between the two devices of a chip.
+    Attributes:
+        slices: the shapes of slices, with axes in any order.
+        cube: side of a cube: shapes of whole cubes are legal too, and only these wrap, along every axis. None: an axis
+            wraps iff it has `wrap_size` chips.
+        splits_axes: whether `jax.make_mesh` lets two mesh axes share a physical one.
+        core_bytes_per_second: bandwidth between the two devices of a chip.
     """
 
     link_bytes_per_second: float
@@ -71,11 +74,15 @@ class Dcn:
 class Chip:
     """The figures of one chip, in decimal units, bandwidths one way.
 
-    peak_flops: dense matmul flops per second, by canonical dtype. hbm_bytes: as sold, for estimates; a program can use
-    `usable_bytes`. host_bytes_per_second: between chip and host (PCIe). torus, levels: the fabric, one of the two.
-    power_share: the power limit over the full power of the die. is_shared: the figures are a whole machine's, divided
-    among simulated devices. cloud_cores: cores per chip in Google Cloud's names: 2 if v5p-512 is 512 TensorCores in 256
-    chips. sources: where figures are from, by table of the TOML file.
+    Attributes:
+        peak_flops: dense matmul flops per second, by canonical dtype.
+        hbm_bytes: as sold, for estimates; a program can use `usable_bytes`.
+        host_bytes_per_second: between chip and host (PCIe).
+        torus, levels: the fabric, one of the two.
+        power_share: the power limit over the full power of the die.
+        is_shared: whether the figures are a whole machine's, divided among simulated devices.
+        cloud_cores: cores per chip in Google Cloud's names: 2 if v5p-512 is 512 TensorCores in 256 chips.
+        sources: where figures are from, by table of the TOML file.
     """
 
     name: str

@@ -71,9 +71,12 @@ class Crossing:
 class Placement:
     """The links of a collective over one mesh axis, or several together.
 
-    rings: rings on physical axes of the torus, innermost first. crossings: crossings of switched levels, innermost
-    first. chip_members: number of a group's devices in one chip. is_split: whether mesh axes share a physical axis (on
-    switches, groups straddle units unevenly), which costs bandwidth.
+    Attributes:
+        rings: rings on physical axes of the torus, innermost first.
+        crossings: crossings of switched levels, innermost first.
+        chip_members: number of a group's devices in one chip.
+        is_split: whether bandwidth is lost because mesh axes share a physical axis (on switches: groups straddle units
+            unevenly).
     """
 
     axes: tuple[str, ...]
@@ -104,8 +107,7 @@ class Piece:
 class MeshPlacement:
     """A mesh placed on a system.
 
-    notes: texts for users, on idle devices and split axes. order: the devices of a slice in the order of the mesh, if
-    JAX has a hard-coded one.
+    notes: messages for users, on idle devices and split axes. order: JAX's hard-coded device order of a slice, if any.
     """
 
     system: System
@@ -142,7 +144,7 @@ def _placement(layout: MeshPlacement, names: tuple[str, ...]) -> Placement:
 def lay_mesh(system: System, degrees: Mapping[str, int]) -> MeshPlacement:
     """Place a mesh on a system.
 
-    On a torus each mesh axis takes whole physical axes where `jax.make_mesh` finds them, and the outermost axes cross
+    On a torus each mesh axis gets whole physical axes if `jax.make_mesh` finds any, and the outermost axes cross
     slices; on switches the innermost axes fill a node first. A mesh smaller than the system leaves the rest idle.
     Raises if the number of devices is not a multiple of the mesh's.
 
@@ -249,7 +251,7 @@ def _on_torus(layout: MeshPlacement, torus: Torus, names: tuple[str, ...], piece
 
 def _rings(layout: MeshPlacement, torus: Torus, pieces: list[Piece], sharers: int) -> tuple[Ring, ...]:
     """Return the rings of pieces on physical axes and on JAX's hard-coded rings, contiguous pieces joined."""
-    # Hard-coded rings close, through neighbours.
+    # Hard-coded orders are closed rings of neighbours.
     closes = dict(zip(_PHYSICAL, layout.system.wraps, strict=False)) | {"xy": True, "xyz": True}
     rings = []
     for dim, wraps in closes.items():
@@ -290,7 +292,7 @@ def _on_switches(system: System, names: tuple[str, ...], pieces: list[Piece]) ->
         is_split |= not even
         if inside > members:
             link = level.link_bytes_per_second
-            # Each device has its own network card, so that a node used in part has part of the bandwidth.
+            # Each device has its own network card: a partly used node has part of the bandwidth.
             link *= used / chip.levels[0].degree if index == 1 else 1
             link /= total if chip.is_shared else 1
             crossings.append(
@@ -301,9 +303,9 @@ def _on_switches(system: System, names: tuple[str, ...], pieces: list[Piece]) ->
 
 
 def _members(strides: list[tuple[int, int]], block: int) -> tuple[int, bool]:
-    """Return a group's number of devices in a block of neighbours, and whether every group has as many in each block.
+    """Return a group's number of devices in a block of neighbours, and whether it is the same everywhere.
 
-    If groups straddle blocks unevenly, the number is that of the worst group.
+    If groups differ, the number of the worst group is returned.
     """
     inside, even = 1, True
     for stride, size in strides:

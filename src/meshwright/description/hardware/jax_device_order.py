@@ -1,4 +1,4 @@
-"""JAX's hard-coded device orders for small slices: along a ring of neighbours, whatever the mesh.
+"""JAX's hard-coded device orders for small slices: along a ring of neighbours, for any mesh.
 
 From the functions `_v5e_create_device_mesh`, `_v5p_create_device_mesh`, `_7x_create_device_mesh` and
 `_tpu_v2_v3_create_device_mesh` of jax/_src/mesh_utils.py (JAX 0.10.2).
@@ -22,8 +22,8 @@ _RING_OF_TWO_CORES = (0, 1, 2, 3, 6, 7, 4, 5)
 class DeviceOrder:
     """The devices of a slice, by JAX's ids, in the order of the mesh.
 
-    dims: names and sizes of the physical dimensions in that order, outermost first: `xy` (`xyz`) is a ring of
-    neighbours through these axes, others are single axes.
+    dims: names and sizes of the physical dimensions in that order, outermost first: `xy` (`xyz`) is one ring of
+    neighbours through these axes.
     """
 
     order: tuple[int, ...]
@@ -33,8 +33,8 @@ class DeviceOrder:
 def jax_device_order(system: System, degrees: tuple[int, ...]) -> DeviceOrder | None:
     """Return the hard-coded order of a slice for a mesh of all its devices; None if JAX maps the mesh onto the torus.
 
-    degrees: degrees of the mesh axes inside a slice, outermost first. JAX orders v5e:2x4 by the ring of a 4x2 slice; it
-    counts as a ring here, since a 2x4 slice also has one.
+    degrees: degrees of the mesh axes inside a slice, outermost first. JAX orders v5e:2x4 by the ring of a 4x2 slice;
+    here it counts as a ring, since a 2x4 slice has one too.
     """
     chip, shape = system.chip.name, system.shape
     count = math.prod(shape) * system.devices_per_chip

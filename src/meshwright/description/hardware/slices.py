@@ -1,4 +1,4 @@
-"""Slices of a torus: their legal shapes, which of their axes wrap, and mesh axes across and within them."""
+"""Slices of a torus: legal shapes, wrapped axes, and mesh axes across and within slices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_slice(chip: Chip, torus: Torus, shape: tuple[int, ...]) -> None:
 
 
 def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
-    """Return the canonical shape of a slice of `num_chips` chips: from the table, or whole cubes nearest to a cube.
+    """Return the canonical shape of a slice of `num_chips` chips: from the table, or the most cubic one of whole cubes.
 
     Raises if there is none, with the nearest numbers.
     """
@@ -63,7 +63,8 @@ def slice_of(chip: Chip, torus: Torus, num_chips: int) -> tuple[int, ...]:
 def across_slices(degrees: Mapping[str, int], num_slices: int) -> dict[str, int]:
     """Return the factor of each axis's degree that crosses slices.
 
-    The outermost axes, which communicate least, cross first. Raises if the degrees do not contain the number of slices.
+    The outermost axes, which communicate least, cross first. Raises if the number of slices is not a product of factors
+    of the degrees.
     """
     left, across = num_slices, {}
     for axis, degree in degrees.items():

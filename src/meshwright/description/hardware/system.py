@@ -1,4 +1,4 @@
-"""Hardware systems: a chip and how many of it, such as `v5p:4x4x4`, `2*v5e:16x16`, `h100:64` or `cpu:8`."""
+"""Hardware systems: a chip and the number of chips, such as `v5p:4x4x4`, `2*v5e:16x16`, `h100:64` or `cpu:8`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class System:
 
     Attributes:
         shape: chips along each physical axis of a slice; on a switched fabric, the number of devices.
-        memory_headroom: fraction added to a predicted memory peak before it is compared with usable memory; None:
-            nothing.
+        memory_headroom: fraction added to a predicted memory peak before it is compared with usable memory; None: none.
     """
 
     chip: Chip
@@ -35,7 +34,7 @@ class System:
     memory_headroom: float | None = None
 
     def __hash__(self) -> int:
-        """Hash the fields that differ most often: a search looks systems up too often to hash every field."""
+        """Hash only the fields that differ most: caches of the search hash systems very often."""
         return hash((self.chip.name, self.shape, self.num_slices))
 
     def __post_init__(self) -> None:
@@ -98,7 +97,7 @@ class System:
 
     @property
     def hbm_bytes(self) -> float:
-        """A device's memory as sold, for estimates."""
+        """Advertised memory of a device, for estimates."""
         return self.chip.hbm_bytes / self._sharers
 
     @property
@@ -232,7 +231,7 @@ def units_of(chip: Chip, num_devices: int) -> int:
 
 
 def _find(name: str, hardware_file: str | Path | None) -> Chip:
-    """Return the known chip, or the chip of a hardware file, which must have the name."""
+    """Return a known chip, or the chip of a hardware file, whose name must match."""
     if hardware_file is None:
         return load_chip(name)
     chip = load_hardware(hardware_file)

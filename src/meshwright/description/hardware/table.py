@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError, near_names
 
-# tomllib is imported where it is used: importing the package does not wait for them.
+# tomllib is imported where it is used, so that importing the package stays fast.
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 LEAST = 1e6
-"""Least valid bytes, bytes a second or operations a second; smaller figures are in GB or TB by mistake."""
+"""Least valid bytes, bytes or operations a second; smaller figures were given in GB or TB by mistake."""
 
 
 class Table:

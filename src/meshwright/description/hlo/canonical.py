@@ -1,4 +1,4 @@
-"""Collectives that a compiler lowered as other collectives: recognized by what the devices compute, never by names.
+"""Collectives that a compiler lowered as other collectives, recognized by the devices' computation, never by names.
 
 XLA:CPU has no reduce-scatter: it all-reduces, and every device slices its shard out of the sum. The TPU compiler lowers
 some all-gathers, such as those over a whole torus flattened into one axis, by writing each device's shard into zeros
@@ -26,7 +26,7 @@ _HALVES = ("bf16", "f16")
 
 
 def canonicalize_collective(collective: Collective, mesh: Mapping[str, int]) -> tuple[Collective, ...]:
-    """Return the collectives that a plan would list, in the plan's dtype, by undoing a compiler's lowerings.
+    """Return the collectives as a plan lists them, in the plan's dtype: the compiler's lowerings are undone.
 
     mesh: the degree of every axis. A collective without lowerings is returned unchanged.
     """
@@ -51,13 +51,12 @@ def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping
 
     Every use of the value, followed through views, conversions and fusions, must be a dynamic-slice into equal tiles,
     and all uses must take the same tile. The slice's offsets are evaluated for each device from its id and constants in
-    the text. Devices that differ along some of the axes must take different tiles, and together all tiles; devices that
-    do not differ along them must take the same tile.
+    the text. Along some of the axes, devices must take different tiles, which together are all tiles; devices that
+    differ only along other axes must take the same tile.
 
-    If these are all the axes, the all-reduce is a reduce-scatter; if they are some of them, it is a reduce-scatter over
-    these and an all-reduce over the rest. No lowering is found for a value that is used in any other way or leaves its
-    computation, or for offsets that depend on anything else (a loop counter, data). Offsets from a table that the text
-    elides are `UNREADABLE_SLICE`.
+    If those are all axes of the all-reduce, it is a reduce-scatter; else a reduce-scatter over those and an all-reduce
+    over the rest. None if the value has other uses or leaves its computation, or if offsets depend on anything else (a
+    loop counter, data). Offsets from a table that the text elides give `UNREADABLE_SLICE`.
     """
     found: list[tuple[int, np.ndarray]] = []
     for user, held in uses(module, value, _SHARD_VIEWS):
@@ -87,8 +86,8 @@ def slice_lowering(module: Module, value: Instruction, axes: Axes, mesh: Mapping
 def is_padded_gather(module: Module, operand: Instruction, axes: Axes, mesh: Mapping[str, int]) -> bool:
     """Whether an all-reduce's operand is one device's shard in an array of zeros: an all-gather in effect.
 
-    Followed through views, conversions and fusions it must be a dynamic-update-slice into a broadcast zero. There must
-    be as many tiles as devices along the axes, and each device must write another tile.
+    The operand, followed through views, conversions and fusions, must be a dynamic-update-slice into a broadcast zero,
+    with one tile for each device along the axes.
     """
     update = origin(module, operand, _SHARD_VIEWS)
     if update.opcode != "dynamic-update-slice":
@@ -108,12 +107,12 @@ def is_padded_gather(module: Module, operand: Instruction, axes: Axes, mesh: Map
 def promoted_from(
     module: Module, operand: Instruction, result: Instruction, reducer: str, *, is_combined: bool = False
 ) -> str:
-    """Return the 16-bit dtype that a collective's f32 data has before and after it; '' if the program itself uses f32.
+    """Return the 16-bit dtype that XLA promoted to f32 for a collective; '' if the program itself uses f32.
 
-    Either XLA named the reduction `..._promoted`; or the operand is converted from that dtype, and every use of the
-    result starts by converting back. If the conversion was fused away, it is the program's only 16-bit dtype. One of
-    several arrays that were combined must be converted before or after: XLA combines promoted data with float32 data
-    and gives both the reduction of the first (jaxlib 0.12.0.1).
+    Either XLA named the reduction `..._promoted`, or the operand is converted from that dtype and every use of the
+    result converts back first. If the conversion was fused away, it is the program's only 16-bit dtype. In a combined
+    collective, an array must itself be converted before or after: XLA combines promoted with float32 arrays and gives
+    all the first one's reduction (jaxlib 0.12.0.1).
     """
     if operand.shape.dtype != "f32":
         return ""
@@ -157,7 +156,7 @@ def _tiles(
 
 
 def _tiled_axes(tiles: np.ndarray, num_tiles: int, axes: Axes, mesh: Mapping[str, int]) -> Axes | None:
-    """Return the axes along which devices take different tiles, all tiles together; None if there are no such axes.
+    """Return the axes along which devices take different tiles; None if those do not cover all tiles.
 
     Along the other axes all devices must take the same tile.
     """

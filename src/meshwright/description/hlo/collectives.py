@@ -24,7 +24,7 @@ _NOT_COUNTED = ("send", "recv", "collective-broadcast")
 class ProgramCollectives:
     """The collectives of a program.
 
-    uncounted: executions of other transfers, by opcode. notes: parts that could not be read.
+    uncounted: executions of transfers that are not collectives, by opcode. notes: parts that could not be read.
     """
 
     collectives: tuple[Collective, ...]
@@ -35,10 +35,10 @@ class ProgramCollectives:
 def read_collectives(module: Module, mesh: Mapping[str, int]) -> ProgramCollectives:
     """Return the collectives of a program on a mesh, with trip counts, except those in groups of one device.
 
-    A collective is one entry for each phase and lowering of its arrays. If its groups are no product of axes, it has
-    axes () and a note. An all-reduce that is a lowered reduce-scatter or all-gather keeps its kind, with `lowerings`;
-    `canonical.canonicalize_collective` undoes them. A collective that the TPU compiler spreads over several fusions, or
-    inner loops, is counted once, where it starts.
+    A combined collective has one entry for each phase and lowering of its arrays. If its groups are not a product of
+    axes, `axes` is () and a note says so. An all-reduce that is a lowered reduce-scatter or all-gather keeps its kind,
+    with `lowerings`; `canonical.canonicalize_collective` undoes them. A collective that the TPU compiler spreads over
+    several fusions, or inner loops, is counted once, where it starts.
 
     Args:
         mesh: every axis and its degree in device order, outermost first.
@@ -58,8 +58,8 @@ def each_collective(
 ) -> Iterator[tuple[Instruction, tuple[Collective, ...]]]:
     """Yield each communicating instruction with its entries, as in `read_collectives`.
 
-    A collective spread over fusions is listed at its first instruction. Instructions that never run, or run in groups
-    of one device, are left out.
+    A collective spread over fusions is listed at its first instruction. Instructions that never run and groups of one
+    device are left out.
     """
     repeated = _repeated_parts(module)
     for instruction in module.instructions():
@@ -73,11 +73,11 @@ def each_collective(
 
 
 def _repeated_parts(module: Module) -> frozenset[tuple[str, str]]:
-    """Return further parts of collectives spread over several fusions, by computation and name; they are not counted.
+    """Return (computation, name) of further parts of collectives spread over several fusions; they are not counted.
 
-    Parts share kind and channel. Parts marked as the start of a collective count: a loop's peeled iteration starts its
-    own, on the channel of the others. If none is marked, parts are in one computation or in loops inside it, and the
-    first in the outermost counts: a gather that continues through the iterations of an inner loop is still one.
+    Parts share kind and channel. If parts are marked as starts, each start counts (a loop's peeled iteration has its
+    own, on the same channel). Otherwise the first part in the outermost computation counts: a gather that continues
+    through the iterations of an inner loop is one gather.
     """
     parts: defaultdict[tuple[str, Kind], list[tuple[str, Instruction]]] = defaultdict(list)
     for instruction in module.instructions():
@@ -108,7 +108,7 @@ def _starts(module: Module, part: Instruction) -> bool:
 
 
 def _single_callers(module: Module, computation: str, opcode: str) -> list[str]:
-    """Return a computation and those that enclose it, as long as each has a single caller, of the given opcode."""
+    """Return a computation and its enclosing ones, while each has a single caller, with the given opcode."""
     found = [computation]
     while len(callers := module.callers[found[-1]]) == 1 and callers[0].opcode == opcode:
         found.append(callers[0].computation)
@@ -171,7 +171,7 @@ def _shapes(module: Module, instruction: Instruction) -> list[Shape]:
         return list(instruction.shape.elements[1].arrays())
     arrays = [array for operand in module.operands(instruction) for array in operand.shape.arrays() if array.bytes]
     if instruction.opcode.startswith("all-to-all") and len(arrays) > 1:
-        # Its operands are the pieces of one array, one for each device.
+        # An all-to-all's operands are the pieces of one array, one for each device.
         return [Shape(arrays[0].dtype, (len(arrays), *arrays[0].dims))]
     if instruction.opcode.startswith("ragged-all-to-all"):
         # The input, the output (one of them is padded), then offsets and sizes.
@@ -204,7 +204,7 @@ def _lowering(
 
 
 def _result(module: Module, instruction: Instruction, number: int, of: int) -> Instruction | None:
-    """Return the instruction with one array of a collective's result; None if nothing takes the array out alone."""
+    """Return the instruction that extracts one array of a collective's result; None if there is none."""
     while instruction.opcode.endswith("-start"):
         done = [user for user in module.users(instruction) if user.opcode.endswith("-done")]
         if not done:
@@ -237,6 +237,6 @@ def _arrays(shapes: list[Shape]) -> str:
 
 
 def _shorten(instruction: Instruction) -> str:
-    """Return the groups as printed, cut to line length."""
+    """Return the groups as printed, shortened."""
     text = instruction.attributes.get("replica_groups", "")
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""Where a value of a program comes from, and where it is used."""
+"""Dataflow of a program: trace a value back to its origin and forward to its uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INLINE = ("fusion", "call")
 """Instructions that only call a computation: their operands are its parameters, their result is its root."""
 
 _LONGEST_CHAIN = 400
-"""Most steps that a value is followed; real programs need far fewer."""
+"""Maximum number of steps to follow a value; real programs need far fewer."""
 
 
 def origin(module: Module, instruction: Instruction, through: frozenset[str] = VIEWS) -> Instruction:
@@ -29,10 +29,10 @@ def origin(module: Module, instruction: Instruction, through: frozenset[str] = V
 def uses(
     module: Module, value: Instruction, through: frozenset[str] = VIEWS
 ) -> Iterator[tuple[Instruction, Instruction]]:
-    """Yield the first uses of a value that are not views, as (user, the view of the value that it takes).
+    """Yield the first uses of a value that are not views, as (user, the view of the value that it reads).
 
-    The value is followed into and out of fusions, and through the `-done` of an asynchronous pair. If it leaves its
-    computation in another way (next loop iteration, program result), its user is the instruction that carries it out.
+    The value is followed into and out of fusions, and through the `-done` of an asynchronous pair. A value that leaves
+    its computation otherwise (next loop iteration, program result) has the instruction that carries it out as its user.
     """
     waiting, seen = [value], set()
     while waiting:
@@ -77,7 +77,7 @@ def element(module: Module, instruction: Instruction, index: int) -> Instruction
 
 
 def forwarded_from(module: Module, instruction: Instruction, through: frozenset[str]) -> Instruction | None:
-    """Return the instruction whose value this one forwards, one step back; None if it computes its own."""
+    """Return the instruction whose value this one forwards, one step back; None if it computes a new value."""
     if instruction.opcode in through or instruction.opcode.endswith("-done"):
         return module.operand(instruction) if instruction.operands else None
     if instruction.opcode == "get-tuple-element":
@@ -92,7 +92,7 @@ def forwarded_from(module: Module, instruction: Instruction, through: frozenset[
 
 
 def _joined_slices(module: Module, instruction: Instruction) -> Instruction | None:
-    """Return the array that the TPU compiler fetches in slices and joins again; None for anything else."""
+    """Return the array that the TPU compiler copies in slices and joins again; None for any other instruction."""
     if instruction.custom_call_target != "ConcatBitcast":
         return None
     starts = [module.operand(piece) for piece in module.operands(instruction) if piece.opcode == "slice-done"]
@@ -102,9 +102,9 @@ def _joined_slices(module: Module, instruction: Instruction) -> Instruction | No
 
 
 def _forwarded_to(module: Module, held: Instruction, user: Instruction, through: frozenset[str]) -> list[Instruction]:
-    """Return the instructions through which a user forwards a value: itself for a view, parameters inside a fusion.
+    """Return the instructions that hold the same value after `user`: the view itself, or parameters inside a fusion.
 
-    Empty if it uses the value.
+    Empty if `user` computes with the value.
     """
     if user.opcode in through or user.opcode.endswith("-done"):
         return [user]

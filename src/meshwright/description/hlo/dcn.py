@@ -34,7 +34,7 @@ def dcn_kind(send: Instruction) -> Kind | None:
 def dcn_collectives(module: Module, across: Mapping[str, int]) -> Iterator[Collective]:
     """Yield every collective between slices, in bytes per device and step.
 
-    across: the part of each axis's degree between slices; a collective spans all axes where it exceeds 1.
+    across: the part of each axis's degree between slices; a collective spans all axes for which this exceeds 1.
     """
     axes = tuple(axis for axis, degree in across.items() if degree > 1)
     num_slices, runs = math.prod(across.values()), count_executions(module)
@@ -44,7 +44,7 @@ def dcn_collectives(module: Module, across: Mapping[str, int]) -> Iterator[Colle
             continue
         array = next(send.shape.arrays())
         (description,) = describe(module, send)
-        # The send of an all-gather has one slice's part.
+        # An all-gather sends one slice's part.
         whole = num_slices if kind == "all-gather" else 1
         yield Collective(
             kind=kind,

@@ -13,7 +13,7 @@ from meshwright.description.hlo.module import Instruction, Module
 Memory = dict[tuple[str, str], np.ndarray | None]
 
 _DEEPEST = 150
-"""How many steps an index is traced back. Python's stack ends at 1000 frames; a step takes three."""
+"""Maximum number of steps to trace an index back; each takes three of Python's 1000 stack frames."""
 
 _WHOLE_NUMBERS = "sup"  # s32, u32, pred and the like
 _INTEGER = re.compile(r"-?\d{1,18}")
@@ -69,7 +69,7 @@ def _value(module: Module, instruction: Instruction, n: int, memory: Memory, dep
         partitions = int(module.attributes.get("num_partitions", "1"))
         return np.arange(n) % partitions if opcode == "partition-id" else np.arange(n) // partitions
     if instruction.custom_call_target == "SliceId":
-        # With several slices, the devices are those of the first; the others run the same program.
+        # With several slices, evaluate for the devices of the first; the others run the same program.
         return np.zeros(n, dtype=np.int64)
     before = forwarded_from(module, instruction, VIEWS - {"transpose"} | {"convert"})
     if before is not None:

@@ -18,7 +18,7 @@ _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([\d",]*)\]')
 _COST_ESTIMATE = re.compile(r'"cost_estimate":\{[^{}]*"flops":"?(\d{1,18})')
 _WINDOW_FIELD = re.compile(r"(\w+)=(\S+)")
 
-_LARGEST_WINDOW = 1 << 20  # the positions of a window are gone through one by one
+_LARGEST_WINDOW = 1 << 20  # window positions are enumerated
 
 _GEMMS = ("__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8")
 _KERNELS = ("tpu_custom_call", "__gpu$", "__cublas$", "__cudnn$", "__onednn$", "mosaic_gpu", "triton")
@@ -40,9 +40,9 @@ class ProgramFlops:
 def count_flops(module: Module) -> ProgramFlops:
     """Return the flops of a program's dots, convolutions (the TPU compiler's form of dots) and GEMM calls.
 
-    A multiply-add counts two. Loop bodies count as often as they run, unlike in XLA's own `cost_analysis`. Elementwise
-    work is not counted. A kernel counts its author's estimate (`pl.CostEstimate`); kernels without one are named in the
-    notes.
+    A multiply-add counts as two. Loop bodies count as often as they run, unlike in XLA's own `cost_analysis`.
+    Elementwise work is not counted. A kernel counts as its author's estimate (`pl.CostEstimate`); kernels without one
+    are named in the notes.
     """
     runs = count_executions(module)
     by_phase: Counter[Phase] = Counter()
@@ -61,7 +61,7 @@ def count_flops(module: Module) -> ProgramFlops:
 
 
 def flops_of(module: Module, instruction: Instruction) -> int | None:
-    """Return the flops of one execution of an instruction: 0 for no matmul, None for a kernel without an estimate."""
+    """Return the flops of one execution of an instruction; None for a kernel without an estimate."""
     if instruction.opcode == "dot":
         return _dot(module, instruction, instruction.attributes.get("lhs_contracting_dims", ""))
     if instruction.opcode == "convolution":
@@ -77,7 +77,7 @@ def flops_of(module: Module, instruction: Instruction) -> int | None:
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    """Whether an instruction calls a hand-written kernel, of which HLO shows only the arrays."""
+    """Whether an instruction calls a hand-written kernel; HLO shows only its arrays."""
     target = instruction.custom_call_target
     return instruction.opcode == "custom-call" and target not in _GEMMS and target.startswith(_KERNELS)
 
@@ -88,7 +88,7 @@ def _dot(module: Module, instruction: Instruction, contracting_dims: str) -> int
     contracted = [int(number) for number in re.findall(r"\d{1,9}", contracting_dims)]
     if any(dim >= len(left) for dim in contracted):
         raise MeshwrightError(f"HLO instruction {instruction.name} contracts dims {contracted} of {left}")
-    result = next(instruction.shape.arrays())  # a GEMM call returns its workspace behind the result
+    result = next(instruction.shape.arrays())  # a GEMM call returns (result, workspace)
     return 2 * result.size * math.prod(left[dim] for dim in contracted)
 
 
@@ -131,13 +131,13 @@ def _num_overlaps(inputs: int, kernel: int, outputs: int, window: Mapping[str, t
     count = 0
     for k in range(kernel):
         first = k * spread - pad
-        # The outputs whose position is inside the input: from the first at or after 0 to the last at or before its end.
+        # The range of outputs whose position is inside the input.
         low = max(0, -(first // stride))
         high = min(outputs - 1, ((inputs - 1) * holes - first) // stride)
         if holes == 1:
             count += max(0, high - low + 1)
             continue
-        # Positions on an element recur every `period` outputs.
+        # Every `period`-th output position is on an element, not in a hole.
         period = holes // math.gcd(holes, stride)
         start = next((o for o in range(low, low + period) if (o * stride + first) % holes == 0), None)
         if start is not None and start <= high:

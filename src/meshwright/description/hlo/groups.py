@@ -27,9 +27,9 @@ _AXIS = re.compile(r"'?([^'=,:\s]+)'?(?:=(\d+)|:\((\d+)\)(\d+))?")
 
 
 class SubAxis(NamedTuple):
-    """A part of a mesh axis of `degree`: a digit of its index in mixed radix.
+    """A sub-axis of a mesh axis of `degree`: one digit of the axis index in mixed radix.
 
-    before: product of the sizes of the digits before it. size: number of values of the digit.
+    before: product of the sizes of more significant digits. size: number of values of the digit.
     """
 
     degree: int
@@ -49,8 +49,8 @@ class SubAxis(NamedTuple):
 def parse_groups(text: str, *, num_devices: int) -> Groups:
     """Parse a `replica_groups` attribute into groups of devices.
 
-    Three notations: `{{0,1},{2,3}}`; `[4,2]<=[2,4]T(1,0)`, an iota of the second shape, transposed and cut into rows of
-    the first; `mesh['a'=4,'b'=2] {'b'}`, one group along the named axes for each index of the others. In the last an
+    Three notations: `{{0,1},{2,3}}`; `[4,2]<=[2,4]T(1,0)`, an iota of shape [2,4], transposed and reshaped to [4,2]
+    (groups, devices); `mesh['a'=4,'b'=2] {'b'}`, one group along the named axes for each index of the others, where an
     axis may be partial (`'a':(2)2`) and devices reordered (`device_ids=([2,4]T(1,0))`). `{}` is one group of all
     devices.
     """
@@ -75,7 +75,7 @@ def parse_pairs(text: str) -> Groups:
 
 
 def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
-    """Return the mesh axes along which all groups extend, in the mesh's order; None if groups are no product of axes.
+    """Return the mesh axes along which all groups extend, in the mesh's order; None if no axes form the groups.
 
     mesh: every axis and its degree, outermost first. Axes of degree 1 never appear; () means groups of one device.
     """
@@ -96,7 +96,7 @@ def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> Axes | None:
 
 
 def axes_of_pairs(pairs: Iterable[tuple[int, ...]], mesh: Mapping[str, int]) -> Axes:
-    """Return the mesh axes along which any source differs from its target, in the mesh's order; () if nothing moves."""
+    """Return the mesh axes along which any source and its target differ, in the mesh's order; () if nothing moves."""
     degrees = tuple(mesh.values())
     moved: set[str] = set()
     for pair in pairs:

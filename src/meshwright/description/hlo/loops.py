@@ -33,7 +33,7 @@ def count_executions(module: Module) -> ExecutionCounts:
     times = dict.fromkeys(module.computations, 0)
     times[module.entry] = 1
     notes: list[str] = []
-    # Callees are printed before their callers: in reverse order each count is final before it is passed on.
+    # Callees are printed before their callers, so in reverse order each count is final before it is used.
     for computation in reversed(tuple(module.computations.values())):
         if not times[computation.name]:
             continue
@@ -44,7 +44,7 @@ def count_executions(module: Module) -> ExecutionCounts:
 
 
 def sequential_computations(module: Module) -> list[str]:
-    """Return the computations that run instruction by instruction: the entry, loop bodies, branches, called ones."""
+    """Return the computations that run instruction by instruction: entry, loop bodies, branches, calls."""
     found, waiting = [], [module.entry]
     while waiting:
         name = waiting.pop()
@@ -70,8 +70,8 @@ def called_in_sequence(instruction: Instruction) -> tuple[str, ...]:
 def trip_count(module: Module, loop: Instruction) -> int | None:
     """Return the trip count of a while loop, or its maximum if the loop may end sooner; None if it depends on data.
 
-    It is `known_trip_count` where the backend writes it (CPU, GPU). Otherwise it follows from a condition that compares
-    an element, which counts up or down by a constant, with another constant; the TPU compiler prints nothing else.
+    It is `known_trip_count` if the backend prints that (CPU, GPU). Otherwise (TPU) it is derived from a condition that
+    compares a counter, changed by a constant per iteration, with a constant.
     """
     if found := _KNOWN.search(loop.attributes.get("backend_config", "")):
         return int(found[1])
@@ -109,7 +109,7 @@ def _called_counts(module: Module, instruction: Instruction, notes: list[str]) -
 def _comparison(module: Module, loop: Instruction) -> tuple[int, str, int] | None:
     """Return the tuple element that a loop's condition compares, the direction, and the constant; None if unknown.
 
-    Of several comparisons joined by `and`, the one with a constant counts: it bounds the trip count.
+    If `and` joins several comparisons, the one with a constant is returned; it bounds the trip count.
     """
     root, arguments = module.root(loop.called("condition")[0]), None
     if root.opcode == "fusion":

@@ -33,9 +33,9 @@ _NAME = re.compile(r"%?([\w.\-]+)")
 class Instruction:
     """One HLO instruction.
 
-    text: printed in the parentheses (the literal of a constant, the number of a parameter). attributes: each
-    `key=value` after them, values as printed. op_name: path of named scopes and transformations. source: file:line.
-    Both are empty if the compiler prints none.
+    text: the printed text in parentheses (operands, a constant's literal, a parameter's number). attributes: each
+    `key=value` after it, values as printed. op_name: path of named scopes and transformations. source: file:line. The
+    last two are empty if the compiler prints none.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    """The instructions of a computation by name, in printed order. In a scheduled module that is execution order."""
+    """The instructions of a computation by name, in printed order (the execution order in a scheduled module)."""
 
     name: str
     instructions: Mapping[str, Instruction]
@@ -147,7 +147,7 @@ class Module:
 def contradictions_as_errors(module: Module) -> Iterator[None]:
     """Turn lookup and arithmetic errors in reading a module into a `MeshwrightError`.
 
-    Parsing notices missing text; contradictions between parts of a module show only when they are used.
+    Parsing finds missing text; contradictions between parts of a module appear only when those are read.
     """
     try:
         yield

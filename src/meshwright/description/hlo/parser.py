@@ -37,7 +37,7 @@ _INLINE_FILE = re.compile(r'\bsource_file="((?:[^"\\]++|\\.)*+)"')
 LIBRARIES = re.compile(r"(?:site|dist)-packages/")
 """Files of installed packages."""
 OUTSIDE = re.compile(r"\bmeshwright/proof/")
-"""What traces a user's function: frames from here on are not the function's."""
+"""Our code that traces user functions: stack frames from here on are not the user's."""
 _INLINE_LINE = re.compile(r"\bsource_line=(\d+)")
 
 
@@ -177,7 +177,7 @@ class _Parser:
             self.position = self.closing(_BRACES, start + 1) + 1
         else:
             self.position = self.value_end(start)
-            # A mesh prints its device ids behind a comma of its own: mesh['x'=2], device_ids=([2,4]T(1,0)) {'x'}.
+            # A mesh's device ids follow a comma inside the value: mesh['x'=2], device_ids=([2,4]T(1,0)) {'x'}.
             if self.text.startswith("mesh[", start) and self.text.startswith(", device_ids=", self.position):
                 self.position = self.value_end(self.position + 2)
         return self.text[start : self.position]
@@ -271,7 +271,7 @@ def _operands(text: str) -> tuple[str, ...]:
 
 
 def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) -> str:
-    """Return file:line of a stack frame; for one in an installed package, that of the nearest caller outside of it."""
+    """Return file:line of a stack frame, or of its nearest caller outside installed packages if it is in one."""
     first = ""
     while frame in frames:
         place = locations.get(_field(frames[frame], "file_location_id"), "")
@@ -280,7 +280,7 @@ def _place(frame: str, frames: Mapping[str, str], locations: Mapping[str, str]) 
         first = first or place
         if place and not LIBRARIES.search(place):
             return place
-        # The parent is printed as its number plus one, so that 1 is no parent (jaxlib 0.10.2).
+        # Parents are printed as id + 1; 1 means no parent (jaxlib 0.10.2).
         parent = int(_field(frames[frame], "parent_frame_id") or 1) - 1
         frame = str(parent) if parent < int(frame) else ""
     return first

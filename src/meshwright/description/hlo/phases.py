@@ -31,13 +31,13 @@ _FURTHEST = 6
 
 
 def phase_of(op_name: str) -> Phase:
-    """Return the phase of an op from its op_name; forward if nothing in it shows another."""
+    """Return the phase of an op from its op_name; forward by default."""
     if "transpose(" in op_name:
         return "recompute" if "rematted_computation" in op_name else "backward"
     parts = _components(op_name)
     last = max((place for place, part in enumerate(parts) if "jvp(" in part), default=-1)
-    # 1F1B runs its backward inside a function that JAX differentiates: the innermost scope decides, as in
-    # `jvp(gradients)/while`.
+    # 1F1B computes gradients inside a function that JAX differentiates: `jvp(gradients)/while`. The innermost scope
+    # decides.
     within = parts[last].rpartition("(")[2].rstrip(")").split("/") if last >= 0 else []
     if GRADIENTS_SCOPE in (*within, *parts[last + 1 :]):
         return "backward"
@@ -81,8 +81,8 @@ def split_op_name(op_name: str) -> tuple[str, ...]:
 def describing_instruction(module: Module, instruction: Instruction, *, moves: bool = False) -> Instruction:
     """Return the instruction whose op_name and source describe this one: itself, or a neighbour if it has none.
 
-    For an instruction that only moves data (`moves`), users come first, then operands: a gather exists for its user.
-    For an instruction that computes, operands come first. Last come the callers of its computation.
+    For an instruction that only moves data (`moves`), users are tried first, then operands, because a gather exists for
+    its user; for one that computes, operands first. The callers of its computation are tried last.
     """
     if moves and is_partitioner_generated(instruction) and _components(instruction.op_name)[-1] in _PLUMBING:
         return consumer_of_move(module, instruction) or instruction
@@ -131,8 +131,8 @@ def describe(
     """Return a description of each of `number` arrays of an instruction.
 
     XLA joins the op_names of combined instructions in the order of their arrays. If the number of names differs (the
-    TPU compiler keeps only the last), each operand of a computing instruction describes its array; for an instruction
-    that moves data the first name describes all.
+    TPU compiler keeps only the last), each operand describes its array; if the instruction only moves data, the first
+    name describes all.
     """
     is_recomputed = bool(_XLA_REMAT.search(instruction.name))  # `fusion.7.remat`
     joined = len(split_op_name(instruction.op_name)) == number
@@ -149,10 +149,10 @@ def describe(
 
 
 def _maker_in_loop(module: Module, instruction: Instruction) -> Instruction:
-    """Return the instruction inside a loop that computes what an instruction takes from it, if that is named.
+    """Return, for an element of a loop's result, the instruction in the loop that computes it, if it has an op_name.
 
-    The loop of 1F1B is labelled forward but also computes gradients. Without this a gradient finished in its last
-    iteration, which carries only the loop's name, would count as forward. Any other instruction is returned as it is.
+    Other instructions are returned unchanged. 1F1B's loop is labelled forward but also computes gradients: without
+    this, a gradient finished in its last iteration, which has only the loop's name, would count as forward.
     """
     if phase_of(instruction.op_name) != "forward" or _components(instruction.op_name)[-1] != "while":
         return instruction
@@ -171,14 +171,14 @@ def _maker_in_loop(module: Module, instruction: Instruction) -> Instruction:
 def is_partitioner_generated(instruction: Instruction) -> bool:
     """Whether XLA's partitioner inserted an instruction to move or sum data (marked by jaxlib 0.11).
 
-    Its op_name is a copy of the moved value's, whose phase may differ from that of its consumer. For an argument or a
-    result of a call it is the call's: `.../while/body/jit`, `.../remat2`.
+    Its op_name is copied from the moved value, whose phase may differ from the consumer's; for an argument or a result
+    of a call it is the call's: `.../while/body/jit`, `.../remat2`.
     """
     return 'is_spmd_generated="true"' in instruction.attributes.get("frontend_attributes", "")
 
 
 def consumer_of_move(module: Module, instruction: Instruction) -> Instruction | None:
-    """Return the nearest named user of a result, also in fusions, that the partitioner did not insert; or None."""
+    """Return the nearest named user of a result, also in fusions, that the partitioner did not insert; else None."""
     layer, seen = [instruction], {(instruction.computation, instruction.name)}
     for _ in range(_FURTHEST):
         uses = [use for one in layer if one.opcode != "while" for use in _users_through_fusions(module, one)]

@@ -34,8 +34,8 @@ def read_module(
 ) -> Record:
     """Return the record of a parsed module, as `read_hlo` does.
 
-    across: the part of each axis's degree between slices. The module is then the program of one slice, and `mesh` has
-    the degrees inside it; its sends and receives are collectives between slices.
+    across: the part of each axis's degree between slices. The module is then the program of one slice, `mesh` has the
+    degrees inside a slice, and sends and receives are collectives between slices.
     """
     with contradictions_as_errors(module):
         _check_devices(module, mesh)

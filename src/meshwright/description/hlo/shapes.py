@@ -47,16 +47,16 @@ class Shape:
             return self.bytes
         order = [int(dim) for dim in self.layout.partition(":")[0].split(",") if dim]
         tile = [int(size) for size in found[1].split(",")]
-        # From the major dim to the minor one; a tile of more dims than the array has starts with dims of 1.
+        # From the major dim to the minor one; an array with fewer dims than the tile gets leading dims of 1.
         dims = [1] * (len(tile) - len(order)) + [self.dims[dim] for dim in reversed(order)]
         filled = [-(-dim // size) * size for dim, size in zip(dims[-len(tile) :], tile, strict=True)]
         return (math.prod(dims[: -len(tile)]) * math.prod(filled) * dtype_bits(self.dtype) + 7) // 8
 
     @property
     def memory_space(self) -> int:
-        """The number after S in the layout: 0 is the device's main memory, 5 the host's, others depend on the backend.
+        """The memory space S(n) of the layout: 0 is the device's main memory, 5 the host's.
 
-        On a TPU 1 is VMEM; on a GPU it is the part of main memory that collectives use.
+        Others depend on the backend: 1 is VMEM on TPUs, and the part of main memory that collectives use on GPUs.
         """
         found = _SPACE.search(self.layout)
         return int(found[1]) if found else 0
@@ -71,7 +71,7 @@ class Shape:
 
     @property
     def hbm_bytes(self) -> int:
-        """Bytes of main memory it occupies; of a tuple, the sum over its arrays."""
+        """Bytes in main memory; of a tuple, the sum over its arrays."""
         return sum(array.padded_bytes for array in self.arrays() if array.is_in_hbm)
 
     def arrays(self) -> Iterator[Shape]:
@@ -119,7 +119,7 @@ class ShapeReader:
         """Return the shape at `position`, and the position after it."""
         if not self.text.startswith("(", position):
             return self.array(position)
-        # Tuples nest: the elements of each open one wait on a stack, so that no depth of nesting can overflow ours.
+        # Tuples nest: an explicit stack of their elements, so that deep nesting cannot overflow Python's.
         open_tuples: list[list[Shape]] = []
         while True:
             if self.text.startswith("(", position):

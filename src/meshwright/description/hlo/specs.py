@@ -1,4 +1,4 @@
-"""Shardings on mesh axes, from two notations of compilers: HLO's by devices, Shardy's by axes."""
+"""Shardings on mesh axes, parsed from HLO's notation (by devices) and Shardy's (by axes)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Spec:
     def allows(self, other: Spec) -> bool:
         """Whether another spec satisfies this one: equal in every dim that is not open.
 
-        Unreduced axes are ignored: the partitioner sums earlier or later than it is asked to.
+        Unreduced axes are ignored: the partitioner may sum earlier or later than requested.
         """
         same = all(mine is None or mine == yours for mine, yours in zip(self.dims, other.dims, strict=False))
         return same and len(self.dims) == len(other.dims)
@@ -55,8 +55,8 @@ def parse_hlo_sharding(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | 
     """Parse an HLO `sharding` attribute for an array of some rank on a mesh.
 
     Forms: `{replicated}`, `{devices=[2,1,4]<=[8] last_tile_dim_replicate}`, `{devices=[2,2]0,2,1,3}`, or on a mesh of
-    the program's own (jaxlib 0.11): `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`. None if it is no product of
-    mesh axes, for manual code, for a single device, or for other devices than the mesh's.
+    the program's own (jaxlib 0.11): `{mesh['x'=2,'y'=4], [{'x'}, {?}], unreduced={'y'}}`. None if it is not a product
+    of mesh axes, is manual, is on a single device, or is on other devices than the mesh's.
     """
     if text.startswith("{replicated"):
         return Spec(dims=((),) * rank)
@@ -69,7 +69,7 @@ def parse_hlo_sharding(text: str, rank: int, mesh: Mapping[str, int]) -> Spec | 
     places = np.empty((tiles.ndim, tiles.size), dtype=np.int64)
     places[:, tiles.ravel()] = np.indices(tiles.shape).reshape(tiles.ndim, -1)
     axes = [_axes(places[dim], size, mesh) for dim, size in enumerate(tiles.shape)]
-    # The dims of the array come first, then those along which it is replicated or unreduced.
+    # Array dims come first, then dims of replication or partial sums.
     last = _LAST_DIMS.search(found[5])
     roles = [role.strip() for role in last[1].split(",")] if last else []
     roles += ["replicated"] * (tiles.ndim - rank - len(roles))
@@ -99,7 +99,7 @@ def parse_shardy_sharding(text: str, mesh: Mapping[str, int]) -> Spec | None:
 
 
 def _parse_named_sharding(found: re.Match[str], rank: int, mesh: Mapping[str, int]) -> Spec | None:
-    """Return the spec of a sharding written with the axes of a mesh, which may differ from ours over the same devices.
+    """Return the spec of a sharding over named axes, which may belong to another mesh of the same devices.
 
     Axes of one device are left out. None as in `parse_hlo_sharding`.
     """
@@ -149,9 +149,9 @@ def _tiles(found: re.Match[str], num_devices: int) -> np.ndarray | None:
 
 
 def _axes(places: np.ndarray, size: int, mesh: Mapping[str, int]) -> Axes | None:
-    """Return the axes, outermost first, that number the positions of devices along one dim; None if no axes do."""
+    """Return the axes, outermost first, whose indices give devices' positions along one dim; None if none do."""
     index = dict(zip(mesh, np.unravel_index(np.arange(places.size), tuple(mesh.values())), strict=True))
-    # How far the next device along an axis is; an axis of one device has no next.
+    # The step in position between neighbours along each axis larger than 1.
     firsts = {axis: np.flatnonzero(index[axis] == 1) for axis, degree in mesh.items() if degree > 1}
     steps = {axis: int(places[devices[0]]) for axis, devices in firsts.items()}
     axes = tuple(sorted((axis for axis, step in steps.items() if step > 0), key=lambda axis: -steps[axis]))

@@ -1,9 +1,9 @@
 """A compiled program as HLO text.
 
-JAX has no public name for some of what this needs. These are the internals, all reached from the object that the public
-`Compiled.runtime_executable()` returns, and checked with jaxlib 0.10.2 and 0.12.0.1: `hlo_modules()` and
-`get_parameter_shardings()` of that object, and in the extension module of what they return `HloPrintOptions` and
-`HloSharding.from_proto`. Where one is missing, the text stays as `Compiled.as_text()` prints it.
+Uses JAX internals, all reached from the result of the public `Compiled.runtime_executable()` and checked with jaxlib
+0.10.2 and 0.12.0.1: its `hlo_modules()` and `get_parameter_shardings()`, and `HloPrintOptions` and
+`HloSharding.from_proto` of the extension module that defines their results. If one is missing, the text is that of
+`Compiled.as_text()`.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ def hlo_text(compiled: jax.stages.Compiled) -> str:
     """Return the program as HLO text, with small constants printed in full and the shardings of its arguments.
 
     `as_text` elides every constant of more than ten elements, and the tables that map devices to shards are such
-    constants. From jaxlib 0.12 (checked with 0.12.0.1) it leaves out the arguments' shardings too.
+    constants. From jaxlib 0.12 it also leaves out the arguments' shardings (checked with 0.12.0.1).
     """
     executable: Any = compiled.runtime_executable()
-    protos = getattr(executable, "get_parameter_shardings", tuple)() or ()  # JAX does not always tell them.
+    protos = getattr(executable, "get_parameter_shardings", tuple)() or ()  # May be absent or None.
     readers = [getattr(sys.modules[type(proto).__module__], "HloSharding", None) for proto in protos]
     shardings = tuple(str(reader.from_proto(proto)) for reader, proto in zip(readers, protos, strict=True) if reader)
     return with_argument_shardings(_with_constants(compiled.as_text() or "", executable), shardings)
 
 
 def with_argument_shardings(text: str, shardings: Sequence[str]) -> str:
-    """An HLO text with a `sharding` attribute at each parameter of its entry that has none.
+    """Return an HLO text with a `sharding` attribute added to each entry parameter that has none.
 
     Args:
-      text: one module. That of a single device stays as it is: nothing is sharded.
-      shardings: of each argument in HLO's notation, '' where it is not known; the text stays as it is unless there is
-        one for each parameter.
+      text: one module; unchanged if it is for a single device.
+      shardings: of each argument, in HLO's notation, '' if unknown; the text is unchanged unless there is one for each
+          parameter.
     """
     entry = _ENTRY.search(text) if _PARTITIONED.match(text) else None
     if entry is None:
@@ -67,7 +67,7 @@ def with_argument_shardings(text: str, shardings: Sequence[str]) -> str:
 
 
 def _with_constants(text: str, executable: Any) -> str:
-    """The text, printed anew with every constant in full where some are elided and all are small."""
+    """Return the text, printed again with constants in full if any is elided and all are small."""
     elided_bytes = sum(
         dtype_bits(dtype) // 8 * math.prod(int(dim or 1) for dim in dims.split(","))
         for dtype, dims in _ELIDED.findall(text)

@@ -1,7 +1,7 @@
-"""Find which arguments of a program its results update: new = old + something, as optimizers write it.
+"""Find the arguments that a program's results update, as optimizers do: new = old + something.
 
-Reads a module before optimization, whose op names still show what JAX differentiated. A gradient is never an update of
-its parameter, whatever is added to it.
+Reads a module before optimization, whose op names still show what JAX differentiated. A gradient never counts as an
+update of its parameter, whatever is added to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLACES = frozenset(
 """Custom calls that annotate the memory of their operands and return them."""
 
 _LEAST_SHARE = 0.5
-"""Least fraction of a parameter in its update. In a gradient, weight decay contributes far less."""
+"""Least factor of a parameter in its update. A gradient with weight decay has a far smaller one."""
 
 _Place = tuple[int, int | None]
 """A parameter's number, and the index in it if it is a tuple (else None)."""
@@ -31,18 +31,18 @@ _Place = tuple[int, int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """How much of an argument is in a value: value = factor * argument + other terms."""
+    """An argument's share in a value: value = factor * argument + other terms."""
 
-    factor: float | None = 1.0  # Factor in a sum; None if unknown.
-    is_changed: bool = False  # Whether anything was computed with it.
+    factor: float | None = 1.0  # None if unknown.
+    is_changed: bool = False  # False if the value is the argument itself.
 
     def scaled(self, factor: float | None) -> Share:
-        """Return the share in a multiple of this value."""
+        """Return the share after multiplying the value by `factor`."""
         known = self.factor is not None and factor is not None
         return Share(factor=self.factor * factor if known else None, is_changed=True)  # type: ignore[operator]
 
     def through(self, outer: Share) -> Share:
-        """Return the share in another value, which has the share `outer` of this value."""
+        """Compose: return the argument's share in a value that has the share `outer` of this value."""
         known = self.factor is not None and outer.factor is not None
         factor = self.factor * outer.factor if known else None  # type: ignore[operator]
         return Share(factor=factor, is_changed=self.is_changed or outer.is_changed)
@@ -59,7 +59,7 @@ class Updates:
         self._found: dict[tuple[str, str, int | None], _Shares] = {}
 
     def of(self, result: Instruction) -> Mapping[int, Share]:
-        """Return the numbers of the arguments that a result updates or returns unchanged, each with its share."""
+        """Return the arguments that a result updates or returns unchanged: their shares by argument number."""
         found = self._shares(result, None)
         return {number: share for (number, _), share in found.items() if self._is_update(number, share)}
 
@@ -89,7 +89,7 @@ class Updates:
         return False
 
     def _inside(self, held: Instruction, user: Instruction) -> list[Instruction]:
-        """Return a value inside the computation that a user calls with it: an inlined one, a branch, a loop's body."""
+        """Return the instructions of a called computation (fusion, branch, loop body) that receive a value."""
         module, places = self.module, [i for i, name in enumerate(user.operands) if name == held.name]
         if user.opcode in INLINE:
             parameters = module.computations[user.called("calls", "to_apply")[0]].parameters
@@ -102,10 +102,10 @@ class Updates:
         return [take for take in taken if take.index in places]
 
     def _shares(self, value: Instruction, index: int | None) -> _Shares:
-        """Return the share of each parameter of its computation in a value, or in an element of it."""
+        """Return the shares of the enclosing computation's parameters in a value, or in an element of it."""
         key = value.computation, value.name, index
         if key not in self._found:
-            self._found[key] = {}  # of a value that depends on itself nothing more is to be found
+            self._found[key] = {}  # breaks cycles: a value that depends on itself adds nothing
             self._found[key] = self._computed(value, index)
         return self._found[key]
 
@@ -160,7 +160,7 @@ class Updates:
         return _scaled(self._shares(value, None), factor) if by.shape.size == 1 else {}
 
     def _factor(self, value: Instruction) -> float | None:
-        """Return a factor that the program states: a constant, or 1 for 1 plus or minus an unknown (weight decay)."""
+        """Return a known factor: a constant, or 1 for 1 plus or minus an unknown (weight decay)."""
         module, opcode = self.module, value.opcode
         if opcode == "constant":
             try:

@@ -1,6 +1,6 @@
-"""The versions of JAX and of its compilers whose programs the tests have read.
+"""The versions of JAX and its compilers that the tests have covered.
 
-What a compiled program prints is no interface: a new version may leave out what checks read, or name it differently.
+Printed HLO is not a stable interface: a new version may omit or rename what the checks read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TESTED = (
 
 
 def untested_notes(compiler: str | None = None) -> tuple[str, ...]:
-    """Return one note if no test has read programs that the installed JAX makes with a compiler, else none.
+    """Return a note if the installed JAX with this compiler is untested; else nothing.
 
     compiler: its package and version, as `libtpu 0.0.42.1`; by default the installed jaxlib.
     """
@@ -32,5 +32,5 @@ def untested_notes(compiler: str | None = None) -> tuple[str, ...]:
 
 
 def _pair(jax: str, package: str, number: str) -> str:
-    """The versions of JAX and of a compiler; of JAX alone where jaxlib has the same."""
+    """Format the versions of JAX and of a compiler; only JAX's if jaxlib has the same."""
     return f"JAX {jax}" if (package, number) == ("jaxlib", jax) else f"JAX {jax} with {package} {number}"

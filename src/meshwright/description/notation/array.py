@@ -31,9 +31,12 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 class ShardedArray:
     """An array and its sharding: `C[I_X, K_{dp,tp}]{U_Y}`.
 
-    dims: the names of its dimensions. axes: for each dim the mesh axes that shard it, outermost first: `I_XY` cuts I
-    into |X| parts and each of them into |Y|. unreduced: the axes over which its values are partial sums. name: empty in
-    MaxText's notation, `B M_x`; `label` is used instead.
+    Attributes:
+        name: empty in MaxText's notation, `B M_x`; `label` is used instead.
+        dims: the names of the dimensions.
+        axes: for each dim, the mesh axes that shard it, outermost first: `I_XY` cuts I into |X| parts and each part
+            into |Y|.
+        unreduced: the axes over which values are partial sums.
     """
 
     name: str

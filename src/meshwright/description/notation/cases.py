@@ -17,7 +17,7 @@ Case = Literal[1, 2, 3, 4]
 class AxisCase:
     """The case of one mesh axis of a product.
 
-    dims: the dims that it shards. operands: labels of the arrays in which it shards a summed dim.
+    dims: the dims that the axis shards. operands: labels of the arrays in which it shards a summed dim.
     """
 
     axis: str

@@ -1,9 +1,9 @@
 """Every implementation of a product (einsum), or of a resharding of one array.
 
-An implementation of a product assigns each mesh axis to the dim that it shards while the product is computed. An axis
-on a dim of the result divides the work; one on a summed dim leaves a partial sum; one on no dim repeats the work. The
-operands are resharded to the assignment and multiplied, and the result is resharded to the target. So "gather B",
-"slice A and reduce C" and "gather C afterwards" are three assignments, and all are listed.
+An implementation assigns each mesh axis to a dim that it shards while the product is computed, or to none. An axis on a
+dim of the result divides the work; on a summed dim it leaves a partial sum; on no dim it repeats the work. The operands
+are resharded to the assignment and multiplied, and the result is resharded to the target. So "gather B", "slice A and
+reduce C" and "gather C afterwards" are three assignments, and all are listed.
 
 More than two operands are multiplied in pairs from left to right, one local einsum a pair; a dim is summed as soon as
 neither a later operand nor the result has it, and an intermediate is reduced before it is used. Only implementations of
@@ -57,7 +57,7 @@ def implementations_of(operands: tuple[ShardedArray, ...], wanted: ShardedArray,
 def sorted_implementations(candidates: list[Implementation], sizes: Sizes) -> list[Implementation]:
     """Sort implementations by bytes sent, then flops, then number of steps.
 
-    One with all the collectives of an earlier one, and no fewer flops, is left out.
+    An implementation with all the collectives of an earlier one and no fewer flops is dropped.
     """
 
     def effort(candidate: Implementation) -> tuple[int, int, int]:
@@ -98,7 +98,7 @@ def _assignments(
 ) -> Iterator[Assignment]:
     """Yield every choice of a dim, or none, for each axis, among the dims it shards in the operands or the result.
 
-    An axis over which the result is to stay unreduced may also shard any summed dim.
+    An axis in the result's `unreduced` may also shard any summed dim.
     """
     places: dict[str, list[str | None]] = {
         axis: [] for array in arrays for axis in (*array.split_axes, *array.unreduced)

@@ -22,10 +22,12 @@ from meshwright.errors import MeshwrightError
 class Inference:
     """The case of an expression for each mesh axis, and the implementations of its result.
 
-    operands: as written, with distinct labels; one for a resharding. result: the requested result, or the natural one,
-    in which each dim keeps its axes. implementations: fewest bytes sent by a device first (`cost` sorts them by time on
-    a chip), including the written one. written: the implementation that the expression prescribes, as `... -> RS over x
-    -> ...` does; None if it prescribes none.
+    Attributes:
+        operands: as written, with distinct labels; one for a resharding.
+        result: the requested result, or the natural one, in which each dim keeps its axes.
+        implementations: by bytes sent per device, fewest first (`cost` sorts them by time on a chip); includes
+            `written`.
+        written: the implementation that the expression prescribes, as `... -> RS over x -> ...` does; else None.
     """
 
     operands: tuple[ShardedArray, ...]
@@ -63,7 +65,7 @@ def infer(expression: Expression, sizes: Sizes) -> Inference:
     else:
         operands = with_distinct_labels(tuple(_checked(operand, sizes) for operand in start.operands))
         first = _checked(start.result or natural_result(operands), sizes)
-    # The result of each stage has the name of the array that goes through the chain.
+    # Every stage's result gets the name of the chain's first array.
     stages = tuple(
         Stage(stage.kind, _nontrivial(stage.axes, sizes), replace(_checked(stage.result, sizes), name=first.name))
         for stage in stages
@@ -71,7 +73,7 @@ def infer(expression: Expression, sizes: Sizes) -> Inference:
     result = stages[-1].result if stages else first
     implementations = implementations_of(operands, result, sizes)
     written = None
-    # A collective by name, or an array on the way to the result, prescribes how it is computed.
+    # A named collective or an intermediate array prescribes an implementation.
     if any(stage.kind for stage in stages) or len(stages) > 1 or (stages and len(operands) > 1):
         written = _follow(implementations_of(operands, first, sizes)[0], stages, sizes)
         if written not in implementations:
@@ -105,7 +107,7 @@ def _follow(start: Implementation, stages: tuple[Stage, ...], sizes: Sizes) -> I
     steps: list[Step] = list(start.steps)
     for stage in stages:
         if stage.kind is None or stage.kind == "all-gather":
-            # An all-gather over axes of several dims is one collective a dim, as in resharding.
+            # An all-gather over axes of several dims is one collective per dim, as in resharding.
             steps.extend(reshard(current, stage.result, sizes))
         elif stage.axes:
             steps.append(communicate(stage.kind, stage.axes, current, stage.result, sizes))

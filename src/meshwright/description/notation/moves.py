@@ -1,7 +1,7 @@
 """The sharding of an array after a collective or a slice.
 
-A collective adds and removes axes at the end of a dim's list: in `I_XY` each shard over X is cut again over Y, so a
-gather over Y alone joins neighbours, and one over X alone would interleave them.
+A collective adds and removes axes at the end of a dim's list. In `I_XY` each shard over X is cut again over Y, so a
+gather over Y alone joins neighbours; a gather over X alone would interleave them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def after(array: ShardedArray, kind: Kind, axes: tuple[str, ...], like: ShardedA
 
 
 def _without(array: ShardedArray, dim: str, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the axes of a dim after `axes` are removed from its end. Raises if they are not there."""
+    """Return the axes of a dim without its last ones, `axes`. Raises if it does not end with them."""
     old = array.axes_of(dim)
     kept = tuple(axis for axis in old if axis not in axes)
     if kept != old[: len(kept)]:

@@ -42,7 +42,7 @@ def intermediate(
 ) -> str:
     """Return the name of an intermediate product, such as `AB`.
 
-    '' if its operands have no names and its dims, joined, are a label that no later operand has.
+    '' if its operands have no names and no later operand has its joined dims as label.
     """
     taken = [array.label for array in later]
     if not left.name and not right.name and dims and "".join(dims) not in taken:

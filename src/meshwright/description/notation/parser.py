@@ -9,8 +9,8 @@
     subscript  := "_" axes
     axes       := word | "{" word { "," word } "}"
 
-The subscript of a reduce-scatter may end with the dim it shards, `ReduceScatter_{X,K}`, that of an all-to-all with both
-dims, `AllToAll_{X,I->J}`; otherwise the result shows them.
+The subscript of a reduce-scatter may end with the dim that it shards, `ReduceScatter_{X,K}`, and that of an all-to-all
+with both dims, `AllToAll_{X,I->J}`; without them, the result determines the dims.
 """
 
 from __future__ import annotations

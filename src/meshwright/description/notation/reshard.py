@@ -42,7 +42,7 @@ def reshardings(source: ShardedArray, target: ShardedArray, sizes: Sizes) -> lis
     """Return every resharding worth pricing, the direct one first.
 
     The others replace a reduce-scatter by an all-reduce and a slice, an all-to-all by a gather and a slice, or an
-    all-reduce by a reduce-scatter and an all-gather, which can run later.
+    all-reduce by a reduce-scatter and a (possibly later) all-gather.
     """
     direct = reshard(source, target, sizes)
     kinds = {move.kind for move in direct if isinstance(move, Communicate)}
@@ -61,7 +61,7 @@ def communicate(
 
 
 def _slice(current: ShardedArray, target: ShardedArray) -> Slice | None:
-    """Return a slice of a dim over the next axes it needs that are unused so far; None if there are none."""
+    """Return a slice of a dim over the next axes it needs, if they shard nothing yet; else None."""
     used = {*current.split_axes, *current.unreduced}
     for dim in target.dims:
         axes = tuple(itertools.takewhile(lambda axis: axis not in used, _missing_axes(current, target, dim)))
@@ -100,10 +100,10 @@ def _reduce(current: ShardedArray, target: ShardedArray, sizes: Sizes, avoid: tu
 
 
 def _gather(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Communicate:
-    """Return an all-gather of the excess axes at the end of a dim: of the dim where the array grows least.
+    """Return an all-gather of the excess axes at the end of the dim where the array grows least.
 
-    Axes that no dim needs are gathered together; one that another dim needs is gathered alone, since an all-to-all may
-    follow.
+    Axes that no dim needs are gathered together; an axis that another dim needs is gathered alone, since an all-to-all
+    may follow.
     """
     leaving = [axes for dim in target.dims if (axes := _excess_axes(current, target, dim))]
     axes = min(leaving, key=sizes.degree)
@@ -111,9 +111,9 @@ def _gather(current: ShardedArray, target: ShardedArray, sizes: Sizes) -> Commun
 
 
 def _excess_axes(current: ShardedArray, target: ShardedArray, dim: str) -> tuple[str, ...]:
-    """Return the axes to gather at the end of a dim, which the target does not have there; () if there are none.
+    """Return the axes to gather at the end of a dim; () if there are none.
 
-    They are all trailing axes that no dim of the target has; without these, the last axis, which another dim needs.
+    They are the trailing axes that no dim of the target has; if there are none, the last axis, if another dim needs it.
     """
     held = current.axes_of(dim)
     pairs = zip(held, target.axes_of(dim), strict=False)

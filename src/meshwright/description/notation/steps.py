@@ -67,7 +67,7 @@ class Multiply:
     """The einsum of each device's shards; the result is unreduced over axes that shard a summed dim.
 
     flops: flops of one device, 2 for each index of all dims (1 if no dim is summed). repeated_axes: the axes larger
-    than 1 along which every device does the same work.
+    than 1 along which devices repeat the same work.
     """
 
     operands: tuple[ShardedArray, ShardedArray]

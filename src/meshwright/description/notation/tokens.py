@@ -38,8 +38,8 @@ class Token:
 def tokenize(text: str, axes: Collection[str] | None = None) -> list[Token]:
     """Return the tokens of a text, followed by one of kind `end`. White space separates tokens.
 
-    Dims may be single capital letters without spaces between: `BM_x` is `B M_x`. That is so if a subscript is written
-    `<sub>x</sub>`, or is an axis of the mesh with dims after it (`B_xE`).
+    Dims may be single capital letters without spaces between: `BM_x` is `B M_x`. This is recognised if a subscript is
+    written `<sub>x</sub>`, or is an axis of the mesh with dims after it (`B_xE`).
     """
     tokens: list[Token] = []
     position = 0

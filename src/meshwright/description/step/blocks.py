@@ -1,4 +1,4 @@
-"""Build the ops (`step.layer`) of a decoder from the features of a `ModelConfig`.
+"""Build a decoder's ops (`step.layer`) from the features of a `ModelConfig`.
 
 Weights of matmuls that add to the residual stream are initialised smaller by sqrt(2 layers), as in GPT-2.
 """
@@ -231,7 +231,7 @@ def _heads(model: ModelConfig, first_layer: int, stream: str) -> tuple[LayerOp, 
 
 
 def _latent_heads(model: ModelConfig, latent: LatentAttention, stream: str) -> tuple[LayerOp, ...]:
-    """Return the ops that compute queries, keys and values from latents. Every device with heads has whole latents."""
+    """Return the ops that compute queries, keys and values from latents, which are not split over heads."""
     rank, rope = latent.kv_rank, latent.rope_head_dim
     embed: Dims = (("embed", model.embed),)
 
@@ -346,7 +346,7 @@ def _head_dims(model: ModelConfig, size: int) -> Dims:
 
 
 def _adding_scale(model: ModelConfig, fan_in: int) -> float:
-    """Return the initial standard deviation of a weight whose matmul adds to the stream, as two in each layer do."""
+    """Return the initial standard deviation of a weight whose matmul adds to the stream (two per layer)."""
     return 1 / math.sqrt(fan_in * (2 * model.num_layers))
 
 

@@ -1,4 +1,4 @@
-"""Rotary frequencies as data: theta, and the scaling to sequences longer than those of a model's first training."""
+"""Rotary frequencies as data: theta, and the scaling to sequences longer than in pre-training."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class YarnRopeScaling:
     """YaRN (arXiv:2309.00071): fast-rotating dims keep their frequency, slow ones are divided by the factor.
 
     Attributes:
-        beta_fast: a dim with more turns than this within the original length is kept.
-        beta_slow: a dim with fewer turns than this is divided by the whole factor; between the two is a ramp.
+    beta_fast: a dim that rotates more often than this within the original length keeps its frequency.
+        beta_slow: a dim that rotates less often than this is divided by the whole factor; between the two is a ramp.
         truncate: whether the ramp starts and ends at whole pairs of dims.
         attention_factor: factor of cosines and sines; None: the paper's, or from `mscale` and `mscale_all_dim` if both
             are set.

@@ -24,7 +24,7 @@ from meshwright.mesh import MeshShape, check_batch
 Place = Literal["stem", "first", "inner", "last", "shortcut", "classes"]
 
 IMAGE_RULES: Rules = {
-    # fsdp shards output channels: they divide alike in all layers, while the stem has three input channels.
+    # fsdp shards output channels, which are divisible in all layers; the stem has only three input channels.
     "kernel": (),
     "channels_in": (),
     "channels_out": ("fsdp",),
@@ -39,7 +39,7 @@ NORMS: Mapping[Place, Pass] = {"last": "batch_norm_add", "shortcut": "batch_norm
 """The elementwise pass of a batch norm that is followed by the residual sum and not directly by a relu."""
 
 STATISTICS = "statistics of batch norms"
-"""Name of the sums of batch norm statistics over all devices, which the second of a norm's two ops waits for."""
+"""Name of the all-reduce of batch norm statistics, between the two ops of a norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class ConvNet:
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """One convolution on a square image of `in_size` pixels a side, padded so that only its stride shrinks the image.
+    """One convolution on a square image of `in_size` pixels per side, padded so that only the stride shrinks the image.
 
     The matmul to the classes is a convolution on a single pixel; all others are followed by a batch norm.
     """
@@ -211,7 +211,7 @@ def image_parameters(model: ConvNet) -> Mapping[str, Mapping[str, Parameter]]:
         else:
             axes, shape = ("features", "classes"), (made.in_channels, made.out_channels)
             vectors = {"bias": Parameter(shape=(made.out_channels,), axes=("norm",), scale=0.0, role="vector")}
-        # Twice the variance, as the relu cuts off half of the input (arXiv:1502.01852).
+        # Twice the variance, because relu zeroes half of the input (arXiv:1502.01852).
         tree[made.path] = {"kernel": Parameter(shape=shape, axes=axes, scale=math.sqrt(2 / fan_in))} | vectors
     return tree
 
@@ -222,7 +222,7 @@ def num_image_parameters(model: ConvNet) -> int:
 
 
 def check_image_mesh(workload: ImageWorkload, mesh: MeshShape) -> None:
-    """Raise if the mesh cannot split the images or the kernels, or has an axis that would split nothing."""
+    """Raise if the mesh cannot split the images or the kernels, or if one of its axes splits neither."""
     for axis, degree in mesh.degrees.items():
         if degree > 1 and axis not in IMAGE_RULES["batch"]:
             raise MeshwrightError(
@@ -245,7 +245,7 @@ def image_step(workload: ImageWorkload, mesh: MeshShape) -> Step:
 
 @lru_cache(maxsize=256)
 def _image_ops(model: ConvNet, live: tuple[str, ...], syncs_norms: bool) -> Ops:
-    """Return the ops of a step, which depend on the axes larger than 1. Both passes gather the kernels."""
+    """Return the ops of a step, given the axes larger than 1. Forward and backward both gather the kernels."""
     ops: list[Op] = []
     for node in _Sharder(model, live, syncs_norms).nodes():
         ops += forward_ops(node)

@@ -1,8 +1,8 @@
-"""A step as data: frozen ops over sharded arrays, grouped into regions that repeat. No JAX, no model.
+"""A step as data: frozen ops over sharded arrays, grouped into regions that repeat. Independent of JAX and of models.
 
-A dim of an array has a fixed or a symbolic size. Symbolic ones, such as `B` sequences, `S` tokens and `C` rows sent to
-experts, get their size from `Extents`, so that the same ops serve every batch and every degree of the same mesh axes.
-Flops, collectives, memory traffic, time and memory are all folds over these ops (`cost`).
+A dim has a fixed or a symbolic size. Symbolic sizes, such as `B` sequences, `S` tokens and `C` rows sent to experts,
+are in `Extents`, so that the same ops serve every batch and every degree of the same mesh axes. Flops, collectives,
+memory traffic, time and memory are sums over these ops (`cost`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Kind, Phase
 
 Width = Literal["compute", "gradient", "float32"]
-"""Format of an array's elements: the compute dtype, the gradient dtype, or four bytes."""
+"""Format of an array's elements: the compute dtype, the gradient dtype, or float32."""
 
 
 class Dim(NamedTuple):
-    """A dim of an array: its letter in the notation, its size (None if `Extents` has it), its mesh axes."""
+    """A dim of an array: its letter in the notation, its size (None: symbolic, see `Extents`), its mesh axes."""
 
     letter: str
     size: int | None
@@ -52,7 +52,7 @@ class Array:
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:
-        """Letters of the symbolic dims, whose sizes `Extents` has."""
+        """Letters of the symbolic dims."""
         return tuple(dim.letter for dim in self.dims if dim.size is None)
 
     @cached_property
@@ -69,7 +69,7 @@ class Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Extents:
-    """Numbers for a step's symbols: global sizes of symbolic dims, and the degree of each mesh axis."""
+    """Values of a step's symbols: global sizes of symbolic dims, and the degree of each mesh axis."""
 
     sizes: Mapping[str, float]
     mesh: MeshShape
@@ -105,10 +105,10 @@ class Block(StrEnum):
 
 
 class Region(NamedTuple):
-    """Part of a step whose ops repeat equally often: embedding, a stack's layers, logits, stage transfers, update."""
+    """Part of a step whose ops all run equally often: embedding, a stack's layers, logits, stage transfers, update."""
 
     name: str
-    is_once: bool = False  # Once a step (for each layer of a device) and not for each microbatch.
+    is_once: bool = False  # Runs once per step (for each layer of a device), not per microbatch.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class Repeat:
     executed: int  # Including the ticks of a pipeline's bubble.
     static: int  # Appearances in the program's text; branches taken in few ticks count as if taken in every tick.
     mean: float  # Mean over pipeline stages.
-    once: int = 1  # For an op that runs once a step: the layers of a device.
+    once: int = 1  # Runs of an op that does not repeat per microbatch: the layers of a device.
 
 
 _UNUSED_NUMBERS = count()
@@ -127,9 +127,9 @@ _UNUSED_NUMBERS = count()
 
 @lru_cache(maxsize=1 << 14)
 def _number(_work: tuple[object, ...]) -> int:
-    """Return an integer id of a kind of work, so that an op is hashed once and not each time it is priced.
+    """Return an integer id of a kind of work, so that an op is hashed only once.
 
-    Ids are never reused: work that was evicted from this cache gets a new id and is priced again.
+    Ids are never reused: work evicted from this cache gets a new id and is priced again.
     """
     return next(_UNUSED_NUMBERS)
 
@@ -149,18 +149,18 @@ class Matmul:
     inner: tuple[Dim, ...]
     columns: tuple[Dim, ...]
     experts: tuple[Dim, ...] = ()
-    is_summed: bool = False  # Whether its result is added to the residual stream, so that tp sums it.
+    is_summed: bool = False  # Whether the result is added to the residual stream, and so summed over tp.
     is_rounded: bool = False  # Whether 8-bit strategies round its operands.
     is_ring: bool = False
     source: str = "X"  # Name of its input.
-    right: str = ""  # Name of its second operand where that is a value and not a weight.
+    right: str = ""  # Name of the second operand, if it is a value and not a weight.
     stored: tuple[Dim, ...] = ()  # Dims of its weight as stored; empty if it has no weight.
-    pending: tuple[str, ...] = ()  # Axes over which each device holds a part of the weight's gradient.
+    pending: tuple[str, ...] = ()  # Axes over which the weight's gradient is a partial sum.
     image: Array | None = None  # Input of a convolution, whose windows are the rows (implicit GEMM, arXiv:1410.0759).
 
     @cached_property
     def work(self) -> int:
-        """An id shared by all matmuls that take the same time, in any phase (`_number`)."""
+        """An id shared by all matmuls of equal cost, in any phase (`_number`)."""
         sizes = (self.rows, self.inner, self.columns, self.experts, self.image)
         return _number((self.role, sizes, self.is_summed, self.is_rounded, self.is_ring))
 
@@ -187,14 +187,14 @@ class AttentionOp:
     value_dim: int
     # Keys a query may attend to, for each layer of a repeating cycle; None: all before it.
     windows: tuple[int | None, ...]
-    is_scores_alone: bool = False  # Whether backward recomputes scores without their product with the values.
+    is_scores_alone: bool = False  # Whether only the scores are recomputed, not their matmul with the values.
     is_of_chunks: bool = False
     cache: tuple[Array, ...] = ()  # Keys and values that a device of a server holds.
     gradients: frozenset[Operand] = OPERANDS  # Operands whose gradient backward computes.
 
     @cached_property
     def work(self) -> int:
-        """An id shared by all attention ops that take the same time."""
+        """An id shared by all attention ops of equal cost."""
         sizes = (self.query, self.qk_dim, self.value_dim, self.windows, len(self.gradient_products))
         return _number((self.phase == "backward", sizes, self.is_scores_alone, self.is_of_chunks))
 
@@ -218,6 +218,7 @@ class AttentionOp:
 Pass = Literal[
     "norm", "layer_norm", "residual", "low_rank", "low_rank_dropout", "branch", "rotary", "gated", "activation",
     "dropout", "accumulate", "loss", "batch_norm", "batch_norm_add", "batch_norm_shortcut", "gradients", "pool",
+    "dispatch", "combine",
 ]  # fmt: skip
 
 
@@ -233,7 +234,7 @@ class Elementwise:
 
     @cached_property
     def work(self) -> int:
-        """An id shared by all elementwise ops that take the same time."""
+        """An id shared by all elementwise ops of equal cost."""
         return _number((self.kind, self.phase == "backward", self.arrays))
 
 
@@ -247,14 +248,14 @@ class Communicate:
     phase: Phase
     region: Region
     array: Array
-    before: Array | None = None  # Layouts that it converts between, if it is part of a reshard.
+    before: Array | None = None  # Layouts before and after, if it is part of a reshard.
     after: Array | None = None
     times: int = 1  # Runs each time its region runs.
-    skipped: int = 0  # Runs that the compiler leaves out of those executed.
-    is_ring: bool = False  # Whether it is P - 1 sends of `array` round a ring of P devices.
-    gradient_of: Operand | None = None  # The operand of attention whose gradient it exchanges over the sequence.
+    skipped: int = 0  # Runs that the compiler removes.
+    is_ring: bool = False  # Whether it stands for P - 1 sends of `array` round a ring of P devices.
+    gradient_of: Operand | None = None  # The operand of attention whose gradient it sends over sp.
     of_weight: bool = False  # Whether it gathers a weight, or sums its gradient or the gradient's norm.
-    beside: tuple[Array, ...] = ()  # Arrays that the same collective carries.
+    beside: tuple[Array, ...] = ()  # Further arrays combined into the same collective.
 
 
 ComputingOp = Matmul | AttentionOp | Elementwise
@@ -265,7 +266,7 @@ Op = ComputingOp | Communicate
 
 @dataclass(frozen=True, eq=False)
 class Ops:
-    """The ops of a step in the order of its forward pass, each followed by its recomputation and its backward.
+    """The ops of a step in forward order, each followed by its recomputation and its backward.
 
     They depend on which mesh axes are larger than 1, not on their degrees or the batch.
     """
@@ -319,7 +320,7 @@ class ComputingOps(NamedTuple):
 
     attention: tuple[AttentionOp, ...]
     rest: tuple[Matmul | Elementwise, ...]  # All but attention.
-    # Those of `rest` in the query projection's backward: its gradient matmuls, and accumulation of its weight gradient.
+    # Part of `rest`: the query projection's backward matmuls and the accumulation of its weight gradient.
     of_queries: tuple[Matmul | Elementwise, ...]
 
 

@@ -1,4 +1,4 @@
-"""Ops that models are written in, over named values, and the parameters that they declare.
+"""The ops that models are written in. They read and write named values, and declare parameters.
 
 An op reads values by name and writes one. `STREAM` is the residual stream [batch, sequence, embed]: the input and the
 output of a layer. Shapes are of one layer; a `Stack` repeats its ops over layers and stacks their parameters.
@@ -35,8 +35,8 @@ class Norm:
     source: str
     target: str
     size: int
-    # Last dims of `source` that are normed together, `size` elements in all (OLMo 2: all heads). Their axes split the
-    # scale, and squares are summed over them.
+    # Last dims of `source` that are normalised together, `size` elements in all (OLMo 2: all heads). Their mesh axes
+    # split the scale; squares are summed over these axes.
     dims: Dims = ()
     kind: NormKind = "rms"
     epsilon: float = 1e-5
@@ -72,10 +72,9 @@ class Linear:
     init_scale: float | None = None  # Standard deviation at initialisation; None: 1 / sqrt(fan in).
     has_bias: bool = False  # Whether the parameter `{name}_bias` [*outputs] is added.
     is_rounded: bool = True  # Whether 8-bit strategies round its operands.
-    # Whether it multiplies the residual stream as stored between blocks, in float32 and without a gather over tp
-    # (routers).
+    # Whether the input is the residual stream as stored between blocks, in float32 and not gathered over tp (routers).
     is_on_residual: bool = False
-    # Whether frameworks with one array for queries, keys and values store the weight in that array, after the queries'.
+    # Whether frameworks that fuse queries, keys and values into one array store this weight in it, after the queries'.
     is_fused: bool = False
     is_tied: bool = False  # Whether the weight is the embedding table that a `Lookup` declares, [*outputs, *inputs].
     low_rank: LowRank | None = None
@@ -97,22 +96,22 @@ class Rotary:
     """Rotary position embedding (arXiv:2104.09864) of queries and keys, in place."""
 
     values: tuple[str, ...]
-    # Dims of a head that are rotated, from `start`; the others are unchanged (GPT-NeoX rotates a quarter). An odd size
-    # rotates one dim more, by the frequencies of the odd size.
+    # Dims of a head that are rotated, from `start`; the others are unchanged (GPT-NeoX rotates a quarter). If odd, one
+    # more dim is rotated, with the frequencies of the odd size.
     size: int
     # Frequencies of each layer, as a repeating cycle; one entry if all layers are alike.
     by_layer: tuple[Frequencies, ...]
     start: int = 0
-    is_interleaved: bool = False  # Rotate pairs of adjacent dims (DeepSeek) and not of dims half the size apart.
+    is_interleaved: bool = False  # Rotate pairs of adjacent dims (DeepSeek) instead of dims half the size apart.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentKeys:
-    """Values of a token that a server caches instead of keys and values (DeepSeek-V2, arXiv:2405.04434, 2.1)."""
+    """Names of the values that a server caches instead of keys and values (DeepSeek-V2, arXiv:2405.04434, 2.1)."""
 
     latent: str  # Value from which keys and values are computed.
     rotary: str  # Part of the key that all heads share.
-    key_weight: str  # Weights by which the latent is multiplied.
+    key_weight: str  # Weight from the latent to keys.
     value_weight: str
 
 
@@ -133,8 +132,8 @@ class Attention:
     softcap: float | None = None  # Scores become softcap * tanh(scores / softcap).
     scale: float | None = None  # Factor of the scores; None: 1 / sqrt(qk_dim).
     has_alibi: bool = False
-    # Whether each head has a learned logit, the parameter `sinks` [kv_heads, group], that takes part in every softmax
-    # and adds no value (arXiv:2309.17453).
+    # Whether each head has a learned logit without a value in every softmax: the parameter `sinks` [kv_heads, group]
+    # (arXiv:2309.17453).
     has_sinks: bool = False
     latent: LatentKeys | None = None  # What a server caches instead of keys and values.
 
@@ -171,7 +170,7 @@ class Routing:
     num_active_groups: int = 1  # Groups that a token may choose from.
     group_score: int = 1  # A group's score is the sum of this many of its best experts' scores.
     is_normed: bool = True  # Whether the weights of a token's experts are normalised to sum to 1.
-    scale: float = 1.0  # Factor of the weights, after that.
+    scale: float = 1.0  # Factor of the weights after normalisation.
 
 
 SOFTMAX_ROUTING = Routing()
@@ -231,7 +230,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Concat:
-    """Concatenate values along their last dim; one without heads is repeated for every head."""
+    """Concatenate values along their last dim; a value without heads is repeated for every head."""
 
     sources: tuple[str, ...]
     target: str
@@ -256,7 +255,7 @@ class Lookup:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
-    """The mean loss in nats of logits `source` for integer targets; a split vocab is summed over, never gathered.
+    """Mean cross-entropy in nats of the logits `source` and integer targets; a split vocab is reduced, never gathered.
 
     softcap: logits are softcap * tanh(logits / softcap).
     """
@@ -269,8 +268,8 @@ class CrossEntropy:
 class DotProduct:
     """Matmul of every row of `left` with every row of `right` in a batch, over `size` elements.
 
-    The logits of retrieval and contrastive models, whose targets are the other rows of the batch. `right` is gathered
-    over the axes that split the batch, and its rows stay split over tp like a vocab.
+    The logits of retrieval and contrastive models, with the batch's rows as classes. `right` is gathered over the axes
+    that split the batch; its rows stay split over tp like a vocab.
     """
 
     name: str
@@ -301,8 +300,8 @@ class Block:
 class Stack:
     """`num_layers` layers of one kind, whose parameters are stacked."""
 
-    # If `layers` or `dense_layers` (those before MoE layers), also the logical axis of the stacked dim; it is `layers`
-    # for any other name.
+    # `layers`, `dense_layers` (dense layers before MoE layers) or another name. The first two are also logical axes of
+    # the stacked dim; for other names that axis is `layers`.
     name: str
     num_layers: int
     blocks: tuple[Block, ...]

@@ -1,4 +1,4 @@
-"""Whether a workload can be split over a mesh and whether this version can run it, before anything is compiled."""
+"""Check that a workload can be split over a mesh, and that this version can run it, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.mesh import AXES, MeshShape, check_batch, check_divides
 
 
 def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> None:
-    """Raise an error if the mesh cannot split a dim of the workload, or if one of its axes would split nothing."""
+    """Raise an error if the mesh cannot split a dim of the workload, or has an axis that splits nothing."""
     check_rules(rules)
     used = _used_axes(workload.model, rules)
     for axis, degree in mesh.degrees.items():
@@ -48,8 +48,8 @@ def check_mesh(workload: Workload, mesh: MeshShape, rules: Rules = RULES) -> Non
 def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tuple[str, ...]]]:
     """Return the divisibility conditions of `check_mesh`, except pp's stages: pairs of a size and axes that split it.
 
-    A mesh is legal if the product of each pair's degrees divides its size. An axis that would split nothing gets size
-    1.
+    A mesh is legal if the product of each pair's degrees divides its size. An axis that splits nothing is paired with
+    size 1.
     """
     found = {(workload.batch, rules["batch"]), (workload.seq_len, rules["residual_sequence"])}
     for _, parameter in leaves(parameters(workload.model)):
@@ -61,9 +61,9 @@ def limits(workload: Workload, rules: Rules = RULES) -> frozenset[tuple[int, tup
 
 
 def _used_axes(model: Model, rules: Rules) -> set[str]:
-    """Return the mesh axes that split something of a model or its batch.
+    """Return the mesh axes that split a dim of a model or its batch.
 
-    ep counts only if the model has experts: splitting the batch alone, it would be another name for dp.
+    ep counts only if the model has experts: otherwise it would be the same as dp.
     """
     declared = {name for _, parameter in leaves(parameters(model)) for name in parameter.axes}
     named = declared | {"residual_sequence", "batch"}
@@ -117,7 +117,7 @@ def check_runnable(model: Model, mesh: MeshShape, strategy: Strategy = DEFAULT) 
 
 @lru_cache(maxsize=1 << 6)
 def _only_planned(model: Model) -> tuple[str, ...]:
-    """Return features of a model that no code here runs."""
+    """Return the features of a model that cannot run here."""
     has_alibi = any(op.has_alibi for op in attention_ops(model))
     return (*model.planned_only, *(("positions='alibi'",) if has_alibi else ()))
 

@@ -51,7 +51,7 @@ class LoRA:
 def can_adapt(op: LayerOp) -> bool:
     """Whether a matmul of a layer can have a low-rank branch.
 
-    Matmuls of experts, routers, gates of one number for each token and matmuls from or to latents cannot.
+    Matmuls of experts, routers, gates of shared experts, and matmuls from or to latents cannot.
     """
     return (
         isinstance(op, Linear)

@@ -33,13 +33,13 @@ ABOVE_ZERO = (
 
 
 def largest(field: str) -> int:
-    """Return the largest value allowed for a size; a search over larger sizes would not end."""
+    """Return the largest value allowed for a size; a search over larger sizes would take too long."""
     return {"num_layers": 10**4, "seq_len": 10**8, "prompt_len": 10**8, "output_len": 10**8}.get(field, 10**9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """A mixture of experts instead of the MLP: `num_active` of `count` MLPs of width `mlp` work on each token."""
+    """A mixture of experts instead of the MLP: `num_active` of `count` MLPs of width `mlp` process each token."""
 
     count: int
     num_active: int
@@ -48,8 +48,8 @@ class Experts:
     shared_mlp: int = 0
     has_shared_gate: bool = False  # Whether a sigmoid of each token scales the shared MLP's output (Qwen2-MoE).
     has_bias: bool = False  # Whether router and experts have biases (gpt-oss).
-    num_dense_layers: int = 0  # Layers that have a dense MLP; which ones does not change a step.
-    # Slots of an expert, as a multiple of its tokens at even load; tokens beyond are dropped. None: no drops.
+    num_dense_layers: int = 0  # Number of layers with a dense MLP; their positions do not change a step.
+    # Slots per expert, as a multiple of its tokens at even load; excess tokens are dropped. None: dropless.
     capacity_factor: float | None = None
     balance_weight: float = 0.01  # Weight of the load balancing loss (Switch, arXiv:2101.03961, section 2.2).
     routing: Routing = SOFTMAX_ROUTING  # How a token's experts are chosen.
@@ -90,12 +90,12 @@ class Experts:
     def slots(self, tokens: int) -> int:
         """Return the slots of each expert for `tokens` tokens of one device, rounded up.
 
-        They are an expert's tokens at even load, times the capacity factor (1 if it is None).
+        That is an expert's tokens at even load, times the capacity factor (1 if it is None).
         """
         return math.ceil((self.capacity_factor or 1.0) * tokens * self.num_active / self.count)
 
     def room(self, tokens: int, ep: int) -> int:
-        """Return the most copies of `tokens` tokens that a device can send to one of the `ep` devices.
+        """Return the maximum number of token copies that a device with `tokens` tokens can send to one of `ep` devices.
 
         A token has `num_active` copies, at most one for each expert of that device.
         """
@@ -119,8 +119,8 @@ class LatentAttention:
 class Family:
     """A family of models: its name, and how the layers of its models are written as ops.
 
-    The layers of most families follow from the features of `ModelConfig` (`step.blocks`); a family with other layers
-    overrides `layers`. Files store a family by its name.
+    The layers of most families are built from the features of `ModelConfig` (`step.blocks`); a family with other layers
+    overrides `layers`. Plan files store a family's name.
     """
 
     name: str = "decoder"
@@ -165,7 +165,7 @@ class ModelConfig:
     full_attention_every: int = 0  # Every n-th layer attends to all keys; 0: the window is in all layers.
     full_attention_layers: tuple[int, ...] = ()  # Indices from 0 of layers that attend to all keys, if no n fits.
     rope_theta: float = 10_000.0
-    # Theta in layers with a window, whose frequencies are not scaled; None: all layers are alike.
+    # Theta of layers with a window, without scaling; None: as in other layers.
     rope_theta_local: float | None = None
     rope_scaling: RopeScaling | None = None
     rotary_dims: int = 0  # First dims of a head that are rotated; 0: all.
@@ -179,11 +179,11 @@ class ModelConfig:
     experts: Experts | None = None
     latent: LatentAttention | None = None
     lora: LoRA | None = None  # Low-rank adapters, the only parameters that train.
-    # Features of the model from Hugging Face that change no plan and that nothing here runs.
+    # Features of the Hugging Face model that cannot run here, and do not change a plan.
     planned_only: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
-        """Hash the fields that differ most often: a search looks models up too often to hash all of them."""
+        """Hash only the fields that differ most: caches of the search hash models very often."""
         return hash((self.name, self.num_layers, self.embed))
 
     def __post_init__(self) -> None:
@@ -253,7 +253,7 @@ class ProgramModel:
     has_stages: bool = False
 
     def __hash__(self) -> int:
-        """Hash only the name: a search looks models up too often to hash every field."""
+        """Hash only the name: caches of the search hash models very often."""
         return hash(self.name)
 
     @property
@@ -278,7 +278,7 @@ class ProgramModel:
 
     @property
     def planned_only(self) -> tuple[str, ...]:
-        """Features that can only be planned: never empty, because nothing here runs a model that is written as ops."""
+        """Features that can only be planned: never empty, because a model written as ops cannot run."""
         return ("ops of its own",)
 
 
@@ -330,7 +330,7 @@ def _check_rotated_dims(model: ModelConfig) -> None:
     if model.latent:
         name, dims, most = "qk_rope_head_dim", model.latent.rope_head_dim, 0
     else:
-        # If rotary_dims is odd, one more dim is rotated, with the frequencies of the odd number, as in transformers.
+        # As in transformers, an odd number of dims rotates one more, with the frequencies of the odd number.
         name, dims, most = (
             ("rotary_dims", model.rotary_dims, model.head_dim) if model.rotary_dims else ("head_dim", model.head_dim, 0)
         )

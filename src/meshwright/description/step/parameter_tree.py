@@ -1,4 +1,4 @@
-"""A model's parameters as its ops declare them: counts, bytes, shardings and initialisation all follow from these."""
+"""The declarations of a model's parameters, from which counts, bytes, shardings and initialisation are derived."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 Role = Literal["product", "table", "vector"]
 
 STACKED = ("layers", "dense_layers")
-"""Logical axes of the dim that layers are stacked along: the model's main layers, and dense layers before MoE layers.
-"""
+"""Logical axes of the stacked dim: of a model's main layers, and of dense layers before MoE layers."""
 
 CHOICE_BIAS = "choice_bias"
 """Name of the parameter added to a router's scores only to choose experts (`Routing`). It has no gradient."""
@@ -48,9 +47,9 @@ class Parameter:
     # Initial values: ones, normal with standard deviation `scale`, or uniform in [-scale, scale].
     init: Literal["ones", "normal", "uniform"] = "normal"
     scale: float = 1.0
-    # Use: operand of a matmul, table of rows that are looked up, or vector added to or multiplied with activations.
+    # Operand of a matmul, table of rows to look up, or vector added to or multiplied with activations.
     role: Role = "product"
-    # Of a layer's weight: how many dims after those of layers and experts are inputs; the rest are outputs.
+    # Number of input dims of a layer's weight, after those of layers and experts; the rest are outputs.
     num_inputs: int = 0
 
     def __post_init__(self) -> None:
@@ -131,7 +130,7 @@ def _weight(op: Linear) -> dict[str, Parameter]:
         found[f"{op.name}_bias"] = Parameter(shape=sizes, axes=names, scale=0.0, role="vector")
     if op.low_rank:
         rank = (RANK, op.low_rank.rank)
-        # As PEFT initialises: kaiming_uniform_ with a = sqrt(5) is within 1 / sqrt(fan in), and B A is zero.
+        # Initialised as in PEFT: kaiming_uniform_ with a = sqrt(5) is uniform within 1 / sqrt(fan in), and B is zero.
         for name, dims, scale in (
             (f"{op.name}{LORA_A}", (*op.inputs, rank), 1 / math.sqrt(op.fan_in)),
             (f"{op.name}{LORA_B}", (rank, *op.outputs), 0.0),
@@ -142,7 +141,7 @@ def _weight(op: Linear) -> dict[str, Parameter]:
 
 
 def is_adapter(path: str) -> bool:
-    """Whether a path is of a low-rank branch's parameter."""
+    """Whether a path is that of a LoRA parameter."""
     return path.endswith((LORA_A, LORA_B))
 
 
@@ -174,7 +173,7 @@ def num_parameters(model: Model) -> int:
 
 
 def num_active_parameters(model: Model) -> int:
-    """Return how many parameters of `model` work on one token: of the experts, only those that a token is sent to."""
+    """Return the number of active parameters per token: of the experts, only those that a token is routed to."""
     share = model.experts.num_active / model.experts.count if model.experts else 1.0
     return sum(
         int(parameter.size * (share if "expert" in parameter.axes else 1.0))

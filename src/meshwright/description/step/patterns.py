@@ -24,7 +24,7 @@ def check_patterns(what: str, patterns: Iterable[str], paths: Iterable[str]) -> 
     """Raise if a pattern matches no parameter, suggesting the nearest name.
 
     Args:
-        what: name of the option that has the patterns, for the error.
+        what: name of the option, for the error.
     """
     known = tuple(paths)
     for pattern in patterns:

@@ -30,10 +30,10 @@ KEPT = (
 
 
 class ReferencePass(NamedTuple):
-    """A frozen reference's forward pass: a train step's workload, mesh and strategy, of which only forward runs.
+    """A frozen reference's forward pass: workload, mesh and strategy of a train step that runs only forward.
 
-    Weights are stored in the compute dtype, sharded over the mesh (as ZeRO-3), vectors in the policy's dtype. None is
-    updated. The reference of a policy with adapters is the model without them (`shares_base`).
+    Weights are stored in the compute dtype, sharded over the mesh (as in ZeRO-3), vectors in the policy's dtype; none
+    is updated. The reference of a policy with adapters is the model without them (`shares_base`).
     """
 
     workload: Workload
@@ -65,8 +65,8 @@ def reference_pass(workload: Workload, mesh: MeshShape, strategy: Strategy) -> R
 def shares_base(workload: Workload, mesh: MeshShape, strategy: Strategy) -> bool:
     """Whether the reference reads the policy's own frozen parameters, without the adapters.
 
-    They are the initial weights, in a reference's dtypes (`Workload.stored_dtype`). A reference on another mesh is a
-    copy.
+    Those are the initial weights, in the reference's dtypes (`Workload.stored_dtype`). A reference on another mesh
+    needs a copy.
     """
     has_adapters = without_lora(workload.model) != workload.model
     return has_reference(workload) and has_adapters and strategy.reference_mesh in (None, mesh)
@@ -76,7 +76,7 @@ def check_reference(workload: Workload, mesh: MeshShape, strategy: Strategy, *, 
     """Raise if the mesh of a step's reference cannot split it.
 
     Args:
-        runs: raise also if nothing here runs such a reference.
+        runs: also raise if such a reference can only be planned.
     """
     own = strategy.reference_mesh
     if own is not None and own.num_devices != mesh.num_devices:

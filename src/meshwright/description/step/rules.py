@@ -1,4 +1,4 @@
-"""The rules table: logical axes to mesh axes. A strategy is a table like this one, not a code path."""
+"""Sharding rules: logical axes to mesh axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Spec = tuple[tuple[str, ...], ...]
 Rules = Mapping[str, tuple[str, ...]]
 
 RULES: Rules = {
-    # Parameters. Norm scales are kept whole: at a few kB a layer a gather would be all latency.
+    # Parameters. Norm scales (a few kB per layer) are replicated: a gather would be pure latency.
     "layers": (),
     "dense_layers": (),
     "embed": ("fsdp", "sp"),
@@ -47,25 +47,26 @@ WHOLE_STREAM: Rules = {**RULES, "residual_sequence": RULES["sequence"]}
 """`RULES` with the residual stream replicated over tp between blocks (Megatron-LM, arXiv:1909.08053)."""
 
 IN_USE = {"embed": "activation", "latent_input": "activation"}
-"""Logical axes that shard a parameter only in storage, each with the axis whose rule its dim follows in use."""
+"""Logical axes that shard a parameter only in storage, each with the logical axis that replaces it in use."""
 
 
 def stream_rules(tp_stream: TpStream) -> Rules:
-    """Return the rules that a mesh is checked against: `RULES`, or `WHOLE_STREAM` if tp does not split the stream."""
+    """Return the rules for checking a mesh: `RULES`, or `WHOLE_STREAM` if tp does not split the stream."""
     return RULES if tp_stream == "split" else WHOLE_STREAM
 
 
 def rules_of(strategy: Strategy) -> Rules:
-    """Return the rules that a strategy runs by. Each pipeline stage stores its own layers, and all share the vocab.
+    """Return a strategy's sharding rules.
 
-    With ZeRO stage 0, no dim is sharded only in storage.
+    Each pipeline stage stores its own layers, and all share the vocab. With ZeRO stage 0, no dim is sharded only in
+    storage.
     """
     stored = {} if strategy.zero_stage else dict.fromkeys(IN_USE, ())
     return {**stream_rules(strategy.tp_stream), **stored, "layers": ("pp",), "vocab": (*RULES["vocab"], "pp")}
 
 
 def logical_rules(strategy: Strategy) -> Rules:
-    """Return the rules that a strategy runs by, with a rule for `heads`, the ungrouped heads of other models."""
+    """Return a strategy's sharding rules, with a rule for `heads`, the ungrouped heads of other models."""
     found = rules_of(strategy)
     return {**found, "heads": found["kv_heads"]}
 

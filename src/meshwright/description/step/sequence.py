@@ -26,10 +26,11 @@ def sequence_method(model: Model, mesh: MeshShape) -> SequenceMethod:
 
     Forward, for n tokens a device, H heads and K kv heads of h elements, and P = sp: Ulysses exchanges queries and
     outputs of H heads and keys and values of K heads, (2 H + 2 K) n h (P - 1) / P elements. A ring sends keys and
-    values P - 1 times, 2 K n h (P - 1), as much as a gather. So Ulysses sends less if (H + K) / P < K. It requires that
-    sp * tp divides the kv heads (arXiv:2309.14509). A ring holds keys of two devices at most, a gather those of all.
+    values P - 1 times, 2 K n h (P - 1) elements, the same as a gather. So Ulysses sends less if (H + K) / P < K. It
+    requires that sp * tp divides the kv heads (arXiv:2309.14509). A ring holds keys of two devices at most, a gather
+    those of all.
 
-    The rule counts bytes, not time. A ring's sends run beside its compute and cost nothing if n is large
+    The rule counts bytes, not time. A ring's sends overlap with its compute and cost nothing if n is large
     (`benchmarks/sequence_methods.py --compile`); Ulysses' exchanges are exposed.
     """
     heads = next(attention_ops(model), None)
@@ -50,7 +51,7 @@ def has_attention(model: Model) -> bool:
 
 
 def halves_queries(workload: Workload, mesh: MeshShape) -> bool:
-    """Whether attention skips a quarter of the scores, because devices have whole sequences that can be halved."""
+    """Whether attention skips a quarter of the scores: devices hold whole sequences, which can be halved."""
     return mesh.degree(RULES["sequence"]) == 1 and can_halve_queries(workload.seq_len)
 
 

@@ -29,7 +29,7 @@ class ServeStep(Step):
     """The step of a server.
 
     Attributes:
-        live: by region, the activations that a device has at once.
+        live: by region, the activations live at once on a device.
         paged_tokens: tokens that fit into one sequence's pages on a device, as a mean over layers.
     """
 
@@ -38,7 +38,7 @@ class ServeStep(Step):
 
 
 def serve_step(serving: Serving, layout: ServingLayout, batch: int) -> ServeStep:
-    """Return the step of `batch` sequences, all at their longest, on the device with most work."""
+    """Return the step of `batch` sequences, all at full length, on the device with most work."""
     mesh, one, dispatch = layout.mesh, *_one_sequence(serving, layout)
     own = math.ceil(batch / layout.num_groups)
     split = mesh.degree(cache_axes(serving.model)) if layout.cache == "batch" else 1
@@ -85,7 +85,7 @@ def _one_sequence(serving: Serving, layout: ServingLayout) -> tuple[ServeStep, D
 
 
 def model_step(serving: Serving, batch: int) -> Step:
-    """Return the step of `batch` sequences on one device without any overhead: the least work that the model needs.
+    """Return the step of `batch` sequences on one device without any overhead: the model's minimum work.
 
     Nothing is padded or computed twice, and each token passes only through the experts that it is routed to.
     """
@@ -122,12 +122,12 @@ def cache_slots(window: int | None, length: int, unit: int) -> int:
 
 
 def pages_read(windows: Iterable[int | None], page_size: int, most: int, length: int) -> tuple[int, ...]:
-    """Return, for each window, the pages that `length` consecutive tokens use, of a sequence of `most` pages."""
+    """Return, for each window, how many of a sequence's `most` pages a step of `length` consecutive tokens reads."""
     return tuple(most if window is None else min(most, (window + length - 2) // page_size + 2) for window in windows)
 
 
 def kept_tokens(serving: Serving) -> int:
-    """Return how many tokens of a finished sequence have keys and values that are still read, as a mean over layers."""
+    """Return how many tokens of a finished sequence are still inside windows, as a mean over layers."""
     context = serving.context
     return math.ceil(mean_over_layers(serving.model, lambda window: min(context, window or context)))
 
@@ -172,12 +172,12 @@ def table_entries(serving: Serving, parts: int = 1) -> tuple[int, ...]:
 
 
 def page_parts(model: ModelConfig, layout: ServingLayout) -> int:
-    """Return how many devices share a page, `page_size` tokens each: those that split a sequence's tokens."""
+    """Return how many devices split the tokens of a sequence; each holds `page_size` tokens of every page."""
     return layout.mesh.degree(cache_axes(model)) if layout.cache == "sequence" else 1
 
 
 def activated_experts(num_experts: int, num_active: int, num_local: float, tokens: float) -> float:
-    """Return the expected number of a device's experts that receive any of `tokens` tokens, if all are equally likely.
+    """Return the expected number of a device's experts that receive any of `tokens` tokens, with uniform routing.
 
     E (1 - (1 - k / E)^T): one token reads k experts, many tokens read all.
     """
@@ -185,9 +185,9 @@ def activated_experts(num_experts: int, num_active: int, num_local: float, token
 
 
 def _expert_sizes(dispatch: Dispatch, mesh: MeshShape, tokens: int) -> dict[str, float]:
-    """Return the sizes of `A`, `R` and `C` for `tokens` tokens of each group, which receives as many as it sends.
+    """Return the sizes of `A`, `R` and `C` for `tokens` tokens per group, if each group receives as many as it sends.
 
-    A token's k experts are on ep (1 - (1 - 1 / ep)^k) devices, if all are equally likely.
+    A token's k experts are on ep (1 - (1 - 1 / ep)^k) devices, with uniform routing.
     """
     count, active = dispatch.num_experts, dispatch.num_active
     activated = activated_experts(count, active, count / mesh.ep, tokens * mesh.ep)

@@ -110,7 +110,7 @@ class _BlockWalk:
         """Yield the ops in order. Norms of heads and of a block's output are part of the adjacent elementwise ops."""
         residual = Array(STREAM, (*self.layout.residual_tokens, self.width))
         stream = Array(STREAM, (*self.layout.tokens, self.width))
-        # One norm for all its readers; of the block's output if there is no norm before the block.
+        # One norm, shared by all its readers; it stands for the output's norm if the block has none before it.
         yield self._pass("norm", residual)
         for op in self.block.ops:
             if isinstance(op, Norm) and op.source == STREAM:
@@ -152,7 +152,7 @@ class _BlockWalk:
             yield self._pass("gated" if sources > 1 else "activation", *hidden)
 
     def _num_gathers(self) -> int:
-        """Return how often the stream's tokens, or their norms, are gathered: once for each value that matmuls read.
+        """Return how often the stream or its norm is gathered over tokens: once for each value that matmuls read.
 
         Experts gather their own input unless tokens are sent to other devices.
         """
@@ -165,7 +165,7 @@ class _BlockWalk:
         return len(products) + (has_experts and not self.layout.axes("expert"))
 
     def _adds_shared_expert(self, op: Add) -> bool:
-        """Whether this device adds its experts' output and the shared MLP's, both partial sums."""
+        """Whether an op adds two partial sums: the experts' output and the shared MLP's."""
         routed = {each.target for each in self.block.ops if isinstance(each, Combine)}
         return bool(routed & {*op.sources}) and len(op.sources) > 1 and not self.layout.axes("expert")
 
@@ -174,7 +174,7 @@ class _BlockWalk:
         yield from _norm_sums(op, f"{self.block.name} norm", self.region, self.layout.residual_tokens, self.fsdp)
 
     def _linear(self, op: Linear) -> Iterator[Op]:
-        """Yield the ops of a matmul whose weight stays where it is stored."""
+        """Yield the ops of a matmul whose weight is not gathered."""
         inner, columns = self.layout.stored(op.inputs), self.layout.stored(op.outputs)
         tokens = self.layout.residual_tokens if op.is_on_residual else self.layout.tokens
         experts = (Dim("A", None),) if op.num_experts else ()
@@ -204,7 +204,7 @@ class _BlockWalk:
         yield from self._move("mlp hidden", (scattered[0], hidden))
 
     def _exchange(self, op: Dispatch | Combine) -> Iterator[Op]:
-        """Yield the sends of tokens to their experts' devices or back, one to each device with any of its experts.
+        """Yield the sends of tokens to their experts' devices or back, one copy per device.
 
         Each device of sp and tp sends its part of a token. Parts are all-gathered on arrival, and reduce-scattered
         before they return.
@@ -233,7 +233,7 @@ class _BlockWalk:
         latents = self._latents(op)
         cached = latents or (self.arrays[op.key], self.arrays[op.value])
         if any(isinstance(each, Rotary) for each in self.block.ops):
-            # Approximate: counted as if sp split the rotation of keys; each of its devices rotates all keys.
+            # Approximate: counted as if sp split the rotation of keys; in fact each device of sp rotates all keys.
             keys = Array(op.key, (*self.layout.tokens, Dim("N", op.num_kv_heads, self.tensor), Dim("H", op.qk_dim)))
             yield self._pass("rotary", query, keys)
         if latents:
@@ -246,13 +246,13 @@ class _BlockWalk:
             Array(array.name, (Dim("Q", None), Dim("T", None), *array.dims[len(self.layout.tokens) :]))
             for array in cached
         )
-        # Groups and their heads as one dim.
+        # kv heads and group as one dim.
         heads = Dim("N", op.num_heads, axes_of(query.dims[2:]))
         score, value = op.qk_dim, op.value_dim
         if self.is_prefill:
             batch, tokens = self.layout.tokens
             if not latents:
-                # Each device of fsdp takes some queries, and all keys and values before them.
+                # Each device of fsdp takes part of the queries, and all keys and values before them.
                 yield from self._move("keys and values", *((self._shared(each), _reduced(each)) for each in cached))
                 yield from self._move("heads", (self._shared(output), output))
                 tokens = tokens._replace(axes=self.fsdp)
@@ -279,8 +279,8 @@ class _BlockWalk:
     def _to_cache(self, query: Array, output: Array, across: tuple[str, ...]) -> Iterator[Op]:
         """Yield the sends of queries to the devices with the cache, and of results back.
 
-        If several devices have parts of a sequence, results are merged: each head's maximum, then its weighted results
-        and their sum (flash decoding, pytorch.org/blog/flash-decoding).
+        If a sequence's cache is split over devices, their results are merged: the maximum of each head's scores, then
+        the weighted values and the weights' sum (flash decoding, pytorch.org/blog/flash-decoding).
 
         Args:
             across: axes that split queries' heads but not the cache's.
@@ -302,8 +302,7 @@ class _BlockWalk:
     def _shared(self, array: Array) -> Array:
         """Return the partial sums of queries, keys, values or heads, summed over fsdp.
 
-        They are all-reduced, or reduce-scattered: in prefill by a prompt's tokens, and by sequences where the cache is
-        split by batch.
+        By a reduce-scatter over tokens (prefill) or sequences (cache split by batch), else an all-reduce.
         """
         if self.is_prefill or self.split == "batch":
             return _split(array, 1 if self.is_prefill else 0, self.fsdp)
@@ -319,7 +318,7 @@ class _BlockWalk:
         return Array("latent", (*tokens, Dim("L", rank))), Array("key part", (*tokens, Dim("H", rest)))
 
     def _reads_of_stream(self) -> Iterator[str]:
-        """Yield the names of the values before attention that are matmuls of the stream."""
+        """Yield the names of values before attention that matmuls compute from the stream."""
         for op in self.block.ops:
             if isinstance(op, Attention):
                 return
@@ -331,7 +330,7 @@ class _BlockWalk:
         return Elementwise(kind=kind, phase="forward", region=self.region, block=self.part, arrays=arrays)
 
     def _move(self, name: str, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-        """Yield the collectives that reshard arrays of this block alike, each for several arrays at once."""
+        """Yield the collectives of the same reshard of several arrays of this block, combined."""
         yield from _moved(name, self.region, *pairs)
 
 
@@ -345,7 +344,7 @@ def _embedding(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
 
 
 def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
-    """Yield the ops of the last token's logits in each sequence, and of the maximum of each part of them."""
+    """Yield the ops of the logits of last tokens, and of the likeliest token in each part of the vocab."""
     batch, vocab = layout.tokens[0], layout.axes("vocab")
     for op in ops:
         if isinstance(op, Norm):
@@ -362,11 +361,11 @@ def _logits(ops: Iterable[EndOp], layout: Layout) -> Iterator[Op]:
             )  # fmt: skip
             logits = Array("logits", (batch, *columns), axes_of(inner), width="float32")
             yield from _moved("logits", LOGITS, (logits, _reduced(logits)))
-            # A value and its id.
+            # (value, id)
             best = Array("best tokens", (batch, Dim("best", 2), Dim("P", None, vocab)), width="float32")
             yield from _moved("best tokens", LOGITS, (best, _gathered(best, vocab)))
             if layout.tp_stream == "whole":
-                # Every device of a server gets the newest token of every row, which the row's next step reads.
+                # Every device gets the newest token of every row, the input of the row's next step.
                 newest = Array("newest tokens", (batch,), width="float32")
                 yield from _moved("newest tokens", LOGITS, (newest, _gathered(newest, layout.axes("batch"))))
 
@@ -379,14 +378,14 @@ def _logit_arrays(ops: Iterable[EndOp], layout: Layout) -> Iterator[Array]:
 
 
 def _norm_sums(op: Norm, name: str, region: Region, tokens: tuple[Dim, ...], axes: tuple[str, ...]) -> Iterator[Op]:
-    """Yield the sums of a norm over a split width: of squares and, for a LayerNorm, of the mean before them."""
+    """Yield the sums of a norm over a split width: of squares, and for a LayerNorm first of the mean."""
     for what in ("mean", "squares") if op.kind == "layer" else ("squares",):
         sums = Array(what, tokens, axes, width="float32")
         yield from _moved(name, region, (sums, _reduced(sums)))
 
 
 def _moved(name: str, region: Region, *pairs: tuple[Array, Array]) -> Iterator[Communicate]:
-    """Yield the collectives that reshard several arrays alike, each for all arrays at once."""
+    """Yield the collectives of the same reshard of several arrays, combined."""
     for first, *beside in zip(*(moves_between(*pair) for pair in pairs), strict=True):
         yield Communicate(
             name=name, kind=first.kind, axes=first.axes, phase="forward", region=region, array=first.array,
@@ -412,5 +411,5 @@ def _gathered(array: Array, axes: tuple[str, ...]) -> Array:
 
 
 def _whole(dim: Dim, axes: tuple[str, ...]) -> Dim:
-    """Return a dim without some axes that may split it."""
+    """Return a dim with `axes` removed."""
     return dim._replace(axes=tuple(axis for axis in dim.axes if axis not in axes))

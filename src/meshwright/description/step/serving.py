@@ -1,4 +1,4 @@
-"""Serving: a model that answers prompts, its formats, and its layout on a mesh."""
+"""A serving workload: model, prompts and answers, dtypes, and its layout on a mesh."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ServingPhase = Literal["prefill", "decode"]
 CacheSplit = Literal["heads", "batch", "sequence"]
 
 CACHE_SPLITS: tuple[CacheSplit, ...] = get_args(CacheSplit)
-"""How the cache is split besides its kv heads over tp: not at all, by sequence, or by the tokens of a sequence."""
+"""How the cache is split in addition to kv heads over tp: not at all, by batch, or by the tokens of a sequence."""
 
 SERVING_RULES: Rules = {
     **RULES,
-    # Weights stay where they are, split along both dims of a matmul (arXiv:2211.05102, section 3.2): fsdp splits the
-    # stream's dim, and sp and tp together heads, mlp and vocab. tp takes kv heads, sp the query heads that share one.
+    # Weights are stationary, split along both dims of a matmul (arXiv:2211.05102, section 3.2): fsdp splits the
+    # stream's dim; sp and tp together split heads, mlp and vocab (tp the kv heads, sp the query heads that share one).
     "embed": ("fsdp",),
     "kv_heads": ("tp",),
     "group": ("sp",),
     "mlp": ("sp", "tp"),
     "vocab": ("sp", "tp"),
     "expert": ("ep",),
-    # Latents are narrow, so that each device has them whole, and the weights from them are split by heads alone.
+    # Latents are narrow, so each device has them whole, and only heads split the weights from them.
     "latent_input": (),
     "batch": ("dp", "ep"),
     "sequence": (),
@@ -53,7 +53,7 @@ class Serving:
     weight_dtype: str = "bf16"  # Format of stored weights.
     kv_dtype: str = "bf16"  # Format of cached keys and values.
     compute_dtype: str = "bf16"  # Format of matmuls' operands.
-    page_size: int = 16  # Tokens of a page of the cache (16 in vLLM, arXiv:2309.06180).
+    page_size: int = 16  # Tokens per page of the cache (16 in vLLM, arXiv:2309.06180).
     # Prefill only: tokens of each prompt in a step, read into pages between steps of decoding, as a server does
     # (chunked prefill, arXiv:2403.02310). None: whole prompts, as generation reads them.
     chunk: int | None = None
@@ -74,7 +74,7 @@ class Serving:
                 f"chunk is {self.chunk}, and a prompt has {self.prompt_len} tokens; use at most these"
             )
         for field in ("weight_dtype", "kv_dtype", "compute_dtype"):
-            dtype_bytes(getattr(self, field))  # A dtype that is not known says so.
+            dtype_bytes(getattr(self, field))  # Raises for an unknown dtype.
         if self.latency_seconds is not None and not self.latency_seconds > 0:
             raise MeshwrightError(f"latency_seconds is {self.latency_seconds!r}; it takes a time above 0, as 0.03")
 
@@ -85,7 +85,7 @@ class Serving:
 
     @property
     def is_paged(self) -> bool:
-        """Whether a step attends to a paged cache, as all steps of a server do, and not to whole prompts alone."""
+        """Whether a step attends to a paged cache, as a server's steps do, instead of whole prompts."""
         return self.phase == "decode" or self.chunk is not None
 
     @property
@@ -127,7 +127,7 @@ def cache_axes(model: ModelConfig) -> tuple[str, ...]:
 def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
     """Return the sharding rules of generation: `SERVING_RULES` if sp divides every size that they split over it.
 
-    Otherwise sp splits the residual stream together with fsdp, which works for every model's width.
+    Otherwise sp splits the residual stream together with fsdp.
     """
     try:
         for path, parameter in leaves(parameters(model)):
@@ -139,7 +139,7 @@ def generation_rules(model: ModelConfig, mesh: MeshShape) -> Rules:
 
 
 def check_serving(serving: Serving, layout: ServingLayout) -> None:
-    """Raise an error if a mesh cannot split the workload, or if an axis or the cache's split would split nothing."""
+    """Raise an error if a mesh cannot split the workload, or if an axis or the cache's split has no effect."""
     mesh, model = layout.mesh, serving.model
     if mesh.pp > 1:
         raise MeshwrightError(f"mesh {mesh} has pp={mesh.pp}; a server has no pipeline, use pp=1 and more tp or dp")

@@ -1,9 +1,9 @@
 """Layers of a model as pipeline stages store them: stacked over slots, some of which may be empty.
 
-All stages run one program, so each has the same number of slots of a kind of layer. Slots for the few dense layers
-before MoE layers would be empty, and take time, in all stages but the first. So every stage stores these layers, like
-the embedding, and runs them for its share of each microbatch's sequences (for all sequences, if the number of stages
-does not divide them). Nothing of them is saved for backward.
+All stages run one program, so each has the same number of slots for each kind of layer. Slots for the few dense layers
+before MoE layers would be empty in all but the first stage, and still take time. So every stage stores these layers,
+like the embedding, and runs them on its share of each microbatch's sequences (on all sequences, if pp does not divide
+them). They save nothing for backward.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 
 STAGE_REMATS: Mapping[str, tuple[Remat, ...]] = {"1f1b": ("block",), "gpipe": ("none", "attention", "matmuls", "block")}
-"""Remat policies that each schedule runs: 1F1B saves layer inputs itself, GPipe what JAX saves of a scan.
+"""Remat policies that each schedule supports.
 
-Stages of 1F1B store layer inputs for each other (`runtime.pipeline.bpipe`): any other saved value would be sent between
-them too.
+GPipe saves what JAX saves of a scan. 1F1B saves only layer inputs: its stages store these for each other
+(`runtime.pipeline.bpipe`), so any other saved value would be sent too.
 """
 
 
 def chunk_slots(num_layers: int, stages: int, virtual_stages: int) -> int:
-    """Return the layer slots of each chunk of a pipeline: the layers of the longest, as all stages run one program."""
+    """Return the layer slots per chunk: the layers of the longest chunk, as all stages run one program."""
     return math.ceil(num_layers / (stages * virtual_stages))
 
 
@@ -108,7 +108,7 @@ def _check_ends(model: Model, mesh: MeshShape, is_sharded: bool, tp_stream: TpSt
 
 
 def check_stage_remat(remat: Remat, mesh: MeshShape, strategy: Strategy) -> None:
-    """Raise an error if a remat policy does not run here, or not with the strategy's pipeline schedule."""
+    """Raise an error if a remat policy cannot run at all, or not with the strategy's pipeline schedule."""
     if remat in FOREIGN_REMATS:
         raise MeshwrightError(f"remat {remat} is what other frameworks keep; it can be planned, and does not run")
     kept = STAGE_REMATS[strategy.schedule]

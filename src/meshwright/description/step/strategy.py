@@ -22,28 +22,45 @@ RateSchedule = Literal["cosine", "linear", "wsd", "constant"]
 
 @dataclass(frozen=True, kw_only=True)
 class FrameworkProfile:
-    """How another framework runs a strategy differently from XLA: to plan it for comparison, never to run it.
+    """Differences of another framework from XLA, for predictions only.
 
-    The profiles of PyTorch, Megatron-LM and DeepSpeed are in `benchmarks/published_rows.py`.
+    The profiles of known frameworks are files (`description.frameworks`).
     """
 
+    name: str = ""  # The framework; '' for meshwright.
     # Weights are gathered into one buffer and copied out of it, and gradients copied into one (PyTorch FSDP).
     flat_buffers: bool = False
     shard_lists: bool = False  # Weights and gradients are copied into and out of lists of shards (DeepSpeed in 2021).
-    fused_elementwise: bool = True  # Elementwise ops are fused into few passes over memory; if False, each is a kernel.
-    fused_loss: bool = True  # The loss keeps one array of float32 logits; if False, one for each op.
-    # Recompute a block to its end, as PyTorch's checkpoints do by default. A compiler drops the ops at the end that no
-    # gradient needs.
+    fused_elementwise: bool = True  # Elementwise ops are fused into few memory passes; if False, each is a kernel.
+    fused_loss: bool = True  # The loss has one array of float32 logits; if False, one for each op.
+    # Recompute whole blocks, as PyTorch's checkpoints do by default. Compilers drop the last ops, which no gradient
+    # needs.
     recomputes_whole_blocks: bool = False
+    # What hides collectives of weights and gradients that run once a step: any ops of their pass, those of one
+    # microbatch (the first one's forward, the last one's backward), or nothing.
+    once_collectives: Literal["step", "microbatch", "exposed"] = "step"
+    fused_accumulation: bool = False  # Matmuls add weight gradients to those of earlier microbatches themselves.
+    fused_casts: bool = False  # Ops write their results in 8 bits for the matmuls that read them.
+    attention_rate: float = 1.0  # Rate of the fused attention kernel relative to FlashAttention-2's.
+    # Values of a layer that remat policy `named` saves (`passes.rematerialize.NAMED`), besides its input.
+    saved_values: tuple[str, ...] = ()
+    balanced_routing: bool = False  # Experts' arrays have room for even load alone, not for any routing of tokens.
+    overlaps_sends: bool = False  # Sends between interleaved pipeline stages run beside matmuls.
+    memory_bytes: float = 0.0  # Communication buffers and fragments of the allocator, on each device.
+    host_seconds: float = 0.0  # Seconds of each step in which no device works: logging, data, the optimizer's loop.
+    # Seconds that a collective over tp takes to start, for each device of its group, besides the links' latency.
+    tp_start_seconds: float = 0.0
 
     def __str__(self) -> str:
-        """Return the fields that differ from XLA: `flat_buffers=True`."""
+        """Return the framework's name, or the fields that differ from XLA: `flat_buffers=True`."""
+        if self.name:
+            return self.name
         changed = {name: value for name, value in vars(self).items() if value != getattr(XLA, name)}
         return ",".join(f"{name}={value}" for name, value in changed.items()) or "XLA"
 
 
 XLA = FrameworkProfile()
-"""The profile of XLA, with which everything here runs."""
+"""The profile of XLA, the only one that can run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +69,8 @@ class Strategy:
 
     # Microbatches that a device's batch is split into, run one after the other (with pp, as a pipeline).
     num_microbatches: int = 1
-    # What fsdp shards, as ZeRO stages (arXiv:1910.02054): 1 optimizer state, 2 also gradients, 3 also parameters. With
-    # 0 it shards nothing and is another dp.
+    # ZeRO stage (arXiv:1910.02054) over fsdp: 1 shards optimizer state, 2 also gradients, 3 also parameters. With 0,
+    # fsdp is the same as dp.
     zero_stage: Literal[0, 1, 2, 3] = 3
     # Order in which pipeline stages run forward and backward of the microbatches.
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
@@ -76,21 +93,19 @@ class Strategy:
     sp_method: SequenceMethod = "gather"
     # 8-bit format of the operands of layers' weight matmuls, except routers' (`models.quantised.products`).
     matmul_dtype: MatmulDtype | None = None
-    # Probability of dropping an element of what is added to the residual stream, and of an attention weight if scores
-    # go through memory.
+    # Dropout probability of outputs added to the residual stream, and of attention weights if scores go through memory.
     dropout: float = 0.0
     optimizer: Optimizer = "adamw"
     moment_dtype: Dtype | None = None  # Format of the optimizer's moments; None: the parameters'.
     master_weights: bool = False  # The optimizer keeps and updates float32 copies of narrower parameters.
-    # What to do if loss or gradients are not finite or too large. With skip, the compiled step leaves the state
-    # unchanged.
+    # Action if loss or gradients are not finite or too large. With skip, the compiled step leaves the state unchanged.
     on_bad_step: OnBadStep = "stop"
     profile: FrameworkProfile = XLA  # Framework whose step is planned.
     # Mesh of all devices for the frozen reference of `objective="dpo"`; None: the policy's.
     reference_mesh: MeshShape | None = None
 
     def __hash__(self) -> int:
-        """Hash the fields that differ most often: a search looks strategies up too often to hash all of them."""
+        """Hash only the fields that differ most: caches of the search hash strategies very often."""
         return hash((self.num_microbatches, self.zero_stage, self.schedule, self.virtual_stages, self.attention))
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks that every option of a strategy can run and changes something for a workload on a mesh."""
+"""Checks that every option of a strategy can run, and has an effect, for a workload on a mesh."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from meshwright.mesh import MeshShape, multiples_around, nearest_divisors
 
 def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> None:
     """Raise an error if an option of a strategy would change nothing, or cannot run with a workload on a mesh."""
-    for field, reason in unused_options(workload, mesh, strategy).items():
+    # The fields of a framework are set whether a mesh uses them or not.
+    unused = {} if strategy.profile.name else unused_options(workload, mesh, strategy)
+    for field, reason in unused.items():
         value, default = getattr(strategy, field), getattr(DEFAULT, field)
         shown = f"'{value}'" if isinstance(value, MeshShape) else repr(value)
         raise MeshwrightError(f"{field}={shown} would change nothing on mesh {mesh}: {reason}; use {field}={default!r}")
+    if workload.remat == "named" and not strategy.profile.saved_values:
+        raise MeshwrightError("remat named saves what a framework's profile names, and none does; use another policy")
     _check_microbatches(workload, mesh, strategy)
     check_sequence(workload.model, mesh, strategy)
     if workload.packed and strategy.attention == "cudnn":
@@ -28,7 +32,7 @@ def check_strategy(workload: Workload, mesh: MeshShape, strategy: Strategy) -> N
 
 
 def unused_options(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, str]:
-    """Return fields of a strategy that differ from the default and change nothing on a mesh, each with the reason.
+    """Return the fields of a strategy that differ from the default and have no effect on a mesh, with reasons.
 
     Fields that only describe how other systems run a step are not checked.
     """

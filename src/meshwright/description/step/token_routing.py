@@ -1,4 +1,4 @@
-"""Numbers of token copies sent to experts; a token has one copy for each expert that works on it."""
+"""Numbers of token copies sent to experts: a token has one copy for each of its active experts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sent_tokens(workload: Workload, mesh: MeshShape) -> int:
 
 
 def routed_tokens(workload: Workload, mesh: MeshShape) -> int:
-    """Return how many token copies one device sends to experts: all, or as many as there are slots."""
+    """Return how many token copies one device sends to experts: all, or the slots with a capacity factor."""
     experts, tokens = _experts(workload), sent_tokens(workload, mesh)
     if experts.capacity_factor is None:
         return tokens * experts.num_active
@@ -30,7 +30,8 @@ def routed_tokens(workload: Workload, mesh: MeshShape) -> int:
 def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
     """Return the rows that a device allocates to fit any routing, divided by the rows at even load; at least 1.
 
-    It is 1 with a capacity factor, which limits the rows, and if ep is 1, where a device works only on its own copies.
+    It is 1 with a capacity factor, which limits the rows, and without ep, because a device then has only its own
+    copies.
     """
     experts = _experts(workload)
     if experts.capacity_factor is not None or mesh.ep == 1:
@@ -40,7 +41,7 @@ def dropless_padding(workload: Workload, mesh: MeshShape) -> float:
 
 
 def expert_rows(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> float:
-    """Return the rows that a device allocates for experts in a microbatch: copies of tokens, of all its tp group."""
+    """Return the rows that a device allocates for experts in a microbatch: token copies of its whole tp group."""
     copies = routed_tokens(workload, mesh) * (mesh.tp if mesh.ep > 1 else 1)
     return copies * dropless_padding(workload, mesh) / strategy.num_microbatches
 
@@ -53,7 +54,7 @@ on any chip.
 """
 
 BLOCKS_AN_EXPERT = 4
-"""Least number of blocks for an expert's rows at even load; on average an expert's last block is half empty."""
+"""Least number of blocks for an expert's rows at even load, since an expert's last block is on average half empty."""
 
 
 class Blocks(NamedTuple):
@@ -70,9 +71,9 @@ class Blocks(NamedTuple):
 
 
 def expert_blocks(num_rows: int, num_experts: int) -> tuple[int, int]:
-    """Return how many blocks are enough for any routing of `num_rows` rows, and the rows of a block.
+    """Return the number of blocks that suffices for any routing of `num_rows` rows, and the rows per block.
 
-    A block has rows of one expert. Most blocks are needed if each expert has one row more than fills its blocks.
+    A block has rows of one expert. The worst case is that each expert has one row more than fills its blocks.
     """
     least, most = BLOCK_ROWS
     in_balance = max(1, num_rows // num_experts // BLOCKS_AN_EXPERT)

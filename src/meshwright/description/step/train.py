@@ -56,7 +56,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Phase
 
 STAGED = MeshShape(pp=2)
-"""A mesh with pipeline stages, for functions that only need to know whether there are any."""
+"""A mesh with pipeline stages, for functions that depend only on whether there are any."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -92,7 +92,7 @@ def train_step(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT
 
 @lru_cache(maxsize=1 << 14)
 def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
-    """Return the strategy without fields that change how often ops run but not which; microbatches are 1 or 2."""
+    """Return the strategy without fields that change only how often ops run; num_microbatches becomes 1 or 2."""
     schedule = strategy.schedule if has_stages else "1f1b"
     parts = min(strategy.num_microbatches, 2)
     return replace(strategy, num_microbatches=parts, virtual_stages=1, schedule=schedule, reference_mesh=None)
@@ -100,7 +100,7 @@ def _without_counts(strategy: Strategy, *, has_stages: bool) -> Strategy:
 
 @lru_cache(maxsize=1 << 12)
 def _of_layout(strategy: Strategy) -> Strategy:
-    """Return a strategy with the fields that decide how arrays are laid out, and defaults for all others."""
+    """Return the strategy with only the fields that affect array layouts, and defaults for all others."""
     names = ("spmd_pipeline", "tp_stream", "collective_matmul", "attention", "sp_method", "dropout")
     kept = {name: getattr(strategy, name) for name in names}
     return Strategy(zero_stage=3 if strategy.zero_stage else 0, **kept)
@@ -119,7 +119,7 @@ def _ops(
     is_shared: bool,
     is_packed: bool,
 ) -> Ops:
-    """Return the ops of a step, which depend on which axes are larger than 1 and not on their degrees.
+    """Return the ops of a step, which depend on which axes are larger than 1, not on their degrees.
 
     Args:
         frozen: paths of parameters without gradient.
@@ -138,7 +138,7 @@ def _ops(
     build = _Builder(strategy, mesh, has_chunks, layout)
     ops: list[Op] = []
     ops += build.ends(embedding_nodes(found.embedding, ahead), is_recomputed=before is not None)
-    # Whether the stream that enters the stages has a gradient.
+    # Whether the stages' input has a gradient.
     is_entry_trained = build.has_gradient
     for stack in found.stacks:
         if stack is before:
@@ -149,7 +149,7 @@ def _ops(
     is_recomputed = is_spmd_pipeline(mesh, strategy) and strategy.schedule == "gpipe"
     ops += build.ends(logits_nodes(found.logits, layout, objective), is_recomputed=is_recomputed)
     if is_packed and layout.sequence and layout.sp_method != "ring" and has_attention(model):
-        # Which document each key is of, once for all layers.
+        # Each key's document id, gathered once for all layers.
         ops.append(Communicate(
             name="segments", kind="all-gather", axes=layout.sequence, phase="forward", region=Region(BATCH),
             array=Array("segments", (layout.tokens[0], Dim("S", None)), width="float32"),
@@ -200,7 +200,7 @@ class _Builder:
         """Yield the ops of one layer of a stack: forward, recompute, backward, and its weights' collectives.
 
         Layers before the first trained parameter have no backward. A stack's layers run as one loop, so all have the
-        same ops. A single layer is no loop: XLA inlines it and drops gradients that no trained parameter needs.
+        same ops; a single layer is inlined, and XLA drops gradients that no trained parameter needs.
         """
         nodes = shard_stack(stack, layout)
         with_gradient = {STREAM} if self.has_gradient or stack.num_layers > 1 else set[str]()
@@ -213,7 +213,8 @@ class _Builder:
                 yield from self._of_weights(node, is_recomputed=False)
                 yield from self._without_policy(node)
             return
-        positions = recomputed(tuple(node for node, _ in parts), remat, is_whole=is_whole)
+        saved = self.strategy.profile.saved_values
+        positions = recomputed(tuple(node for node, _ in parts), remat, is_whole=is_whole, saved=saved)
         for at, (node, has_input_gradient) in enumerate(parts):
             yield from forward_ops(node)
             is_recomputed = at in positions
@@ -237,7 +238,7 @@ class _Builder:
                 yield op
 
     def _recomputed_scores(self, node: Node, remat: Remat, *, is_recomputed: bool) -> Iterator[Op]:
-        """Yield ops that recompute attention scores although attention's output is kept, or no gradient reads it."""
+        """Yield ops that recompute attention scores even if attention's output is saved or unused."""
         if self.strategy.attention != "scores" or not any(isinstance(work, Core) for work in node.work):
             return
         for op in forward_ops(node, "recompute"):
@@ -251,7 +252,7 @@ class _Builder:
     def _without_policy(self, node: Node) -> Iterator[Op]:
         """Yield the sum of the experts' load, which no remat policy keeps.
 
-        SPMD pipelines sum the load of each layer in the layer; other steps sum all at once, with the loss.
+        SPMD pipelines sum the load in each layer; other steps sum the load of all layers at once, with the loss.
         """
         for work in node.work:
             if not (isinstance(work, Exchange) and work.is_end and work.axes):
@@ -271,7 +272,7 @@ class _Builder:
         """Yield the ops before or after the layers."""
         for node in nodes:
             yield from forward_ops(node)
-            # A lookup's input is integers: its output needs a gradient if its own table is trained.
+            # A lookup's input is integers: only its own table can need its output's gradient.
             is_lookup = any(isinstance(work, Weight) for work in node.work) and not _has_product(node)
             has_input_gradient = node.is_trained if is_lookup else self.has_gradient
             self.has_gradient |= node.is_trained
@@ -281,7 +282,7 @@ class _Builder:
             yield from self._of_weights(node, is_recomputed=is_recomputed and self.has_gradient)
 
     def _of_weights(self, node: Node, *, is_recomputed: bool) -> Iterator[Op]:
-        """Yield the collectives of a layer's weights: gathers for each use and sums of gradients, by ZeRO stage.
+        """Yield the collectives of a layer's weights: gathers before use and gradient reductions, by ZeRO stage.
 
         Below ZeRO-3, updated parameters are gathered once at the start of a step; below ZeRO-2, gradients are scattered
         once at its end. A tied table is gathered once for both uses, except in an SPMD pipeline.

@@ -1,4 +1,4 @@
-"""A training step's work: the model, its batch, its formats and its remat policy."""
+"""A training workload: model, batch, dtypes and remat policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.support.field_types import check_fields
 
 Dtype = Literal["bf16", "f32"]
-Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate"]
+Remat = Literal["none", "attention", "matmuls", "block", "offload", "alternate", "named"]
 Objective = Literal["next-token", "dpo"]
 Reference = Literal["live", "precomputed"]
 
@@ -24,11 +24,12 @@ none: everything but gathered weights. attention: the same without attention sco
 matmuls: matmul outputs. block: only the layer's input. offload: only the layer's input, in host memory.
 """
 
-FOREIGN_REMATS: tuple[Remat, ...] = ("alternate",)
+FOREIGN_REMATS: tuple[Remat, ...] = ("alternate", "named")
 """Remat policies of other frameworks, which can be planned and do not run here.
 
 alternate: outputs of every second matmul and of attention, as torchtitan's selective checkpointing of ops
-(github.com/pytorch/torchtitan, `selective_ac_option = "op"`).
+(github.com/pytorch/torchtitan, `selective_ac_option = "op"`). named: the layer's input and the values that the
+framework's profile names (`FrameworkProfile.saved_values`), as MaxText's `remat_policy: custom`.
 """
 
 
@@ -39,25 +40,25 @@ class Workload:
     model: Model
     batch: int
     seq_len: int
-    compute_dtype: Dtype = "bf16"  # Format of matmuls' operands, activations and gathered weights.
-    param_dtype: Dtype = "f32"  # Format of trained parameters and the optimizer's moments.
+    compute_dtype: Dtype = "bf16"  # Dtype of matmuls' operands, activations and gathered weights.
+    param_dtype: Dtype = "f32"  # Dtype of trained parameters and the optimizer's moments.
     remat: Remat = "block"
-    # Patterns of paths of parameters that do not train (`step.trained`). These have no gradients and no moments, and
-    # weights among them are stored in compute_dtype.
+    # Path patterns of frozen parameters (`step.trained`): they have no gradients and no moments, and frozen weights are
+    # stored in compute_dtype.
     frozen: tuple[str, ...] = ()
     # `next-token`: mean loss of all tokens. `dpo`: loss of `batch` pairs of a chosen and a rejected answer, so of
     # twice as many sequences, from log-probabilities under the model and a frozen reference (arXiv:2305.18290).
     objective: Objective = "next-token"
-    # Run the reference in each step (`live`), or read its results on all pairs, computed before the first step.
+    # Run the reference in each step (`live`), or compute its results on all pairs before the first step.
     reference: Reference = "live"
-    # Rows hold several documents, or padding. Batches then include each token's position in its document, the
-    # document's id and the target's weight in the loss.
+    # Whether rows hold several documents, or padding. Batches then include each token's position in its document, the
+    # document's id and the target's loss weight.
     packed: bool = False
     # Coefficient of the loss that keeps the logits' normalizer near 1 (PaLM, arXiv:2204.02311, section 5: 1e-4).
     z_loss: float = 0.0
 
     def __hash__(self) -> int:
-        """Hash the fields that differ most often: a search looks workloads up too often to hash all of them."""
+        """Hash only the fields that differ most: caches of the search hash workloads very often."""
         return hash((self.model.name, self.batch, self.seq_len, self.remat))
 
     def __post_init__(self) -> None:
@@ -84,15 +85,15 @@ class Workload:
     def stored_dtype(self, path: str, parameter: Parameter) -> Dtype:
         """Return the format in which a parameter is stored.
 
-        Frozen weights are stored in `compute_dtype`, which changes no number of a step. Vectors, which are used in
-        float32, and trained parameters are stored in `param_dtype`.
+        Frozen weights are stored in `compute_dtype`, in which they are used anyway; vectors, which are used in float32,
+        and trained parameters in `param_dtype`.
         """
         is_frozen = path in self.frozen_paths and parameter.role != "vector"
         return self.compute_dtype if is_frozen else self.param_dtype
 
     @property
     def config(self) -> ModelConfig:
-        """The model as a `ModelConfig`, which everything that runs needs. Raises for a model written as ops."""
+        """The model as a `ModelConfig`, which running requires. Raises for a model written as ops."""
         if isinstance(self.model, ProgramModel):
             raise MeshwrightError(f"{self.model.name} is written as ops; it can be planned, and does not run")
         return self.model
@@ -139,10 +140,10 @@ def num_query_chunks(seq_len: int) -> int:
 
 
 def can_halve_queries(seq_len: int) -> bool:
-    """Whether attention through scores can skip the scores of the first half's queries with the second half's keys.
+    """Whether attention through scores can skip those of the first half's queries with the second half's keys.
 
-    A causal mask hides these, a quarter of all scores. Callers check that a device has the whole sequence. A loop over
-    chunks of queries cannot skip them: all its iterations have the same shape, with all keys.
+    The causal mask hides this quarter of the scores. A loop over chunks of queries cannot skip them, because all its
+    iterations have the same shape, with all keys. Callers check that a device has the whole sequence.
     """
     return seq_len % 2 == 0 and num_query_chunks(seq_len) == 1
 

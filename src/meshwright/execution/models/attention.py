@@ -62,10 +62,10 @@ class Chunks(NamedTuple):
 
 
 class ForwardResults(NamedTuple):
-    """Results of forward that backward reads. weights: exp(score - max_score) [b, k, g, s, t], not normalized.
+    """Results of forward that backward reads.
 
-    max_score: None without a softcap, whose gradient needs the scores. sink_weights: exp(sink - max_score)
-    [b, k, g, s, 1].
+    weights: exp(score - max_score) [b, k, g, s, t], not normalized. max_score: only for the gradient of a softcap, else
+    None. sink_weights: exp(sink - max_score) [b, k, g, s, 1].
     """
 
     query: Array
@@ -106,12 +106,12 @@ def attend(
     width = None if window is None else jnp.int32(window)
     num_chunks = num_query_chunks(query.shape[1])
     if sinks is not None:
-        # One sink for each query, so that their gradients are summed over tokens at once, however attention is split.
+        # One sink per query: gradients are then summed over all tokens at once, however attention is split.
         spec = P(*jax.typeof(query).sharding.spec[:-1])
         sinks = lax.broadcast_in_dim(sinks.astype(jnp.float32), query.shape[:-1], (2, 3), out_sharding=spec)
     if num_chunks == 1:
         return _attention_by_halves(scoring, query, key, value, positions, documents, width, rng, sinks)
-    # Chunk j takes every num_chunks-th query from j, so that each chunk of a sharded sequence is sharded evenly.
+    # Chunk j has queries j, j + num_chunks, ..., so that each chunk of a sharded sequence is sharded evenly.
     b, s, *heads = query.shape
     chunks = jnp.moveaxis(query.reshape(b, s // num_chunks, num_chunks, *heads), 2, 0)
     places = jnp.moveaxis(positions.reshape(s // num_chunks, num_chunks), 1, 0)
@@ -137,11 +137,11 @@ def _attention_by_halves(
 ) -> Array:
     """Run `_attention` on each half of a whole sequence's queries, which skips the masked quarter of the scores.
 
-    More parts would skip more, but their matmuls would be so small that little is gained. Documents are stored in order
-    within a row, so packed rows skip the same quarter.
+    More parts would skip more, but with matmuls too small to gain time. Documents are stored in order within a row, so
+    packed rows skip the same quarter.
     """
     length = query.shape[1]
-    # Shards of a sequence run one program, so that none can skip scores that another needs.
+    # Shards of a sequence run one program, so none can skip scores that another needs.
     is_whole = length == key.shape[1] and jax.typeof(query).sharding.spec[1] is None
 
     def attend_part(start: int, stop: int) -> Array:
@@ -172,9 +172,9 @@ def _attention(
 ) -> Array:
     """Attention [b, s, k, g, h], with a backward that reads the scores half as often as JAX's own.
 
-    Scores [b, k, g, s, t] are the largest arrays. Here the output is normalized, not the weights; the inner product in
-    the softmax's gradient is computed from the output and its gradient (FlashAttention, arXiv:2205.14135, appendix
-    B.2); and no matmul transposes the scores.
+    Scores [b, k, g, s, t] are the largest arrays. The output is normalized instead of the weights; the softmax's
+    gradient uses the inner product of the output and its gradient (FlashAttention, arXiv:2205.14135, appendix B.2); no
+    matmul transposes the scores.
     """
     return _forward(scoring, query, key, value, positions, documents, window, rng, sinks)[0]
 
@@ -283,9 +283,9 @@ def _scores(
 ) -> Array:
     """Return the scores [b, k, g, s, t] in float32, minus infinity where masked.
 
-    The mask depends on positions and documents alone: JAX would compute it for all chunks and heads before the first
-    layer (JAX 0.10.2), as large as all scores. An optimization barrier keeps it from being computed before the query is
-    ready, and the mask is added as one array of queries and keys.
+    The mask depends only on positions and documents, so JAX would compute it for all chunks and heads before the first
+    layer (JAX 0.10.2), as large as all scores. An optimization barrier makes it wait for the query, and it is added as
+    an array without heads.
     """
     query, positions, documents = jax.lax.optimization_barrier((query, positions, documents))
     scores = jnp.einsum("bkgsh,btkh->bkgst", _by_head(query), key, preferred_element_type=jnp.float32) / scoring.divisor
@@ -300,7 +300,7 @@ def _scores(
     if documents is not None:
         is_same = documents.queries[:, None, None, :, None] == documents.keys[:, None, None, None, :]
         visible = lax.broadcast_to_rank(visible, is_same.ndim) & is_same
-    # For `jnp.where` JAX would keep both operands, whole arrays of a constant, from the first layer on (JAX 0.10.2).
+    # `jnp.where` would materialize arrays of constants before the first layer (JAX 0.10.2).
     return scores + lax.broadcast_to_rank(jnp.log(visible.astype(jnp.float32)), scores.ndim)
 
 
@@ -315,7 +315,7 @@ def _sum_of_weights(weights: Array, max_score: Array, sinks: Array | None) -> tu
     sums = jnp.sum(weights, axis=-1, keepdims=True)
     if sinks is None:
         return sums, None
-    # Named like the weights: if it were not saved with them, recomputing it would take all scores.
+    # Saved with the weights (same name): recomputing it would need all scores.
     of_sinks = checkpoint_name(jnp.exp(_by_head(sinks[..., None]) - max_score), SCORES)
     return sums + of_sinks, of_sinks
 

@@ -1,4 +1,4 @@
-"""Attention of one layer: by a fused kernel, or with scores in memory, over a cache in generation."""
+"""Attention of one layer: with a fused kernel, with scores in memory, or over a cache."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def attention_layer(
 ) -> tuple[Array, Cache | PagedCache]:
     """Return the attention output of queries [b, s, k, g, h], and the keys and values of their tokens.
 
-    sinks: logits [k, g] that take a share of each softmax. With a cache, keys and values are written to it first, and
-    the cache of all layers with this window is returned.
+    sinks: logits [k, g] added to each softmax, without a value. With a cache, keys and values are written to it first,
+    and the cache of all layers with this window is returned.
     """
     if context.cache is not None:
         (window,) = op.windows
@@ -70,7 +70,7 @@ def _fused(query: Array, new: Cache, op: Attention, context: LayerContext) -> Ar
         # Kernels multiply scores by 1 / sqrt(h).
         query = (query * (op.scale * math.sqrt(op.qk_dim))).astype(query.dtype)
 
-    # Prompts, which have no segments, are always in order.
+    # Without segments (prompts) tokens are in order.
     order = None if segments is None else sequence.token_order(query.shape[1], context.layout, strategy)
 
     def attend_within(window: int | None, query: Array, key: Array, value: Array) -> Array:

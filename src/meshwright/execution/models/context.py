@@ -29,9 +29,11 @@ KEY_SEGMENTS = "key_segments"
 class PositionInfo(NamedTuple):
     """Positions of tokens and values computed from them, the same in every layer.
 
-    numbers: the positions [s], or [b, s] if rows differ. tables: their rotary tables. segments: positions and document
-    ids of the tokens; None if each row is one document in order. key_ids: document ids of all keys of a row [b, t], if
-    a device has more keys than queries.
+    Attributes:
+        numbers: positions [s], or [b, s] if rows differ.
+        tables: rotary tables of the positions.
+        segments: positions and document ids of the tokens; None if each row is one document in order.
+        key_ids: document ids of all keys of a row [b, t], if a device has more keys than queries.
     """
 
     numbers: Array
@@ -42,10 +44,10 @@ class PositionInfo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerContext:
-    """The context of one layer.
+    """The inputs of one layer besides weights and residual stream.
 
     layer: its number in its stack, needed if layers of the stack differ. cache: in generation, past keys and values of
-    all layers with this layer's window; cache_layer: the layer's index in the cache.
+    all layers with this layer's window; cache_layer: the layer's index in it.
     """
 
     positions: PositionInfo
@@ -76,9 +78,9 @@ def positions_of(
 
 
 def with_key_segments(batch: Weights, layout: ShardingContext, strategy: Strategy) -> Weights:
-    """Add to a batch of packed documents the document ids of all keys [b, t], where sp splits tokens but not keys.
+    """Add the document ids of all keys [b, t] to a packed batch, if sp splits tokens but not keys.
 
-    The ids are gathered here, once for all layers. In a ring they are sent with their keys.
+    The ids are gathered here, once for all layers. In a ring they are sent with the keys.
     """
     if "segments" not in batch or not layout.axes("sequence") or strategy.sp_method == "ring":
         return batch

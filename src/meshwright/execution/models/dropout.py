@@ -20,7 +20,7 @@ from meshwright.execution.runtime.attention.sequence import token_order
 from meshwright.execution.runtime.sharding_context import ShardingContext
 
 Place = int
-"""Where in a layer dropout is applied: attention weights, attention output, output of the mlp or the experts."""
+"""Where in a layer dropout is applied: to attention weights, attention output, or the output of the MLP or experts."""
 
 WEIGHTS, ATTENTION, MLP = range(3)
 
@@ -82,7 +82,7 @@ def dropout_of_branch(x: Array, rng: DropoutRng | None, rate: float, name: str) 
     """Apply dropout to the input x of the low-rank branch of the matmul `name`.
 
     x is [b, s, n], or [b, s, d] sharded like the residual stream. Columns may be split over devices, and each device
-    samples for its own: the bits of a column are its number hashed with the token's key.
+    samples its own: the bits of a column are a hash of its number and the token's key.
     """
     if rng is None or not rate:
         return x

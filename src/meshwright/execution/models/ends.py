@@ -23,7 +23,7 @@ from meshwright.execution.runtime.sharding_context import ShardingContext
 def embed(
     params: Weights, tokens: Array, positions: PositionInfo, model: ModelConfig, layout: ShardingContext, dtype: Any
 ) -> tuple[Array, Array]:
-    """Embed `tokens` [b, s]; returns the residual stream and the gathered embedding table."""
+    """Return the residual stream of `tokens` [b, s] before the layers, and the gathered embedding table."""
     table, x = table_in_use(params, layout, dtype), None
     for op in program(model).embedding:
         match op:
@@ -91,7 +91,7 @@ def logits(params: Weights, x: Array, table: Array, model: ModelConfig, layout: 
     h = norm(x, final, params[final.name], params.get(f"{final.name}_bias"))
     h = gathered(h, layout, "vocab")
     if layout.cache_split is not None:
-        # A server: weights stay where they are stored; scores are partial sums over the axes that split the stream.
+        # A server: weights are not gathered; logits are partial sums over the axes that split the stream.
         stored = table if unembedding.is_tied else params[unembedding.name].astype(h.dtype).T
         weight = jax.reshard(stored, layout.spec("vocab", "embed"))
         sums = layout.spec("batch", "sequence", "vocab", unreduced=layout.axes("activation"))
@@ -127,8 +127,8 @@ class LossParts(NamedTuple):
 def mean_losses(scores: Array, batch: Weights, z_loss: float = 0.0) -> Array:
     """Return the parts of the loss of logits [b, s, v] for a batch, as in `LossParts.means`; their sum is the loss.
 
-    batch: `targets` [b, s], and `weights` [b, s] if targets do not all count alike. Weights have a mean of 1 over the
-    whole batch, so that the mean loss of its microbatches is the loss of the whole batch.
+    batch: `targets` [b, s], and optional `weights` [b, s] of the targets. Weights have a mean of 1 over the whole
+    batch, so that the mean over microbatches is the loss of the whole batch.
     """
     losses, normalizers = _losses_and_normalizers(scores, batch["targets"])
     parts = [losses] if z_loss == 0 else [losses, z_loss * normalizers**2]

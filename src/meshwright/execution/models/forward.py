@@ -44,7 +44,7 @@ def all_losses(
 ) -> np.ndarray:
     """Return the loss in nats [b, s] of each target, given the tokens up to it. Other arguments as in `all_logits`.
 
-    If the vocab is split, no device holds the logits of all of it.
+    If the vocab is split, logits are never gathered.
     """
     rows, length = tokens.shape
     found = _losses(model, mesh, dtype)(params, *_placed(mesh, lengths, tokens, targets))

@@ -1,7 +1,7 @@
 """Latent attention over a cache of latents, with the weights of keys and values absorbed (arXiv:2405.04434).
 
-A score is query . (W_key latent) = (W_key^T query) . latent: queries are multiplied into latent space and the averaged
-latents out of it, so that a token's keys and values are never computed (section 2.1.2).
+A score is query . (W_key latent) = (W_key^T query) . latent: queries are projected into latent space, and the averaged
+latents out of it, so keys and values are never computed (section 2.1.2).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A layer run op by op: one lowering for each kind of op of `step.layer`.
 
-Ops that communicate together run as a group: consecutive matmuls of one value gather it once, or share a ring
-(`models.linear`), and the ops of experts from dispatch to combine are one program on each device (`models.moe`). A
-matmul whose result is added to the residual stream is reduce-scattered; several results that are added at once are
-summed first.
+Ops that share communication run as a group: consecutive matmuls of one value gather it once, or share a ring
+(`models.linear`), and expert ops from dispatch to combine run in one `shard_map` (`models.moe`). A matmul whose result
+is added to the residual stream is reduce-scattered; several results that are added at once are summed first.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ def _run_linear(run: _Run, block: Block, *ops: Linear) -> None:
 
 
 def _run_stationary(run: _Run, block: Block, *ops: Linear) -> None:
-    """Run matmuls with weights that stay where they are stored."""
+    """Run matmuls with stationary weights."""
     layout = run.context.layout
     source = run.values[ops[0].source]
     if ops[0].inputs[0][0] == "embed" and not ops[0].is_on_residual:
@@ -295,7 +294,7 @@ def _can_share_gather(first: Linear, other: LayerOp) -> bool:
 
 @lru_cache(maxsize=256)
 def _summed_together(block: Block) -> frozenset[str]:
-    """Return the operands of each `Add` of several matmuls and nothing else, which are summed over tp at once."""
+    """Return the operands of each `Add` of several matmul results only; they are summed over tp together."""
     products = {op.target for op in block.ops if isinstance(op, Linear)}
     adds = (op.sources for op in block.ops if isinstance(op, Add))
     return frozenset(name for names in adds if len(names) > 1 and products.issuperset(names) for name in names)
@@ -314,7 +313,7 @@ def _with_bias(x: Array, bias: Array | None, *, is_split: bool = False) -> Array
     if bias is None:
         return x
     spec: Any = jax.typeof(x).sharding.spec
-    # If the last dims are split further, as a server's hidden values are, each device adds its slice of the bias.
+    # If the last dims are split further (a server's hidden values), each device adds its slice of the bias.
     own = jax.reshard(bias.astype(x.dtype), P(*spec[x.ndim - bias.ndim :])) if is_split else bias.astype(x.dtype)
     return x + lax.broadcast_to_rank(own, x.ndim)
 

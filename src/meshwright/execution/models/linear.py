@@ -42,7 +42,7 @@ def column_parallel_linear(
     """
     rows, splits = ops[0].inputs[0][0], ops[0].outputs[0][0]
     subscripts = ("bsd,dn->bsn",) * len(ops)
-    # One dim of columns: XLA:CPU copies weights with several before it sums over them in backward.
+    # Merge columns into one dim: with several, XLA:CPU copies the weights before backward sums over them.
     used = [layout.weight(_matrix(array, 1), rows, splits, dtype=h.dtype) for array in weights]
     ring = _ring(layout, splits, strategy)
     if not ring:
@@ -54,7 +54,7 @@ def column_parallel_linear(
     else:
 
         def local(h: Array, *weights: Array) -> tuple[Array, ...]:
-            # A TPU has two links along an axis: rings go both ways.
+            # TPUs have two links along an axis, so rings go both ways.
             return all_gather_matmuls(subscripts, h, weights, axes=ring, dim="s", is_two_way=mesh_platform() == "tpu")
 
         results = (layout.spec("batch", "sequence", splits),) * len(ops)
@@ -75,8 +75,7 @@ def row_parallel_linear(
     collective matmul reduces it regardless).
     """
     splits = op.inputs[0][0]
-    # Transposed, its shards along the last dim are contiguous when they are gathered; otherwise XLA:CPU interleaves
-    # them in another copy.
+    # Transposed, so that gathered shards are contiguous; otherwise XLA:CPU interleaves them in another copy.
     used = layout.weight(_matrix(weight, len(op.inputs)).T, "embed", splits, dtype=x.dtype)
     x = x.reshape(*x.shape[:2], -1)
     ring = _ring(layout, splits, strategy)
@@ -135,8 +134,8 @@ def router_logits(h: Array, weight: Array, layout: ShardingContext) -> Array:
 def gathered(h: Array, layout: ShardingContext, splits: str) -> Array:
     """Gather the residual stream along the sequence, for matmuls whose logical axis `splits` is sharded over tp.
 
-    If the stream is replicated over some of these axes, it takes two steps, so that backward reduce-scatters over the
-    other axes before it sums over the replicated ones; XLA would all-reduce the whole over all axes and slice it.
+    If the stream is replicated over some of these axes, it takes two reshards, so that backward reduce-scatters before
+    it all-reduces over the replicated axes; with one, XLA would all-reduce over all axes and slice.
     """
     over = layout.axes(splits)
     copied = tuple(axis for axis in over if axis not in layout.axes("residual_sequence"))

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a layer's mlp, or added to a shared mlp.
+"""A mixture of experts instead of a layer's MLP, or added to a shared MLP.
 
 Dims: t tokens of a device, e experts, d embed, f width of an expert.
 """
@@ -64,17 +64,24 @@ def moe_layer(
 ) -> tuple[Array, Array]:
     """Apply a MoE block to the residual stream h [b, s, d]; returns the experts' output and their load.
 
-    The load [devices, 3, e] has the fields of `Load` on each device that has different tokens; `load_of_layers` sums it
-    for all layers at once. logits: router logits [b, s, e]. matmul_dtype: dtype to which operands of matmuls are
-    rounded. segments: document ids of packed rows [b, s], 0 for padding, which does not count in the load and takes no
-    slot of experts with a capacity.
+    The load [devices, 3, e] has the fields of `Load`, one row for each device with different tokens; `load_of_layers`
+    sums it for all layers at once.
+
+    Args:
+        h: the residual stream.
+        logits: router logits [b, s, e].
+        weights: the layer's parameters by name.
+        ops: the ops of the block.
+        layout: sharding context.
+        matmul_dtype: dtype to which operands of matmuls are rounded.
+        segments: document ids of packed rows [b, s]; 0 is padding, which has no load and takes no capacity slot.
     """
     linears = (*ops.opened, ops.down)
     used = [
         layout.weight(weights[op.name], "expert", *(name for name, _ in (*op.inputs, *op.outputs)), dtype=h.dtype)
         for op in linears
     ]
-    # One device of those that share an expert's width adds the bias of its last product.
+    # Of the devices that split an expert's width, one adds the bias of its last matmul.
     biases = {
         op.name: layout.weight(
             weights[f"{op.name}_bias"],
@@ -85,7 +92,7 @@ def moe_layer(
         if op.has_bias
     }
     routed = layout.spec("batch", "residual_sequence", "router")
-    # Stopped before `shard_map`: as its operand the bias would get a gradient, zeros summed over all devices.
+    # Stop the gradient outside `shard_map`, which would sum zeros over all devices.
     choice_bias = jax.lax.stop_gradient(weights[CHOICE_BIAS]) if ops.dispatch.routing.has_choice_bias else None
     stream, tokens = layout.spec(*STREAM), layout.axes("batch") + layout.axes("residual_sequence")
     mixed = on_shards(
@@ -140,12 +147,12 @@ def _moe_on_device(
     """Run `moe_layer` on one device. sums: axes that split the stream's width, over which first matmuls are summed."""
     times, experts, (*openers, down) = partial(expert_product, matmul_dtype=matmul_dtype), ops.experts, weights
     if split.width and not split.tokens:
-        # Each device has all tokens and a shard of each expert: gradients are summed here once, not for each product.
+        # Each device has all tokens and a shard of each expert: sum gradients once here, not once per matmul.
         h = jax.lax.pcast(h, split.width, to="varying")
     choice = route(logits, experts.num_active, experts.routing, choice_bias)
     is_token = None if segments is None else _of_stream(segments, h, split) > 0
     if is_token is not None and experts.capacity_factor is not None:
-        # Padding is sorted after the copies of all experts, where there is no slot.
+        # Padding gets an expert number beyond the last, which has no slot.
         choice = choice._replace(chosen=jnp.where(is_token[..., None], choice.chosen, experts.count))
     here = dispatch_combine(h, choice, experts, split, keep=partial(checkpoint_name, name=INTERMEDIATE))
     opened = [checkpoint_name(times(here.rows, weight, here.sizes), PRODUCT) for weight in openers]
@@ -158,7 +165,7 @@ def _moe_on_device(
     hidden, shares = _summed_hidden(ops.hidden, opened, sums), here.shares
     if split.width and not split.tokens:
         shares = jax.lax.pcast(shares, split.width, to="varying")
-    # Scaled before `down` and not after, so that backward does not need the output of `down`.
+    # Scaled before `down`, so that backward does not need the output of `down`.
     hidden = (hidden.astype(shares.dtype) * shares).astype(h.dtype)
     rows = times(checkpoint_name(hidden, INTERMEDIATE), down, here.sizes)
     if biases:
@@ -173,10 +180,10 @@ def _moe_on_device(
 
 
 def _of_stream(segments: Array, h: Array, split: ExpertAxes) -> Array:
-    """Slice a device's part of the stream h [b, s, d] from the segments of all devices that share its sequence.
+    """Slice the segments of a device's part of the stream h [b, s, d] from those of the whole sequence.
 
-    This is not a reshard: XLA would keep only the parts in the stages of a pipeline, and gather them in each layer for
-    attention (JAX 0.10.2).
+    Not a reshard: in pipeline stages XLA would keep only the slices, and gather them in each layer for attention (JAX
+    0.10.2).
     """
     if not split.tokens:
         return segments
@@ -201,7 +208,7 @@ def _of_one(x: Array, axes: tuple[str, ...]) -> Array:
 
 
 def _summed_hidden(op: Gated, opened: list[Array], sums: tuple[str, ...]) -> Array:
-    """Activate first matmuls that are partial sums over some axes: each device activates a part, which is gathered."""
+    """Activate first matmuls that are partial sums: reduce-scatter, activate on each device, gather."""
     if not sums:
         return activate(op, *opened)
     if opened[0].shape[-1] % jax.lax.axis_size(sums):

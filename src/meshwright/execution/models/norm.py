@@ -1,7 +1,7 @@
 """RMSNorm (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450), with an explicit backward.
 
 JAX's own backward takes XLA:CPU seven times as long, mostly for an elementwise product summed over the last dim (JAX
-0.10.2). As an einsum that is fast, and two passes are enough.
+0.10.2). Here that is an einsum, in two passes over the data.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def norm(x: Array, op: Norm, scale: Array, bias: Array | None = None) -> Array:
 
 
 def _over_split_dims(x: Array, op: Norm, scale: Array, bias: Array | None) -> Array:
-    """Normalize over several dims that cannot be merged into one, because devices split a dim after the first."""
+    """Normalize over several dims that cannot be merged, because a dim after the first is sharded."""
     axes, wide = tuple(range(-len(op.dims), 0)), x.astype(jnp.float32)
     if op.kind == "layer":
         wide -= jnp.mean(wide, axis=axes, keepdims=True)
@@ -58,7 +58,7 @@ def _rms_forward(epsilon: float, x: Array, scale: Array) -> tuple[Array, tuple[A
     wide = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
     if jax.typeof(x).sharding.spec[-1]:
-        # Saved with the inputs of matmuls, so that backward needs no second sum of squares over devices.
+        # Saved with the inputs of matmuls, so that backward does not all-reduce squares again.
         inverse = checkpoint_name(inverse, INTERMEDIATE)
     return (wide * inverse * _float32_per_token(scale, x)).astype(x.dtype), (x, scale, inverse)
 
@@ -112,7 +112,7 @@ def _float32_per_token(vector: Array, x: Array) -> Array:
 
 
 def _mean_product(left: Array, right: Array) -> Array:
-    """Return the mean of left * right over the last dim, which is kept; if devices split it, they sum their parts."""
+    """Return the mean of left * right over the last dim (kept as size 1), also if the dim is sharded."""
     *others, last = jax.typeof(left).sharding.spec
     whole = P(*others) if last else None
     return jnp.einsum("...d,...d->...", left, right, out_sharding=whole)[..., None] / left.shape[-1]

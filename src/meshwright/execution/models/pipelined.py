@@ -47,8 +47,8 @@ def staged_loss_and_load(
     """Return the loss of a batch and its parts, pipelined over pp by the strategy's schedule.
 
     The loss equals that of `loss_and_load`, except that the load balancing loss is computed for each microbatch, not
-    for the batch. Layers are stacked over slots, sharded over pp. If the rules shard `vocab` over pp too, all stages
-    compute a share of its matmuls. Raises if the batch does not divide into microbatches, or the schedule does not
+    for the batch. Layers are stacked over slots, sharded over pp. If the rules shard `vocab` over pp too, each stage
+    computes a share of the output head. Raises if the batch does not divide into microbatches, or the schedule does not
     support `remat`. rng: dropout, if any. z_loss: coefficient of the z-loss.
     """
     check_stage_remat(remat, layout.mesh, strategy)
@@ -97,7 +97,7 @@ def _pipeline(
     stack = layers(model)[-1]
 
     def whole(ends: Weights, given: Any) -> tuple[Weights, Any]:
-        # Without a barrier some compilers gather tables once before all ticks and keep them whole.
+        # Without a barrier some compilers gather the tables before the first tick and keep them whole.
         ends, given = lax.optimization_barrier((ends, given))
         of_ends = {name: specs[name] for name in ends}
         return jax.tree.map(lambda rows, spec: unstack_replicas(rows, spec, layout), ends, of_ends), given

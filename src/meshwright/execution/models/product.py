@@ -1,8 +1,8 @@
 """A matmul with a weight, with an explicit backward of two matmuls.
 
-JAX's own rule puts the cotangent first and transposes the result, for which XLA:CPU copies the cotangent, the larger
-operand, and does not use the faster of its two kernels (JAX 0.10.2). Also, for a float32 result of narrower operands,
-such as logits, both matmuls of JAX's backward are in float32.
+JAX's own rule puts the cotangent first and transposes the result. For that XLA:CPU copies the cotangent, the larger
+operand, and uses the slower of its two kernels (JAX 0.10.2). Also, for a float32 result of narrower operands, such as
+logits, both matmuls of JAX's backward are in float32.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ AllTables = Mapping[tuple[Frequencies, int], RotaryTables]
 def rotary_tables(positions: Array, model: ModelConfig, length: Array | int) -> AllTables:
     """Return a model's tables at positions [s], or [b, s] if rows differ.
 
-    Computed once, before the layers: computing sines costs more than using them.
+    Computed once before the layers, because sines are expensive.
 
     Args:
         length: length of the sequence, of each row [b], or up to each token [b, s]; the frequencies of some models
@@ -74,7 +74,7 @@ def rotate(x: Array, op: Rotary, tables: AllTables, layer: Array | int | None) -
     """
     by = _table_of_layer(op, tables, layer)
     stop = op.start + op.size + op.size % 2
-    # Parts are sliced from one float32 value: for slices of x XLA:TPU does not reduce-scatter the keys' gradients.
+    # Slice the float32 array: with slices of x, XLA:TPU would not reduce-scatter the keys' gradients.
     wide = x.astype(jnp.float32)
     turned = wide[..., op.start : stop]
     if op.is_interleaved:
@@ -100,7 +100,7 @@ def _table_of_layer(op: Rotary, tables: AllTables, layer: Array | int | None) ->
 def is_of_kind(kind: Hashable, cycle: Sequence[Hashable], layer: Array | int | None) -> Array:
     """Whether a layer is of one kind, in a stack whose kinds repeat in a cycle: a scalar.
 
-    It is computed by comparison, not by lookup: in pipeline stages the layer's number is an array sharded over stages.
+    By comparison, not by lookup, because in pipeline stages the layer's number is an array sharded over stages.
     """
     assert layer is not None, "layers that differ need their number"
     here = jnp.int32(layer) % len(cycle)

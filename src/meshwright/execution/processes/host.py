@@ -2,6 +2,11 @@
 
 The host is a thread of process 0, or of `meshwright launch` for the processes it started. Only the host decides that a
 run must end, and which process reports the reason, in one line. The others just end.
+
+`jax.distributed` (JAX 0.10.2) is not enough: if a process dies, it aborts the others with a page of C++ output, if
+process 0 dies even with `jax_enable_recoverability`, and a Python callback for lost processes
+(`missed_heartbeat_callback`) ends in std::bad_cast. It does not name a process that never comes, nor one that lives
+and takes no step.
 """
 
 from __future__ import annotations

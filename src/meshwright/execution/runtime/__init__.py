@@ -2,15 +2,14 @@
 
 Meshes are explicit (`AxisType.Explicit`). All six axes are always present; axes of degree 1 are left out of every spec.
 The compiled program has the same collectives as the plan, equal in kind, axes and bytes, on XLA:CPU and on the TPU
-compiler. XLA:CPU compiles the partitioner's reduce-scatters to an all-reduce and a slice; `hlo.canonical` recognises
-the pair.
+compiler. XLA:CPU lowers reduce-scatters to an all-reduce and a slice; `hlo.canonical` recognises the pair.
 
-A pipeline is one program that all stages run in lockstep: every array has a stage dim, split over pp and mapped over.
-Within a layer, `shards` keeps the stages apart under `vmap`. 1F1B moves saved inputs of early stages to late stages
+A pipeline is one program that all stages run in lockstep: every array has a stage dim, sharded over pp and mapped by
+`vmap`; `shards` is the `shard_map` that works inside it. 1F1B moves saved inputs of early stages to late stages
 (`pipeline.bpipe`), so that every device holds p microbatches. Dense layers before the MoE layers run with the embedding
-lookup: every stage runs them for its share of a microbatch's sequences, and the residual stream is gathered over pp
+lookup: every stage runs them on its share of a microbatch's sequences, and the residual stream is gathered over pp
 before the first stage reads it (`pipeline.inject`). If pp does not divide the number of sequences, every stage runs
-these layers for all sequences, and the plan reports this. Gradients of replicated parameters are summed once a step
+these layers on all sequences, and the plan reports this. Gradients of replicated parameters are summed once per step
 (`replicas`).
 
 Expert matmuls are grouped matmuls if the compiler supports them: XLA:TPU does, except for weight gradients. Elsewhere a

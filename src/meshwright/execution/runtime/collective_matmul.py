@@ -33,7 +33,7 @@ GATHERED_BY_RING = "brought by a ring"
 class Ring:
     """The devices along mesh axes as a closed ring, and the dim (a letter of the einsum) sharded over them.
 
-    is_two_way: each shard travels in two halves, one in each direction, so that both links of a device carry half.
+    is_two_way: send a shard as two halves, one in each direction, over both links of a device.
     """
 
     axes: tuple[str, ...]
@@ -165,7 +165,7 @@ def _all_gather_matmuls_backward(
     The other gradients need no communication.
     """
     whole, others = kept
-    # Otherwise XLA recomputes a gradient for each of its slices.
+    # Without it, XLA recomputes a gradient for each of its slices.
     gradients = lax.optimization_barrier(gradients)
     found = list(zip(einsums, gradients, others, strict=True))
     of_shard = _scatter(
@@ -258,7 +258,8 @@ def _empty(like: Array, dim: int, size: int) -> Array:
 def _scatter(products: Sequence[_Product], ring: Ring) -> Array:
     """Return this device's shard of the sum of several matmuls, summed over the ring.
 
-    The partial sum for a device starts at the device after it, circulates, and gets its last term on that device.
+    The partial sum of a device's shard starts at the device after it, circulates, and gets its last term on the device
+    itself.
     """
     degree, place = lax.axis_size(ring.axes), lax.axis_index(ring.axes)
     size, dtype = _dim_size(products[0], ring) // degree, jnp.result_type(*products[0][1:])
@@ -297,10 +298,10 @@ def _slice_dim(value: Array, dims: str, dim: str, offset: Array, size: int) -> A
 
 
 def _barrier(left: Any, right: Any) -> tuple[Any, Any]:
-    """Keep either value from being used before the other is ready.
+    """Keep either value from being used before the other is ready (optimization barrier).
 
-    Otherwise XLA:GPU sends several shards in sequence before it multiplies the first, and XLA:TPU adds what arrives
-    inside the fusion that computes the next term, which then waits for it (JAX 0.10.2).
+    Otherwise XLA:GPU sends several shards in sequence before it multiplies the first, and XLA:TPU fuses the received
+    sum into the matmul of the next term, which then waits for the transfer (JAX 0.10.2).
     """
     return lax.optimization_barrier((left, right))
 

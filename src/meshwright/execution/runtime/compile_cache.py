@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache: a second start of a command loads what the first one compiled."""
+"""JAX's persistent compilation cache: a command's second start loads the programs that the first compiled."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def use_compile_cache(where: str | None = None) -> Path | None:
         if jax.config.jax_compilation_cache_dir is not None:  # type: ignore
             return Path(jax.config.jax_compilation_cache_dir)  # type: ignore
         if jax.process_count() > 1 and jax.default_backend() == "gpu":
-            # Only process 0 writes. If its files are not shared, the others compile programs that it loads, and wait
-            # for its part of the autotuning, which XLA divides among the processes.
+            # Only process 0 writes. If its files are not shared, the others would compile programs that process 0
+            # loads, and wait for its part of the autotuning, which XLA divides among the processes.
             return None
     directory = (user_cache() / "executables" if where is None else Path(where)) / _machine()
     try:
@@ -65,13 +65,13 @@ def use_compile_cache(where: str | None = None) -> Path | None:
     }.items():
         jax.config.update(name, value)
     _delete_unused(directory, MAX_BYTES)
-    # A full disk costs the next start its time, and this one nothing.
+    # On a full disk, only the next start is slower.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     return directory
 
 
 def _delete_unused(directory: Path, max_bytes: int) -> None:
-    """Delete the least recently used programs, as far as the file system records reads, down to a total size."""
+    """Delete the least recently used programs (by access time, if the file system records it) beyond a total size."""
     found: list[tuple[float, int, str]] = []
     with os.scandir(directory) as entries:
         for entry in entries:

@@ -19,7 +19,7 @@ from meshwright.execution.processes.member import Member, join
 from meshwright.execution.processes.options import ALONE, Processes, split_address
 from meshwright.execution.processes.relay import Relay
 
-# Simulated devices share a few cores, so that one may reach a collective long after the others. XLA's default is 40 s.
+# Simulated devices share a few cores, so one may reach a collective long after the others (XLA's default is 40 s).
 CPU_COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
 # Options of mallopt(3), with values that switch them off. A thread's heap of at most 64 MiB (glibc's HEAP_MAX_SIZE) is
@@ -36,9 +36,9 @@ def claim_devices(
 ) -> Member | None:
     """Make JAX use the devices of `system`. Call it before JAX uses any device. Raises if there are too few.
 
-    With several processes, wait for all of them and return this process's connection to the others. JAX itself is
-    started only after all have joined with equal `facts`, because its own client would abort the process with a page of
-    C++ output if they had not.
+    With several processes, wait for all of them and return this process's connection to the others. JAX's distributed
+    client starts only after all have joined with equal `facts`: on a mismatch it would abort the process with a page of
+    C++ output.
 
     Args:
         system: the devices of all processes together.
@@ -52,8 +52,8 @@ def claim_devices(
         several = join(processes, {"--on": str(system)} | dict(facts or {}))
     if system.chip.kind == "cpu":
         count = f"--xla_force_host_platform_device_count={here}"
-        # XLA reads the flags when the backend starts and uses the last setting of a flag. Flags set by an earlier call
-        # are not repeated: a process with a variable of over 128 kB cannot start another.
+        # XLA reads the flags when the backend starts; the last setting of a flag counts. Replace an earlier call's
+        # flags instead of appending: a variable over 128 kB would keep a process from starting another.
         flags = os.environ.get("XLA_FLAGS", "").split()
         kept = [flag for flag in flags if flag not in (CPU_COLLECTIVE_TIMEOUT_FLAG, count)]
         os.environ["XLA_FLAGS"] = " ".join([CPU_COLLECTIVE_TIMEOUT_FLAG, *kept, count])
@@ -68,8 +68,8 @@ def claim_devices(
     # Otherwise another platform's plugin, installed for compiling, looks for its devices and fails.
     jax.config.update("jax_platforms", PLATFORMS[system.chip.kind])
     logging.getLogger("jax").setLevel(logging.CRITICAL)
-    # Runtimes that find no accelerator write pages to stderr, of which the error shows one line. For an unknown flag
-    # XLA writes a line there and ends the process; captured, it would be lost.
+    # Runtimes that find no accelerator write pages to stderr; the error shows one line of them. For an unknown XLA
+    # flag, XLA writes a line there and ends the process, which must not be lost.
     with tempfile.TemporaryFile() as said:
         saved = os.dup(2)
         if system.chip.kind != "cpu" and not users_flags:
@@ -133,7 +133,7 @@ def _start_distributed(processes: Processes, several: Member | None) -> None:
     if processes.coordinator is None:
         return
     seconds = int(processes.start_seconds)
-    if several is None:  # A cluster that only JAX recognises.
+    if several is None:  # A cluster that JAX detects itself.
         try:
             jax.distributed.initialize(initialization_timeout=seconds)
         except ValueError:
@@ -154,7 +154,7 @@ def _start_distributed(processes: Processes, several: Member | None) -> None:
 
         relay = Relay(host, port + 1, seconds=processes.start_seconds, on_failure=on_failure)
         service = f"127.0.0.1:{relay.port}"
-    # The relay gives up first and reports why; JAX would abort the process.
+    # The relay times out first and reports why; JAX would abort the process.
     jax.distributed.initialize(
         service, processes.num_processes, several.number,
         initialization_timeout=seconds + 30, coordinator_bind_address=bind, cluster_detection_method="deactivate",

@@ -1,8 +1,8 @@
 """JAX's modes of parallelism, each as a function that runs the steps of a sharded matmul.
 
-auto: einsums with a sharding constraint on each result; the partitioner chooses collectives. explicit: shardings in
-types; each step reshards to its type. manual: a per-device program that calls every collective by name. overlapped:
-manual, with collective matmuls if a matmul has a collective to overlap with.
+auto: einsums with a sharding constraint on each result; the partitioner chooses collectives. explicit: shardings are in
+types; each step reshards. manual: a per-device program that calls every collective by name. overlapped: manual, with
+collective matmuls where possible.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MODES: tuple[Mode, ...] = ("auto", "explicit", "manual", "overlapped")
 
 
 def automatic(operands: Operands, implementation: Implementation, mesh: Mesh) -> Body:
-    """Return the matmul in auto mode; an unreduced result is left as its terms.
+    """Return the matmul in auto mode; an unreduced result is returned as stacked terms.
 
-    Constraints cannot express an unreduced result. Without the terms the partitioner would choose which devices take
-    part in the einsum: for a reduce-scatter it may split the result first and permute (JAX 0.10.2).
+    Constraints cannot express an unreduced result. Without terms, the partitioner may choose another einsum: for a
+    reduce-scatter it may split the result first and permute (JAX 0.10.2).
     """
 
     def reshape_to(value: Array, shape: Shape, target: P) -> Array:

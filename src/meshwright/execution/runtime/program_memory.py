@@ -18,8 +18,8 @@ def program_memory(compiled: jax.stages.Compiled, *, on_tpu: bool) -> dict[str, 
     held = terms["arguments"] + terms["outputs"] - terms["alias"]
     peak = int(stats.peak_memory_in_bytes)
     if on_tpu:
-        # libtpu's figure for temporaries is not what it allocates: it accepts steps whose sum exceeds the memory (3.86
-        # + 13.94 GiB of 15.75 on v5e, with a peak of 15.11), and rejects steps by their peak.
+        # libtpu's figure for temporaries is not its allocation: it accepts steps whose sum exceeds the memory (3.86 +
+        # 13.94 of 15.75 GiB on v5e, with a peak of 15.11), and rejects steps by their peak.
         terms["temporaries"] = max(0, peak - held)
     else:
         peak = max(peak, held + terms["temporaries"])

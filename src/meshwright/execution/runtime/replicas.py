@@ -1,9 +1,9 @@
 """Unreduced gradients, one per replica, where JAX's types cannot express them.
 
 The gradient of an array typed reduced over some axes is unreduced over them. JAX 0.10.2 cannot `vmap` over, slice or
-branch on such arrays. Instead the replicas become rows of an extra dim, sharded over their devices, one row each. Each
-row gets the gradient of its replica, and microbatches accumulate rows separately. The transpose of `stack_replicas`
-converts the rows back into an unreduced gradient, which is summed over devices once a step.
+branch on such arrays. Instead, the replicas become rows of an extra dim, sharded over their devices. Each row gets the
+gradient of its replica, and microbatches accumulate into rows. The transpose of `stack_replicas` converts the rows back
+into an unreduced gradient, which is summed over devices once per step.
 """
 
 from __future__ import annotations

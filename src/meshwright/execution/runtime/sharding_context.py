@@ -20,10 +20,11 @@ from meshwright.mesh import MeshShape
 class ShardingContext:
     """A mesh shape with its sharding rules, from which a model's values get their shardings.
 
-    gradient_dtype: dtype in which gradients of weights are summed over devices; None for the dtype of the matmuls.
-    is_stage: the values are mapped over pipeline stages (`vmap`) and therefore have no stage dim. cache_split: in a
-    server, the dim of its cache that is split in addition to the heads; None in training. A server's weights are
-    multiplied where they are stored (`models.generation.stationary`).
+    Attributes:
+        gradient_dtype: dtype in which gradients of weights are summed over devices; None for the dtype of the matmuls.
+        is_stage: whether values are mapped over pipeline stages (`vmap`) and therefore have no stage dim.
+        cache_split: in a server, whose weights are stationary (`models.generation.stationary`), the dim of its cache
+            that is split in addition to the heads; None in training.
     """
 
     mesh: MeshShape
@@ -59,10 +60,10 @@ class ShardingContext:
     def weight(self, stored: Array, *names: str, dtype: Any = None, along: str = "sequence") -> Array:
         """Return a parameter as matmuls use it: cast to `dtype`, gathered over the axes that only store it (ZeRO-3).
 
-        Its gradient is summed over every axis that shards tokens, except axes that also shard the parameter and to
-        which tokens are sent (experts). In backward the gather becomes a reduce-scatter onto the shards. The all-reduce
-        over replicas comes after that, when only a shard is left to sum. along: logical axis of the sequence dim in the
-        activations that the parameter multiplies.
+        Its gradient is summed over every axis that shards tokens, except those that shard experts, since tokens are
+        sent along them. In backward the gather becomes a reduce-scatter onto the shards, followed by an all-reduce of
+        each shard over replicas. along: logical axis of the sequence dim in the activations that the parameter
+        multiplies.
         """
 
         def gather(x: Array) -> Array:
@@ -90,7 +91,7 @@ class ShardingContext:
         return jax.reshard(x, self._partition(dims, (), whole))
 
     def _partition(self, dims: Spec, unreduced: tuple[str, ...], reduced: tuple[str, ...]) -> P:
-        """Build a PartitionSpec without axes of degree 1, which would give different types to equal shardings."""
+        """Build a PartitionSpec without axes of degree 1, so that equal shardings have equal types."""
         return P(*(dim or None for dim in dims), unreduced=self._live(unreduced), reduced=self._live(reduced))
 
     def _live(self, axes: tuple[str, ...]) -> frozenset[str]:
@@ -98,7 +99,7 @@ class ShardingContext:
 
 
 def _transposed_in(wide: Any, move: Callable[[Array], Array], dtype: Any) -> Callable[[Array], Array]:
-    """Apply `move`, a linear reshard, in one dtype, and its transpose to the cotangent in a wider one."""
+    """Apply `move`, a linear reshard, and its transpose to the cotangent in a wider dtype."""
 
     @jax.custom_vjp
     def moved(x: Array) -> Array:

@@ -33,7 +33,7 @@ def on_shards(
     def mapped(*args: Any) -> Any:
         """Only evaluated for the result types of one stage; it never runs."""
         named = jax.sharding.get_abstract_mesh()
-        # Under `vmap` over the axis of stages JAX would drop it from a `shard_map`, so it has another name here.
+        # Under `vmap` over the axis `pp` JAX would drop it from a `shard_map`, so it gets another name here.
         mesh = named.update(axis_names=tuple("stages" if name == STAGES else name for name in named.axis_names))
         alike = jax.tree.map(lambda x: _typed(x, mesh), args)
         with jax.sharding.use_abstract_mesh(mesh):
@@ -62,7 +62,7 @@ def on_shards(
 def match_varying(*values: Array, axes: Iterable[str] = ()) -> list[Array]:
     """Cast values inside a `shard_map` to vary over the same mesh axes: the union of theirs and `axes`.
 
-    Then each gradient has the type of its operand and is summed over the axes that were added.
+    Then each gradient is summed over the added axes and has the type of its operand.
     """
     every = {*axes}.union(*(jax.typeof(value).manual_axis_type.varying for value in values))
     return [_varying_over(value, every) for value in values]

@@ -31,7 +31,7 @@ def spec(array: ShardedArray) -> P:
 
 
 def spec_of_terms(array: ShardedArray) -> P:
-    """Return the PartitionSpec of an array whose partial sums lie along leading dims, one for each unreduced axis."""
+    """Return the PartitionSpec of an array with partial sums along leading dims, one for each unreduced axis."""
     return P(*term_axes(array), *(axes or None for axes in array.axes))
 
 

@@ -12,7 +12,7 @@ ANYWAY = "--anyway (anyway=True) trains it all the same"
 
 
 class PlanDoesNotFitError(MeshwrightError):
-    """The plan does not fit the memory of its devices: the error of a failed check, not of wrong usage."""
+    """The plan does not fit the memory of its devices; a failed check, not wrong usage."""
 
 
 def check_vocab(config: RunConfig, *, more: str = "") -> None:

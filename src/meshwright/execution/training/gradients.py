@@ -2,9 +2,9 @@
 
 With several microbatches, or with weights that ZeRO-1 and ZeRO-2 gather once per step, gradients are taken with respect
 to weights that all microbatches share: shards that each microbatch gathers and scatters (ZeRO-3), or gathered weights.
-These gradients have JAX's unreduced type over the devices with copies, so microbatches accumulate locally, in the wider
-of the parameter dtype and the accumulation dtype, and one sum over devices ends the step. Gradients of gathered weights
-are scattered once at the end (ZeRO-1), or after each microbatch, so that full gradients are never stored (ZeRO-2). Norm
+These gradients are typed unreduced over replicas, so microbatches accumulate locally, in the wider of the parameter
+dtype and the accumulation dtype, and the step ends with one sum over devices. Gradients of gathered weights are
+scattered once at the end (ZeRO-1), or after each microbatch, so that full gradients are never stored (ZeRO-2). Norm
 scales and biases do not support unreduced types; their gradients are summed after each microbatch.
 """
 
@@ -79,7 +79,7 @@ def loss_and_gradients(
             return loss_of(merge_trees(params, trained), batch)
 
         return jax.value_and_grad(of_trained, has_aux=True)(drop_paths(params, workload.frozen_paths))
-    return _in_parts(loss_of, params, batch, workload, layout, strategy)
+    return _accumulated(loss_of, params, batch, workload, layout, strategy)
 
 
 def evaluated_means(
@@ -110,12 +110,12 @@ def evaluated_means(
 
     if count == 1:
         return part(batch)
-    # One microbatch after the other, as in the train step: the logits of a whole batch would not fit in memory.
+    # In microbatches, as in the train step: the logits of a whole batch would not fit in memory.
     batches = {name: microbatches(array, count, layout, together=together) for name, array in batch.items()}
     return jax.lax.map(part, batches).mean(axis=0)
 
 
-def _in_parts(
+def _accumulated(
     loss_of: Callable[[Any, Batch], tuple[Array, Parts]],
     params: Any,
     batch: Batch,
@@ -133,35 +133,37 @@ def _in_parts(
     trained = drop_paths(params, frozen)
     sums = layout.gradient_dtype or dtype
     wide = widest(DTYPES[workload.param_dtype], sums)
-    lent = shards = _shards(params, layout, workload, strategy)
-    scattered: Callable[[Any], Any] | None = None
+    shared_weights = shards = _shards(params, layout, workload, strategy)
+    scatter: Callable[[Any], Any] | None = None
     if stage in (1, 2):
-        lent = _gathered(shards, layout, workload, strategy, dtype)
-        scattered = _scatter(drop_paths(shards, frozen), layout, workload, strategy, sums)
+        shared_weights = _gathered(shards, layout, workload, strategy, dtype)
+        scatter = _scatter(drop_paths(shards, frozen), layout, workload, strategy, sums)
         if layout.mesh.pp > 1:
-            # A pipeline accumulates gradients in the dtype of the weights that it is called with.
-            lent = _in_dtype(lent, workload, wide)
+            # A pipeline accumulates gradients in the dtype of its weights.
+            shared_weights = _in_dtype(shared_weights, workload, wide)
 
-    def part(batch: Batch) -> tuple[tuple[Array, Parts], Any]:
-        # Without the barrier XLA gathers the tables once for all microbatches, and keeps them whole all that time.
-        ours, batch = jax.lax.optimization_barrier((lent, batch))
+    def microbatch_gradients(batch: Batch) -> tuple[tuple[Array, Parts], Any]:
+        # Without the barrier XLA gathers the tables once for all microbatches, and keeps them whole.
+        microbatch_weights, batch = jax.lax.optimization_barrier((shared_weights, batch))
 
-        def share(trained: Any) -> tuple[Array, Parts]:
-            value, parts = loss_of(merge_trees(ours, trained), batch)
+        def microbatch_loss(trained: Any) -> tuple[Array, Parts]:
+            value, parts = loss_of(merge_trees(microbatch_weights, trained), batch)
             # Divided here, because unreduced gradients cannot be divided.
             return value / count, parts._replace(means=parts.means / count)
 
-        value, gradients = jax.value_and_grad(share, has_aux=True)(drop_paths(ours, frozen))
-        return value, scattered(gradients) if scattered and stage == 2 else gradients
+        value, gradients = jax.value_and_grad(microbatch_loss, has_aux=True)(drop_paths(microbatch_weights, frozen))
+        return value, scatter(gradients) if scatter and stage == 2 else gradients
 
-    _, summed = jax.vjp(lambda part: _shards(_in_dtype(part, workload, sums), layout, workload, strategy), trained)
-    # Names the phase of the collectives that differentiation itself gives no name.
+    _, to_stored = jax.vjp(
+        lambda arrays: _shards(_in_dtype(arrays, workload, sums), layout, workload, strategy), trained
+    )
+    # Label the phase of collectives to which differentiation gives no name.
     with jax.named_scope("gradients"):
         together = 2 if workload.objective == "dpo" else 1
-        value, gradients = _sum(part, batch, count, layout, wide, together=together)
-        if scattered and stage == 1:
-            gradients = scattered(gradients)
-        return value, summed(_in_dtype(gradients, workload, sums))[0]
+        value, gradients = _sum(microbatch_gradients, batch, count, layout, wide, together=together)
+        if scatter and stage == 1:
+            gradients = scatter(gradients)
+        return value, to_stored(_in_dtype(gradients, workload, sums))[0]
 
 
 def _sum(
@@ -186,7 +188,7 @@ def _sum(
 
 
 def _shards(params: Any, layout: ShardingContext, workload: Workload, strategy: Strategy) -> Any:
-    """Give the stored parameters types that defer the sum of their gradients over devices with copies."""
+    """Give the stored parameters types that defer the sum of their gradients over replicas."""
 
     def stored(array: Array, parameter: Parameter) -> Array:
         return _layout_of(parameter, layout, workload, strategy).shard(array, *parameter.axes, along=_along(parameter))

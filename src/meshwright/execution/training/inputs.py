@@ -29,7 +29,7 @@ class StepInputs(NamedTuple):
         batches: the batch of any step.
         held_out: batches to evaluate on.
         prepare: computes the step's input from a state and a batch.
-        keep: writes files needed for resuming; all processes call it.
+        keep: writes the files needed for resuming; all processes call it.
         counts: sizes of the data, for the first row of metrics: `data` as in `Batches.sizes`, or the number of pairs.
     """
 
@@ -45,7 +45,7 @@ def text_inputs(
 ) -> StepInputs:
     """Return the inputs of a run on text or records.
 
-    The run is evaluated on other files if its config names some, else on the held-out share of its own data.
+    Evaluation uses the files that the config names, else the held-out share of the run's data.
     """
     workload = config.workload
     sharding = NamedSharding(mesh, layout.spec("batch", "sequence"))

@@ -25,7 +25,7 @@ from meshwright.support.signals import drop_terminals, find_terminals, handled_s
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Leave = Callable[[int, bool], None]
-"""Ends the process. Arguments: the signal that asked for it, and whether the grace period of a SIGTERM is over."""
+"""Ends the process. Arguments: the signal, and whether the grace period of a SIGTERM is over."""
 
 
 @dataclass
@@ -46,18 +46,18 @@ class Interruption:
 
     @property
     def stop(self) -> int | None:
-        """The signal for which all processes of the run agree to stop; None as long as they do not stop."""
+        """The signal for which all processes of the run agreed to stop; None while they continue."""
         return self.signal if jax.process_count() == 1 else self._agreed
 
     def agree(self, flag: bool, *, waits: bool) -> bool:
         """Return whether a flag is true on any process of a run; also share a signal that one of them received.
 
-        All processes call this after the same step. Signals and clocks reach processes at different steps, and a
-        process that stopped alone would leave the others waiting.
+        All processes call this after the same step. Signals and clocks differ between processes, and a process that
+        stopped alone would leave the others waiting.
 
         Args:
-            waits: wait for the devices, which answer after their current step. If False, the answer is that of the
-                previous call.
+            waits: wait for the devices, which answer after their current step. If False, return the previous call's
+                answer.
         """
         if jax.process_count() == 1:
             return flag
@@ -105,7 +105,7 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
         grace_seconds: the grace period.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield Interruption()  # Handlers can only be set in the main thread; whoever started this one has theirs.
+        yield Interruption()  # Handlers can only be set in the main thread; this thread's owner handles signals.
         return
     state = Interruption()
     grace = threading.Timer(grace_seconds, lambda: leave and leave(signal.SIGTERM, True))
@@ -121,7 +121,7 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
     terminals = find_terminals()
 
     def hang_up(_: int, __: object) -> None:
-        # A shell may pass SIGHUP on, so that it arrives twice; the second one is not another request.
+        # A shell may pass SIGHUP on, so it may arrive twice for one request.
         drop_terminals(terminals)
         if state.signal is None:
             note(signal.SIGTERM, None)
@@ -142,7 +142,7 @@ def interruptions(on_note: Note, leave: Leave | None, *, grace_seconds: float) -
 
     asking = [number for number in own if number != signal.SIGHUP]
     hanging = [number for number in own if number == signal.SIGHUP]
-    # Set the handlers first: until then, a signal that is written to the pipe also has its previous effect.
+    # Set the handlers first: without one, a signal written to the pipe also has its default effect.
     old: int | None = None
     with _watched_pipe(end_before_first_step) as writer:
         try:

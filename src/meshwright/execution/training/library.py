@@ -118,7 +118,7 @@ def train(
 
 
 def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
-    """Return the measurements of a run; raise if a signal ended it early, so that no caller takes it for finished."""
+    """Return the measurements of a run; raise if a signal ended it early."""
     if outcome.stopped_by is not None and outcome.taken < config.steps:
         line = f"stopped by {signal.Signals(outcome.stopped_by).name} after {outcome.taken} of {config.steps} steps"
         raise RunStoppedError(f"{line}; {what_is_left(config, directory)}")
@@ -128,7 +128,7 @@ def _record(outcome: Outcome, config: RunConfig, directory: Path) -> Record:
 def allowed_differences(
     allow: str | Collection[str] | None, said: Mapping[str, Any], *, change: bool
 ) -> frozenset[str]:
-    """Return the kinds of checkpoint differences to accept: `allow`, and `data` if the run's data are to be changed.
+    """Return the kinds of checkpoint differences to accept: `allow`, and `data` if an option replaces the run's data.
 
     Args:
         said: options by name; None if not given.
@@ -142,8 +142,8 @@ def allowed_differences(
 def run_to_resume(what: Any, directory: str | Path | None) -> Path | None:
     """Return the directory of the run to resume; None if a new run starts.
 
-    If `directory` (-o) is given, a new run starts unless it holds one, so that one command both starts and resumes a
-    run. If not, `what` is the directory of the run.
+    With a `directory` (-o), a new run starts unless the directory has one, so the same command starts and resumes.
+    Otherwise `what` is the directory of the run.
     """
     if directory is None:
         if not isinstance(what, (str, Path)):
@@ -213,7 +213,7 @@ def new_run(what: Any, plan: Plan, directory: Path, *, steps: Count | None, sett
     check_new_directory(directory)
     if config.workload.objective == "dpo" and not config.data.sources:
         load_pairs((), None, config.workload)
-    # With a tokenizer, only the run itself opens the data: tokenizing takes time.
+    # Check the data now, unless they must be tokenized, which takes time.
     if config.tokenizer is None and config.workload.objective != "dpo":
         open_data(config.data, config.workload, None, seed=config.seed)
     return config

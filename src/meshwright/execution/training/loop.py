@@ -60,7 +60,7 @@ from meshwright.record import Record
 
 
 class Outcome(NamedTuple):
-    """How a run ended: its measurements, all steps taken so far, and the signal that stopped it (None if none did)."""
+    """How a run ended: its measurements, the number of steps taken in all, and the signal that stopped it, or None."""
 
     record: Record
     taken: int
@@ -145,7 +145,7 @@ def _check(config: RunConfig) -> None:
     reads_bytes = config.tokenizer is None and any(
         isinstance(source, FileSource) and source.kind == "text" for source in run_sources(config.data)
     )
-    # Records are checked where they are opened: those of token ids take any vocabulary.
+    # Records are checked when they are opened: token ids work with any vocabulary.
     if workload.config.vocab < BYTES and reads_bytes:
         raise MeshwrightError(f"vocab {workload.config.vocab} is too small for text as bytes, which wants {BYTES}")
 
@@ -184,7 +184,7 @@ def _run(
         exits.enter_context(checkpoints)
         abstract = abstract_state(config.workload, layout, config.optimizer, mesh, config.strategy)
         check_free(directory, abstract_parts(config, abstract, mesh), what=f"train in {directory}")
-        # Before the state, so that the memory for precomputing a reference is free again.
+        # Before the state, so that the memory for precomputing a reference is freed first.
         if isinstance(data, RunPairs):
             inputs = pair_inputs(config, directory, data, mesh, start, on_note, on_bytes)
         else:

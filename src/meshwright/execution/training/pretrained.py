@@ -125,7 +125,7 @@ def copy_pretrained_files(config: RunConfig, directory: Path) -> None:
 
 
 def _directory(what: Any) -> Path | None:
-    """Return the directory of a model that is given by its directory or its config.json; None for anything else."""
+    """Return the directory of a model, given it or its config.json; None for anything else."""
     if not isinstance(what, (str, Path)) or str(what) in PRESETS:
         return None
     path = Path(what)

@@ -25,7 +25,7 @@ class StepProgram:
     Args:
         step: the function from `train_step`.
         on_note: called with the note.
-        prepare: computes the batch that the step takes from the state and the batch of a call, in another program.
+        prepare: computes the step's batch from the state and the call's batch, in another program.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StepProgram:
         self.compile_seconds = 0.0
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, dict[str, Array]]:
-        """Take a step. Afterwards `compile_seconds` is the time spent compiling for it, nearly always 0."""
+        """Take a step, and set `compile_seconds` to the time spent compiling for it, nearly always 0."""
         self.compile_seconds, batch = 0.0, self._prepare(state, batch)
         if self.compiled is None:
             self._compile(state, batch)

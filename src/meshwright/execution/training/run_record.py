@@ -16,7 +16,7 @@ from meshwright.record import Record
 
 
 def seconds_at_peak(config: RunConfig) -> float:
-    """Return the seconds of a step at the hardware's peak without recompute; MFU is this over the measured time."""
+    """Return the seconds of a step at peak flops, without recompute; MFU is this over the measured time."""
     return model_flops(config.workload) / (config.system.peak(config.workload.compute_dtype) * config.mesh.num_devices)
 
 
@@ -40,7 +40,7 @@ def measured(config: RunConfig, rows: Sequence[Row], profile: tuple[Profile | No
 def measured_steps(rows: Sequence[Row], mesh: Mapping[str, int], hardware: str) -> Record:
     """Return the record of a run on one mesh: the step time and memory since it last started or resumed there.
 
-    The step time is the median over steps, without the first one, which compiled.
+    The step time is the median over steps, without the first, which includes compilation.
     """
     here = [row for row in rows if row.get("began_at") == rows[-1].get("began_at")]
     times = [row["step_seconds"] for row in here[1:] or here]

@@ -40,9 +40,9 @@ def with_settings(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         # Evaluation is turned off: drop its other settings too.
         config = replace(config, evaluating=EvaluationConfig())
     own = parts.pop("", {})
-    # Replace all fields of a part at once: some are only valid together.
+    # Replace all fields of a section at once: some are only valid together.
     config = replace(config, **own, **{part: replace(getattr(config, part), **of) for part, of in parts.items()})
-    if config.data.rows is not None:  # The plan must know it too.
+    if config.data.rows is not None:  # The workload must agree.
         config = replace(config, workload=replace(config.workload, packed=config.data.rows != "windows"))
     return config
 

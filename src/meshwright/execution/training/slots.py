@@ -1,7 +1,7 @@
 """Convert a state between model order, used by checkpoints, and pipeline slots.
 
-Checkpoints have layers in model order without empty slots, so that any mesh can read them. During conversion, layers
-are not split over pp; parameters are sharded along embed over pp instead, so no device ever holds more.
+Checkpoints have layers in model order without empty slots, so that any mesh can read them. During conversion, pp shards
+parameters along embed instead of layers, so no device holds more than before.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def train_step(
         limit = batch.pop(NORM_LIMIT, None)
         (_, parts), gradients = loss_and_gradients(state["params"], batch, workload, layout, strategy, preference)
         with jax.named_scope("update"):
-            # Optax adds up squares of several dtypes, in the widest.
+            # Optax adds squares of several dtypes, in the widest.
             with jax.numpy_dtype_promotion("standard"):
                 norm = optax.tree.norm(gradients)
             if optimizer.clip_norm:
@@ -185,7 +185,7 @@ def abstract_state(
     stored = state.get("master", drop_paths(params, workload.frozen_paths))
 
     def moments(stored: Any) -> Any:
-        """Return the optimizer state after a first step; its initial zeros may be sharded differently."""
+        """Return the optimizer state after a first step, because its initial zeros may be sharded differently."""
         rule = transformation(optimizer, workload, layout, strategy)
         return rule.update(stored, rule.init(stored), stored)[1]
 

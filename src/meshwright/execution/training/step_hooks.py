@@ -93,7 +93,7 @@ class StepHooks:
         """Profile, evaluate and save the state after a step, each if due; return whether the run ends here."""
         taken = row["step"] + 1
         if self.profiler.is_due(taken):
-            # The metrics of a row come from one device; others may still run the step that the trace must contain.
+            # The row's metrics are from one device; others may still run the step, which the trace must contain.
             jax.block_until_ready(state)
         self.profiler.after(taken)
         if not self.runs_ahead:

@@ -1,7 +1,7 @@
 """Take training steps and measure each one, without making the devices wait for the host.
 
-A row has `step_seconds`, from when the devices could begin the step until they finished it, without compile time, which
-is listed separately. `input_seconds` is the time that the devices waited for the next batch: at most the time to
+In a row, `step_seconds` is the time from when the devices could begin the step until they finished it, without compile
+time (`compile_seconds`). `input_seconds` is the time that the devices waited for the next batch: at most the time to
 produce it, and 0 if it was ready before the devices were done.
 """
 
@@ -65,7 +65,7 @@ def take_steps(
         if step + 1 < steps.stop:
             requested_at = time.perf_counter()
             batch = batches[step + 1]  # Read while the devices work.
-            # Devices that are done by now had nothing to do for some of that time.
+            # If the devices are done by now, they were idle for some of that time.
             if all(value.is_ready() for value in jax.tree.leaves(metrics)):
                 new.input_seconds = time.perf_counter() - requested_at
         if pending is not None:
@@ -90,7 +90,7 @@ def _row(pending: _Pending, ready: float) -> tuple[Row, float]:
     row["input_seconds"] = min(pending.input_seconds, row["step_seconds"])
     if pending.compile_seconds:
         row["compile_seconds"] = pending.compile_seconds
-    # Peaks so far. A runtime may not count the memory of its devices; that of simulated devices is the host's.
+    # Peaks since the start. A runtime may not report device memory; simulated devices use the host's.
     row["memory_peak_bytes"] = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     row["host_peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB.
     return row | {"time": time.time()}, now

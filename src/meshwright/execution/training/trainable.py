@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 Tree = Any
-"""Nested dicts of leaves by name, like parameters."""
+"""Nested dicts of arrays by name, like parameters."""
 
 
 def drop_paths(tree: Tree, paths: Collection[str], prefix: str = "") -> Tree:

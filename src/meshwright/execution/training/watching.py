@@ -28,7 +28,7 @@ class WatchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """When and on what a run is evaluated.
+    """When a run is evaluated, and on which data.
 
     Args:
         every: steps between evaluations; the last step is always evaluated too. 0 for no evaluation.

@@ -1,7 +1,7 @@
 """Activation memory of one microbatch on one device, summed over the arrays of a layer's ops.
 
-What a layer saves for backward follows from the remat policy and equals what XLA saves of the decoder in
-`meshwright.execution.models`. The other live buffers are modelled on compiled steps at their peak memory
+The remat policy determines what a layer saves for backward; these arrays are the ones that XLA saves for the decoder in
+`meshwright.execution.models`. The other live buffers are modelled on the memory peaks of compiled steps
 (`benchmarks/memory.py`).
 """
 
@@ -27,7 +27,7 @@ from meshwright.mesh import MeshShape
 
 @dataclass(frozen=True)
 class Activations:
-    """Activation sizes in one layer of a stack: memory in bytes, single arrays in elements of the compute dtype.
+    """Activation sizes of one layer of a stack: totals in bytes, single arrays in elements.
 
     stack: the name of the stack; by default the model's last one.
     """
@@ -56,9 +56,9 @@ class Activations:
     def kept(self) -> float:
         """Bytes that one layer saves for backward in device memory.
 
-        Without recompute: the residual stream before both blocks; the gathered inputs of both; queries, keys and values
-        as attention reads them, and its output; the MLP's gate and up. `matmuls` saves queries, keys and values before
-        rotation, and no gathered inputs.
+        Without recompute: the residual stream before each block (attention, MLP) and the block's gathered input;
+        queries, keys and values as attention reads them; attention's output; the MLP's gate and up. `matmuls` saves
+        queries, keys and values before rotation, and no gathered inputs.
         """
         stream, heads = 2 * self.stream, self.queries + self.keys
         match self.workload.remat:
@@ -72,6 +72,17 @@ class Activations:
                 # The layer's input; the outputs of its query, value, gate and last MLP matmuls; the output of
                 # attention.
                 elements = stream + self.queries + self.values + self.mixed + self.width
+            case "named":
+                sizes = {
+                    "query": self.queries,
+                    "key": self.keys - self.values,
+                    "value": self.values,
+                    "context": self.mixed,
+                    "output": self.stream,
+                    "mlp": self.first_products,
+                    "down": self.stream,
+                }
+                elements = self.stream + sum(sizes[name] for name in self.strategy.profile.saved_values)
             case _:
                 elements = stream + 2 * self.inputs + self.queries + self.mixed + self.seen + self.first_products
         return self.narrow * elements + self._kept_scores
@@ -94,12 +105,12 @@ class Activations:
         """Return the bytes live in the backward pass of attention, besides saved activations.
 
         For one chunk of queries: the float32 gradient of the softmax output, and the gradient of the scores in the
-        narrow (compute) dtype. TPUs compute the latter without writing the softmax weights; elsewhere XLA also holds
-        these in float32 and in the narrow dtype (PyTorch one narrow array at a time); float32 matmuls need no narrow
-        copies. Also live are queries, keys and values with their gradients; the outputs of the MLP's first matmuls and
-        the gradient of its last matmul's input, because their weight gradients are computed later; the residual stream
-        and its gradient. All compilers except the TPU's also hold the gathered inputs of both blocks and their gathered
-        output gradients.
+        narrow (compute) dtype. On TPUs the softmax weights are never written; elsewhere XLA also holds them in float32
+        and in the narrow dtype (PyTorch: one narrow array at a time). Float32 matmuls need no narrow copies. Also live
+        are queries, keys and values with their gradients; the outputs of the MLP's first matmuls and the gradient of
+        its last matmul's input, because their weight gradients are computed later; the residual stream and its
+        gradient. All compilers except the TPU's also hold the gathered inputs of both blocks and their gathered output
+        gradients.
         """
         copies = (1 if self.strategy.profile.recomputes_whole_blocks else 2) * self.narrow if self.narrow < 4 else 0
         scores = self.scores * (4 + self.narrow if on_tpu else 8 + copies) + self._in_blocks(on_tpu=on_tpu)
@@ -112,8 +123,8 @@ class Activations:
     def in_mlp(self) -> float:
         """Bytes live in the backward pass of the MLP, besides saved activations.
 
-        They are the outputs of the first matmuls and their gradients, the block's input, and the residual stream; for
-        experts also the rows that they process and the gradients of these.
+        The outputs of the first matmuls and their gradients, the block's input, and the residual stream; for experts
+        also their input rows and the rows' gradients.
         """
         return self.narrow * (
             2 * self.first_products + self.width + 2 * self.inputs + 2 * self.routed + 4 * self.stream
@@ -121,12 +132,11 @@ class Activations:
 
     @property
     def logits(self) -> float:
-        """Bytes of the logits and of the loss until their gradient has been used.
+        """Bytes live in the loss, until the gradient of the logits has been used.
 
-        The float32 logits once, because XLA writes their gradient over them; the input of their matmul and its
-        gradient. Op by op, as in PyTorch, there are three float32 arrays: the log-softmax, its gradient, and the
-        gradient of the logits; and a fourth, the exponential, if tp splits the vocabulary
-        (torch/distributed/tensor/parallel/loss.py).
+        The float32 logits, over which XLA writes their gradient; the input of the output head, and its gradient. Op by
+        op, as in PyTorch, three float32 arrays: the log-softmax, its gradient, and the gradient of the logits; if tp
+        splits the vocabulary also a fourth, the exponential (torch/distributed/tensor/parallel/loss.py).
         """
         arrays = 1 if self.strategy.profile.fused_loss else 3 if self.mesh.tp == 1 else 4
         return 4 * arrays * self.logit_elements + 2 * self.narrow * self.inputs
@@ -207,12 +217,17 @@ class Activations:
 
     @cached_property
     def seen(self) -> float:
-        """Elements of the keys and values saved for the queries of a device.
+        """Elements of the keys and values that a device saves for backward.
 
-        With gathered keys: those of the whole sequence. In a ring: the device's own, since backward sends the others
-        again. With Ulysses: those of all tokens, for fewer heads.
+        With gathered keys: the whole sequence's. In a ring: only the device's own, since backward sends the others
+        again. With Ulysses: all tokens', for fewer heads.
         """
         return sum(self._size(op.key) + self._size(op.value) for op in self.ops.attention)
+
+    @property
+    def _room(self) -> float:
+        """Rows that experts allocate, divided by the rows at even load."""
+        return 1.0 if self.strategy.profile.balanced_routing else dropless_padding(self.workload, self.mesh)
 
     @property
     def _is_gathered(self) -> bool:
@@ -231,7 +246,7 @@ class Activations:
 
     @cached_property
     def _gated(self) -> list[tuple[float, int]]:
-        """For each activation function: the elements of its result, and the number of matmul outputs that it reads."""
+        """(elements of the result, number of matmul outputs read) of each activation function."""
         return [
             (self._size(op.arrays[0]) * self._padding(op.arrays[0]), 2 if op.kind == "gated" else 1)
             for op in self.ops.elementwise
@@ -239,8 +254,8 @@ class Activations:
         ]
 
     def _padding(self, array: Array) -> float:
-        """Return the capacity of an array of expert rows relative to balanced routing; 1 for other arrays."""
-        return dropless_padding(self.workload, self.mesh) if "R" in array.symbols else 1.0
+        """Return allocated expert rows divided by those of balanced routing; 1 for arrays of other ops."""
+        return self._room if "R" in array.symbols else 1.0
 
     @cached_property
     def routed(self) -> float:
@@ -248,7 +263,7 @@ class Activations:
         local, first = self.step.extents.local_dims, next((op for op in self.ops.matmuls if op.experts), None)
         if first is None:
             return 0.0
-        return local((*first.experts, *first.rows, *first.inner)) * dropless_padding(self.workload, self.mesh)
+        return local((*first.experts, *first.rows, *first.inner)) * self._room
 
     @property
     def scores(self) -> float:
@@ -282,7 +297,7 @@ class Activations:
 
     @property
     def _kept_scores(self) -> float:
-        """Bytes of saved attention scores: all if computed at once; those of query chunks are recomputed instead.
+        """Bytes of saved attention scores; 0 if the remat policy or query chunks recompute them.
 
         A fused kernel saves the float32 softmax sum of each query (arXiv:2205.14135).
         """

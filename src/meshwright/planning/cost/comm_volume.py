@@ -1,10 +1,10 @@
 """Communication volume: every collective of a step, in bytes per device and step (`record.Collective`).
 
-Dropless experts are planned for balanced routing. But array shapes are fixed before routing is known, so arrays are
-sized for the worst case: `step.token_routing.dropless_padding` times as many rows. XLA:CPU exchanges all of these.
-XLA:TPU and XLA:GPU exchange only actual rows, by a ragged all-to-all over ep; the following gather over tp, and the
-scatter on the way back, include padding. With a capacity factor there is no padding, and every compiler's program
-exchanges the planned bytes.
+Dropless experts are planned for balanced routing. But array shapes are fixed before routing is known, so arrays have
+rows for the worst case: `step.token_routing.dropless_padding` times the balanced number. XLA:CPU sends all rows.
+XLA:TPU and XLA:GPU send only actual rows, by a ragged all-to-all over ep; the gather over tp that follows, and the
+scatter on the way back, include padding. With a capacity factor there is no padding, and every compiler sends the
+planned bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Literal
 from meshwright.description.hardware.dtypes import dtype_bytes
 from meshwright.description.step.ir import Communicate, Extents, Repeat, Step, Width
 from meshwright.description.step.passes.nodes import IMBALANCE
+from meshwright.description.step.passes.pipeline import UPDATE
 from meshwright.description.step.passes.shard_ends import LOSS
 from meshwright.description.step.reference import reference_pass
 from meshwright.description.step.strategy import DEFAULT, Strategy
@@ -34,8 +35,8 @@ def step_collectives(
 ) -> tuple[Collective, ...]:
     """Return every collective of a step with more than one device in its group, in bytes per device and step.
 
-    counted: `useful` for the runs on a step's microbatches; `executed` to include those that stages in lockstep run in
-    bubble ticks, whose time is part of the bubble. Both return the same collectives in the same order.
+    counted: `useful` for the runs on a step's microbatches; `executed` to add the runs of lockstep stages in bubble
+    ticks, whose time is part of the bubble. Both return the same collectives in the same order.
     """
     step = train_step(workload, mesh, strategy)
     return _collectives(step.communication, step, workload, strategy, counted)
@@ -44,14 +45,14 @@ def step_collectives(
 def reference_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
     """Return the collectives of a step's frozen reference model, with phase `reference`, over the axes of its own mesh.
 
-    They are those of a forward pass without the mean of the loss; none if the step runs no reference.
+    These are the collectives of a forward pass, without the mean of the loss; empty if the step has no reference.
     """
     own = reference_pass(workload, mesh, strategy)
     return () if own is None else _of_reference(step_collectives(*own))
 
 
 def _of_reference(moves: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Return the collectives of the reference model: of a forward pass to the logits, without a loss."""
+    """Keep the collectives of a forward pass to the logits, without those of the loss."""
     forward = (move for move in moves if move.phase == "forward" and move.array not in (LOSS, IMBALANCE))
     return tuple(replace(move, phase="reference") for move in forward)
 
@@ -62,16 +63,36 @@ def weight_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) 
     return _collectives((op for op in step.communication if op.of_weight), step, workload, strategy)
 
 
-def activation_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """Return the collectives of activations, of a split vocabulary, and of the loss."""
+def weight_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
+    """Return `weight_collectives`, each with whether it runs once a step and not for each microbatch."""
     step = train_step(workload, mesh, strategy)
-    return _collectives((op for op in step.communication if not op.of_weight), step, workload, strategy)
+    return _moves((op for op in step.communication if op.of_weight), step, workload, strategy)
+
+
+def step_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
+    """Return `step_collectives`, each with whether it runs once a step and not for each microbatch."""
+    step = train_step(workload, mesh, strategy)
+    return _moves(step.communication, step, workload, strategy)
+
+
+def _moves(
+    ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy
+) -> tuple[tuple[Collective, bool], ...]:
+    """Return the collectives of some ops, each with whether it runs once a step."""
+    priced = priced_collectives(ops, step, workload, strategy, "useful")
+    return tuple((move, op.region.is_once or op.region.name == UPDATE) for op, move in priced)
+
+
+def activation_moves(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[tuple[Collective, bool], ...]:
+    """Return the collectives of activations, of a split vocabulary, and of the loss, as in `weight_moves`."""
+    step = train_step(workload, mesh, strategy)
+    return _moves((op for op in step.communication if not op.of_weight), step, workload, strategy)
 
 
 def dropless_padding_collectives(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, is_ragged: bool
 ) -> tuple[Collective, ...]:
-    """Return the collectives that a program runs beyond its plan, as dropless experts have capacity for any routing.
+    """Return the collectives that a program runs beyond its plan: dropless experts have capacity for any routing.
 
     is_ragged: whether rows are exchanged over ep by a ragged all-to-all, which sends only actual rows; XLA:CPU has
     none. Routing weights, one number per row, are always exchanged at full capacity.
@@ -98,7 +119,7 @@ def _dropless_padding(
 
 
 def untaken_branch_collectives(workload: Workload, mesh: MeshShape, strategy: Strategy) -> tuple[Collective, ...]:
-    """Return collectives in the HLO text beyond those executed: those in branches taken in few pipeline ticks."""
+    """Return the collectives in the HLO text that are not executed: branches that most pipeline ticks do not take."""
     step = train_step(workload, mesh, strategy)
 
     def untaken(op: Communicate, repeat: Repeat) -> int:
@@ -115,14 +136,14 @@ def is_of_weights(move: Collective) -> bool:
 def _collectives(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted = "useful"
 ) -> tuple[Collective, ...]:
-    """Return the collectives of some ops, with one kind of count."""
+    """Return the collectives of the ops that send bytes; counted: which runs count."""
     return tuple(move for _, move in priced_collectives(ops, step, workload, strategy, counted))
 
 
 def priced_collectives(
     ops: Iterable[Communicate], step: Step, workload: Workload, strategy: Strategy, counted: Counted
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield the ops that send anything, each with its collective: its bytes and counted runs in a step."""
+    """Yield (op, collective) for each op that sends bytes; bytes and counted runs are those of a step."""
     return _priced(ops, step, workload, strategy, lambda op, repeat: _runs(op, repeat, counted))
 
 
@@ -133,7 +154,7 @@ def _priced(
     strategy: Strategy,
     count: Callable[[Communicate, Repeat], int],
 ) -> Iterator[tuple[Communicate, Collective]]:
-    """Yield each op that sends anything with its collective; `count` returns how often it runs."""
+    """Yield (op, collective) for each op that sends bytes; `count` returns the runs of an op in a step."""
     compute = dtype_bytes(workload.compute_dtype)
     gradient = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
     widths: dict[Width, float] = {"compute": compute, "float32": 4, "gradient": gradient}
@@ -143,8 +164,7 @@ def _priced(
         if op.is_ring:
             runs *= step.extents.mesh.degree(op.axes) - 1
         if runs and any(degrees[axis] > 1 for axis in op.axes):
-            # A microbatch's run may send a fraction of a byte, where stages first add up the losses of all
-            # microbatches.
+            # Bytes per microbatch may be a fraction: stages add up the losses of all microbatches before they send.
             size = int(moved_bytes(op, step.extents, widths) * runs + 1e-6)
             yield op, Collective(kind=op.kind, axes=op.axes, phase=op.phase, bytes=size, count=runs, array=op.name)
 

@@ -27,7 +27,7 @@ FUSED = {
     "residual": Pass(6, 0, 1, 0),
     # The outputs of a matmul and of its low-rank branch are read, and their sum is written.
     "low_rank": Pass(6, 0, 1, 0),
-    # Each further matmul on the same input has its own gradient of it, which the norm's backward reads.
+    # Each further matmul with the same input adds a gradient of that input, which the norm's backward reads.
     "branch": Pass(0, 2, 0, 0),
     "rotary": Pass(4, 4),
     # gate, up -> y; backward reads dy, gate and up, writes two gradients. Not gated: x -> y; dy, x -> dx.
@@ -38,9 +38,9 @@ FUSED = {
     # Backward reads the input and the gradient for the sums of the statistics' gradients, reads both again, and writes
     # the gradient.
     "batch_norm": Pass(6, 10, 0, 0),
-    # Reads the shortcut too; backward, both passes also read the sum's result, as relu stops some of its gradient.
+    # Reads the shortcut too; in backward, both passes also read the sum's result, for the gradient of relu.
     "batch_norm_add": Pass(8, 14, 0, 0),
-    # The results of a shortcut are normed when that sum reads them.
+    # A shortcut's result is normalised in the sum that reads it.
     "batch_norm_shortcut": Pass(2, 10, 0, 0),
 }
 """One kernel for each chain of elementwise ops. Launches of the passes over images are not counted."""
@@ -77,8 +77,16 @@ OF_IMAGES = {
 }
 """Passes over images that are the same fused and one by one."""
 
+OF_EXPERTS = {
+    # Rows of tokens are read and written in the order of their experts; backward reads the rows' gradients.
+    "dispatch": Pass(4, 2),
+    # Experts' rows are read and weighted; backward reads them again for the weights, and writes the rows' gradients.
+    "combine": Pass(2, 4),
+}
+"""Passes over the rows of experts, in the order of routing."""
+
 DROPOUT = {
-    # A mask of one byte: an existing kernel writes it forward; backward a kernel reads it and writes another gradient.
+    # The mask has one byte: an existing kernel writes it forward; a backward kernel reads it and writes a gradient.
     "residual": Pass(1, 5, 0, 1),
     "softmax": Pass(5, 5),
     # Forward reads and writes the array and writes the mask; backward reads and writes the gradient and reads the mask.
@@ -96,8 +104,8 @@ is written, and read by the backward matmuls.
 LOGITS_BYTES_ONE_BY_ONE = (22, 26)
 """The same as `LOGITS_BYTES`, op by op.
 
-Forward: to float32 6, softmax reads it three times and writes it 16. Backward: the gradient of the loss is filled in 4,
-softmax reads it twice and the result once and writes 16, to narrow 6.
+Forward: cast to float32 6, softmax (three reads, one write) 16. Backward: fill in the gradient of the loss 4, softmax
+(two reads of it, one of the result, one write) 16, cast to narrow 6.
 """
 
 UPDATE_PASSES = 8
@@ -124,7 +132,7 @@ def pass_of(kind: str, *, fuses: bool) -> Pass:
         return DROPOUT["low_rank"]
     if kind in ("norm", "layer_norm"):
         return FUSED["norm"] if fuses else ONE_BY_ONE["layer" if kind == "layer_norm" else "rms"]
-    return OF_IMAGES.get(kind) or (FUSED if fuses else ONE_BY_ONE)[kind]
+    return OF_IMAGES.get(kind) or OF_EXPERTS.get(kind) or (FUSED if fuses else ONE_BY_ONE)[kind]
 
 
 def softmax_passes(*, fuses: bool, dropout: bool) -> Iterator[Pass]:

@@ -1,8 +1,8 @@
 """Flops of a step by phase, and model flops.
 
-Only matmuls count, 2 flops per multiply-add: norms, rotary embedding, softmax and AdamW's update are under a percent of
-them at real widths. Model flops count attention in full, not causal. Executed flops include masked scores, except the
-quarter skipped by splitting a sequence into halves; blocks that a block-wise attention skips are counted.
+Only matmuls count, 2 flops per multiply-add: norms, rotary embedding, softmax and AdamW's update add under a percent at
+real widths. Model flops count attention in full, not causal. Executed flops include masked scores, also those in blocks
+that block-wise attention skips, but not the quarter that splitting a sequence into halves avoids.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class StepFlops:
 def step_flops(workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT) -> StepFlops:
     """Return the flops that one device executes in a step; over pp, the mean of its stages.
 
-    Stages in lockstep also run their layers, and the layers before the pipeline, in bubble ticks; GPipe's recompute the
-    logits. The forward pass of a frozen reference model and the matmuls of Muon's update are included.
+    Stages in lockstep also run their layers, and the layers before the pipeline, in bubble ticks; in GPipe they
+    recompute the logits. The forward pass of a frozen reference model and the matmuls of Muon's update are included.
     """
     found = product_flops(train_step(workload, mesh, strategy)) + attention_flops(workload, mesh, strategy)
     found += StepFlops(update=update_flops(workload, mesh, strategy))
@@ -119,9 +119,9 @@ def attention_products(op: AttentionOp, step: Step, *, is_fused: bool) -> Iterat
 
 
 def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
-    """Return the share of the causal scores that are within windows of w keys, the mean over layers.
+    """Return the share of causal scores that are inside the layers' windows, as a mean over layers.
 
-    For a sequence of s tokens it is (2 w / s) (1 - w / 2 s) in each layer.
+    For a window of w keys and a sequence of s tokens it is (2 w / s) (1 - w / 2 s).
     """
     seen = [min(1.0, (window or seq_len) / seq_len) for window in windows]
     return sum(each * (2 - each) for each in seen) / len(seen)
@@ -130,9 +130,9 @@ def window_share(windows: tuple[int | None, ...], seq_len: float) -> float:
 def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
     """Return the model flops of a step over all devices, without recomputation: the flops of MFU.
 
-    They are 6 per weight and token, and 12 layers x heads x head_dim x seq_len per token for attention scores (PaLM,
-    arXiv:2204.02311, appendix B); with is_causal only unmasked scores. 4 for a frozen weight, which has no gradient,
-    and 2 if nothing before it is trained; 2 more per weight of a frozen reference model that each step runs.
+    They are 6 per weight and token, and 12 x layers x heads x head_dim x seq_len per token for attention scores (PaLM,
+    arXiv:2204.02311, appendix B); with is_causal only unmasked scores. A frozen weight counts 4 (no weight gradient),
+    or 2 if nothing before it is trained. A frozen reference model adds 2 per weight.
     """
     step = train_step(replace(workload, remat="none"), MeshShape())
     sizes = dict(step.extents.sizes)
@@ -160,11 +160,11 @@ def model_flops(workload: Workload, *, is_causal: bool = False) -> float:
 def dropless_padding_flops(
     workload: Workload, mesh: MeshShape, strategy: Strategy = DEFAULT, *, has_ragged: bool
 ) -> float:
-    """Return the static flops of a step's program beyond its plan: dropless experts have capacity for any routing.
+    """Return a program's static flops beyond its plan: dropless experts have capacity for any routing.
 
-    A matmul of experts is over all rows of that capacity; rows that no routing filled are skipped at run time. In
-    blocks (`step.token_routing.expert_blocks`) it covers every block that some routing needs. So do the gradients of
-    weights with every compiler.
+    Expert matmuls are compiled for all rows of that capacity; empty rows are skipped at run time. Without a grouped
+    matmul they run in blocks (`step.token_routing.expert_blocks`) and cover every block that some routing could need;
+    weight gradients always do.
 
     Args:
         workload, mesh, strategy: the step.
@@ -205,9 +205,9 @@ def _single_columns(step: Step) -> StepFlops:
 
 
 def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the static flops of a step's program beyond those executed: branches that few pipeline ticks take.
+    """Return the static flops that are not executed: branches that most pipeline ticks do not take.
 
-    The HLO text has the logits and the layers before the pipeline in every tick.
+    In the HLO text every tick has the logits and the layers before the pipeline.
     """
     step = train_step(workload, mesh, strategy)
 
@@ -219,7 +219,7 @@ def untaken_branch_flops(workload: Workload, mesh: MeshShape, strategy: Strategy
 
 
 def scores_share(workload: Workload, mesh: MeshShape, strategy: Strategy) -> float:
-    """Return the share of all scores that attention computes; under 1 only without a fused kernel."""
+    """Return the share of all query-key pairs whose scores are computed; below 1 only without a fused kernel."""
     return HALVED if strategy.attention == "scores" and halves_queries(workload, mesh) else 1.0
 
 
@@ -237,7 +237,7 @@ def _mean(repeat: Repeat) -> float:
 def _attention(
     step: Step, workload: Workload, mesh: MeshShape, strategy: Strategy, count: Callable[[Repeat], float]
 ) -> StepFlops:
-    """Return the flops of attention, each op as often as its region repeats."""
+    """Return the flops of attention; an op counts as often as its region repeats."""
     is_fused = strategy.attention != "scores"
     made = scores_share(workload, mesh, strategy)
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
@@ -248,7 +248,7 @@ def _attention(
 
 
 def _matmuls(step: Step, ops: Iterable[Matmul], count: Callable[[Repeat], float]) -> StepFlops:
-    """Return the flops of matmuls, each as often as its region repeats."""
+    """Return the flops of matmuls; each counts as often as its region repeats."""
     sums: dict[str, float] = dict.fromkeys(("forward", "recompute", "backward"), 0.0)
     for op in ops:
         sums[op.phase] += count(step.repeats[op.region.name]) * matmul_flops(op, step.extents)

@@ -31,7 +31,7 @@ IMAGE_AXES = IMAGE_RULES["batch"]
 
 
 class ImageOp(NamedTuple):
-    """An op with its seconds on one device, and its time at peak arithmetic and at peak memory bandwidth."""
+    """An op, its seconds on one device, and its roofline time (at peak flops and at peak memory bandwidth)."""
 
     op: Matmul | Elementwise
     seconds: float
@@ -81,7 +81,7 @@ def image_collectives(workload: ImageWorkload, mesh: MeshShape) -> tuple[Collect
 def image_memory(workload: ImageWorkload, mesh: MeshShape) -> dict[str, int]:
     """Return bytes per device by term when backward begins, and their sum, `peak`; gradients are counted in full.
 
-    The activations are those that backward reads, and the logits, which their gradient is written over.
+    The activations are those that backward reads, and the logits, whose gradient is written in place.
     """
     step, narrow = image_step(workload, mesh), dtype_bytes(workload.compute_dtype)
     local, local_dims = step.extents.local, step.extents.local_dims

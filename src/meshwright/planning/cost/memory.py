@@ -63,7 +63,7 @@ def step_memory(
 def peak_within(
     workload: Workload, mesh: MeshShape, strategy: Strategy, num_bytes: float, *, kind: Kind = "cpu"
 ) -> int | None:
-    """Return the peak of `step_memory`; None, as soon as this is known, if it exceeds `num_bytes`."""
+    """Return the peak of `step_memory`; None if it exceeds `num_bytes`, without computing every term."""
     return _Step(workload, mesh, strategy, kind).peak_within(num_bytes)
 
 
@@ -110,11 +110,11 @@ def offloaded_bytes(workload: Workload, mesh: MeshShape, strategy: Strategy = DE
 
 
 def in_flight(mesh: MeshShape, strategy: Strategy, *, last: bool = False) -> float:
-    """Return the number of microbatches with live activations on the first pipeline stage, the fullest, or on the last.
+    """Return the number of microbatches with live activations on the first pipeline stage (the fullest) or on the last.
 
-    GPipe: all. 1F1B: as many as stages, and one on the last stage. Interleaved: on the first stage 1 + (p - 1) / (p v)
-    times as many as stages (arXiv:2205.05198, appendix B), on the last (p (v - 1) + 1) / v (arXiv:2104.04473, section
-    2.2).
+    With p stages and v virtual stages. GPipe: all microbatches. 1F1B: p on the first stage, 1 on the last. Interleaved:
+    p + (p - 1) / v on the first (arXiv:2205.05198, appendix B), (p (v - 1) + 1) / v on the last (arXiv:2104.04473,
+    section 2.2).
     """
     stages, virtual = mesh.pp, strategy.virtual_stages
     if stages == 1:
@@ -133,7 +133,7 @@ def pool_notes(system: System, peak: float) -> tuple[str, ...]:
     pool, wanted = JAX_POOL * physical, peak * (1 + (system.memory_headroom or 0.0))
     if system.chip.kind != "gpu" or not pool < wanted <= system.usable_bytes:
         return ()
-    # In steps of 5%, as far as the CUDA context leaves memory for it.
+    # In steps of 5%, at most what the CUDA context leaves free.
     fraction = min(math.ceil(20 * wanted / physical) / 20, math.floor(100 * system.chip.usable_bytes / physical) / 100)
     return (
         f"JAX takes {JAX_POOL:.0%} of a GPU's memory by default, {show_bytes(pool)}: set"
@@ -199,6 +199,8 @@ class _Step:
         if states.master_weights:
             always["master weights"] = states.master_weights
         always["reference"] = reference_bytes(self.workload, self.mesh, self.strategy, kind=self.kind)
+        if self.strategy.profile.memory_bytes:
+            always["framework"] = self.strategy.profile.memory_bytes
         always["batch"] = _batch_bytes(self.workload, self.mesh, self.strategy)
         return always
 
@@ -277,10 +279,10 @@ class _Step:
         }
 
     def _before(self) -> dict[str, float]:
-        """Return memory in the backward pass of the layers before the pipeline: all of one microbatch is live."""
+        """Return memory in the backward pass of the layers before the pipeline, which holds a whole microbatch."""
         if (before := self.before) is None:
             return {}
-        # These layers save nothing: backward recomputes one microbatch of them, and all of that is then live.
+        # These layers save nothing: backward recomputes a whole microbatch, which is then live.
         count = before.num_layers
         strategy = pre_pipeline_strategy(self.strategy, before)
         held = Activations(with_remat(self.workload, "none"), self.mesh, strategy, before.name)
@@ -324,8 +326,8 @@ class _Step:
     def _pending(self) -> float:
         """Return memory of the loss in the layers' backward pass: the gradient of the output head, not yet reduced.
 
-        XLA:GPU starts with the layers as soon as tp has reduced the stream's gradient, so the gradient of the output
-        head is still to be computed, from the logits' gradient and the input.
+        XLA:GPU starts the layers as soon as tp has reduced the stream's gradient. The gradient of the output head is
+        computed later, so the logits' gradient and the head's input stay live.
         """
         if not self._trains_logits:
             return 0.0
@@ -351,7 +353,7 @@ class _Step:
         return terms | ({"working": dealt} if (dealt := self.states.dealt_matrices) else {})
 
     def _summed(self) -> float:
-        """Return the bytes of gradients summed over several microbatches, which outlive each backward pass; else 0."""
+        """Return the bytes of gradient accumulators, which outlive a backward pass; 0 with one microbatch."""
         is_summed = self.strategy.num_microbatches > 1 or self.is_spmd_pipeline
         return self.states.gradients(self.states.elements) if is_summed else 0.0
 
@@ -365,14 +367,14 @@ class _Step:
         return self.layers * in_flight(self.mesh, self.strategy, last=last) * self.activations.kept
 
     def _arriving(self) -> float:
-        """Return the bytes of the inputs of this layer and the next that are being copied from the host."""
+        """Return the bytes of offloaded inputs being copied from the host: of this layer and the next."""
         return 2 * self.activations.on_host
 
     def _prefetched(self) -> float:
         """Return memory of PyTorch's FSDP for other layers: the next one's weights and the last one's gradients.
 
-        Weights are in the gather buffer and copied out of it; gradients are copied into the reduction buffer, which is
-        freed a layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
+        Weights exist twice, in the gather buffer and copied out; gradients are copied into the reduction buffer, which
+        is freed one layer later (torch/distributed/fsdp, `_fsdp_collectives.py`).
         """
         if not self.strategy.profile.flat_buffers:
             return 0.0

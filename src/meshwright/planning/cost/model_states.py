@@ -31,7 +31,7 @@ Adafactor, also without momentum: see `factored_elements`.
 """
 
 COUNTERS: Mapping[str, int] = {"adamw": 2, "adamw-8bit": 2, "lion": 2, "adafactor": 2, "sgd": 1, "muon": 2}
-"""The number of Optax step counters, four bytes each: the schedule's, and that of each transformation with moments."""
+"""The number of Optax step counters, four bytes each: one of the schedule, one of each transformation with moments."""
 
 BLOCK_OF_8BIT = 256
 """The number of elements per float32 scale in 8-bit moments (bitsandbytes, Adam8bit: blockwise quantization)."""
@@ -108,8 +108,8 @@ def _filled(dim: int, tile: int) -> int:
 def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = frozenset()) -> int:
     """Return the elements that Adafactor keeps on one device (arXiv:1804.04235, section 3): row and column means.
 
-    For a parameter whose two largest dims are not both at least `FACTORED_FROM` it keeps a moment of every element. An
-    omitted moment has one element. without: paths of parameters without state.
+    A parameter whose two largest dims are not both at least `FACTORED_FROM` has a full moment. An omitted moment has
+    one element. without: paths of parameters without state.
     """
     count = 0
     for path, parameter in leaves(parameters(model)):
@@ -128,7 +128,8 @@ def factored_elements(model: Model, mesh: MeshShape, without: frozenset[str] = f
 class States:
     """Bytes of parameters, moments and gradients on one device.
 
-    is_tiled: padded to TPU tiles. Elements are of trained parameters; frozen ones have no gradients and no moments.
+    is_tiled: whether arrays are padded to TPU tiles. "Elements" are of trained parameters; frozen ones have no
+    gradients and no moments.
     """
 
     workload: Workload
@@ -184,9 +185,10 @@ class States:
 
     @property
     def parameters(self) -> float:
-        """Bytes of the parameters; below ZeRO-3 also whole ones, in the compute dtype, next to the stored shards.
+        """Bytes of the parameters.
 
-        Lockstep stages have the whole ones in the dtype of gradient accumulation. ZeRO-0 has no shards.
+        Below ZeRO-3 there are whole parameters in the compute dtype (of gradient accumulation, for lockstep stages)
+        next to the stored shards. ZeRO-0 has no shards.
         """
         degree, stage = self._shards, self.strategy.zero_stage
         frozen = self._frozen_bytes(without_copies(self.mesh))
@@ -251,12 +253,12 @@ class States:
 
     @property
     def _shards(self) -> int:
-        """The number of devices that hold shards of each parameter, and would hold it whole without ZeRO."""
+        """The number of devices over which ZeRO shards each parameter."""
         return self.mesh.degree(RULES["embed"])
 
     @property
     def _kept_on(self) -> MeshShape:
-        """The mesh that shards the state kept from step to step."""
+        """The mesh with only the axes that shard the state kept from step to step."""
         return without_copies(self.mesh) if self.strategy.zero_stage else _without_shards(self.mesh)
 
 
@@ -268,5 +270,5 @@ def without_copies(mesh: MeshShape) -> MeshShape:
 
 @lru_cache(maxsize=1 << 12)
 def _without_shards(mesh: MeshShape) -> MeshShape:
-    """Return the mesh with dp and the axes over which ZeRO shards set to 1."""
+    """Return the mesh with degree 1 for dp and for the axes that ZeRO shards over."""
     return replace(mesh, dp=1, **dict.fromkeys(RULES["embed"], 1))

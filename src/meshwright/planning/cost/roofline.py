@@ -1,4 +1,4 @@
-"""Time of an op on one device, and the batch from which a matmul is compute bound.
+"""Roofline time of an op on one device, and the batch from which a matmul is compute bound.
 
 After the scaling book (jax-ml.github.io/scaling-book), roofline and training chapters.
 """
@@ -51,10 +51,10 @@ def hardware_intensity(system: System, *, dtype: str = "bf16") -> float:
 
 
 def network_intensity(system: System, bytes_per_second: float, *, dtype: str = "bf16") -> float:
-    """Return the flops per byte communicated from which an op is compute bound: alpha = C / W (scaling book, training).
+    """Return the flops per communicated byte above which an op is compute bound: alpha = C / W.
 
-    With `collective.gather_bytes_per_second` of an axis it is also the number of tokens per device from which data
-    parallelism and FSDP over that axis hide their communication.
+    For an axis's `collective.gather_bytes_per_second`, it is also the number of tokens per device above which data
+    parallelism and FSDP over that axis hide their communication (scaling book, training).
     """
     return intensity(system.peak(dtype), bytes_per_second)
 
@@ -75,7 +75,7 @@ def critical_batch(
     compute_dtype: str | None = None,
     dims: tuple[int, int] | None = None,
 ) -> float:
-    """Return the number of rows from which a matmul with a weight [D, F] is compute bound, not bound by reading it.
+    """Return the number of rows from which a matmul with a weight [D, F] is compute bound instead of memory bound.
 
     From 2 B D F / C = (s_w D F + s_a B (D + F)) / W: B = s_w / (2 W / C - s_a (1 / D + 1 / F)), infinite if the
     activations alone exceed the memory bandwidth. s_w and s_a are bytes per element of weight and activations. Without

@@ -32,6 +32,7 @@ from meshwright.planning.cost.comm_volume import is_of_weights, weight_collectiv
 from meshwright.planning.cost.elementwise import (
     LOGITS_BYTES,
     LOGITS_BYTES_ONE_BY_ONE,
+    OF_EXPERTS,
     UPDATE_PASSES,
     UPDATE_PASSES_ONE_BY_ONE,
     pass_of,
@@ -39,7 +40,7 @@ from meshwright.planning.cost.elementwise import (
 )
 from meshwright.planning.cost.flops import window_share
 from meshwright.planning.cost.model_states import trained_elements
-from meshwright.planning.cost.rates.achieved import HBM_SHARE, product_seconds
+from meshwright.planning.cost.rates.achieved import HBM_SHARE, TPU_GATHER_SHARE, TPU_GROUPED_SHARE, product_seconds
 from meshwright.planning.cost.rates.attention import fused_attention_time
 from meshwright.planning.cost.rates.efficiency import launch_seconds, layer_shares
 from meshwright.record import Phase
@@ -84,7 +85,7 @@ Each matmul is over a part of the images; the results are added.
 class LayerSeconds:
     """Seconds of one layer's ops for one microbatch, each op compiled by itself.
 
-    of_queries: of the backward matmuls of the query projection, for the gradients of its input and of its weight.
+    of_queries: both backward matmuls of the query projection (gradients of input and weight).
     """
 
     attention: PassSeconds = NONE
@@ -135,7 +136,7 @@ def attention_seconds(
 
 
 def _mean_layer(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy) -> LayerSeconds:
-    """Return the mean over all layers."""
+    """Return the seconds of a layer, as the mean over all layers."""
     timed = _timed(workload, mesh, system, strategy)
     stacks = program(workload.model).stacks
     total = sum(stack.num_layers for stack in stacks)
@@ -156,8 +157,8 @@ def _mean(parts: list[tuple[PassSeconds, int]]) -> PassSeconds:
 class _Timed:
     """Seconds of one microbatch: of a layer of each stack, and of the logits.
 
-    shares: by part of a layer, how fast it runs in whole programs relative to ops alone. known: the time of each op, by
-    its work.
+    shares: speed of each part of a layer inside a program, relative to its ops compiled alone. known: seconds of each
+    op, keyed by its work.
     """
 
     layers: dict[str, LayerSeconds]
@@ -172,7 +173,7 @@ class _Timed:
 
 
 def _timed(workload: Workload, mesh: MeshShape, system: System, strategy: Strategy, *, share: int = 1) -> _Timed:
-    """Return the times of one microbatch, cached by only what they depend on: a search needs each many times."""
+    """Return the times of one microbatch, cached by the fields that matter, because a search needs each many times."""
     tokens = workload.tokens / mesh.degree(token_axes()) / strategy.num_microbatches / share
     has_rows = any(isinstance(op, DotProduct) for op in program(workload.model).logits)
     rows = workload.tokens / strategy.num_microbatches if has_rows else None
@@ -187,7 +188,7 @@ def _weights_mesh(mesh: MeshShape) -> MeshShape:
 
 @lru_cache(maxsize=1 << 12)
 def _of_ops(strategy: Strategy) -> Strategy:
-    """Return the strategy without fields that do not change ops; of microbatches, only whether there are several."""
+    """Return the strategy without fields that do not change ops; num_microbatches is reduced to one or several."""
     return replace(
         strategy, num_microbatches=min(strategy.num_microbatches, 2), virtual_stages=1, schedule="1f1b", zero_stage=3
     )
@@ -199,8 +200,8 @@ def _time(
 ) -> _Timed:
     """Return the time of every op of one microbatch of `tokens` tokens on a device.
 
-    mesh: only axes that split weights in use; the others do not matter. rows: the rows of a microbatch on all devices,
-    for models whose loss multiplies with all of them; else None.
+    mesh: only axes that split weights in use. rows: rows of a microbatch over all devices, for losses whose matmul
+    covers all of them; else None.
     """
     step = train_step(workload, mesh, strategy)
     sizes = dict(step.extents.sizes) | {"B": tokens * mesh.degree(RULES["batch"]) / workload.seq_len}
@@ -212,7 +213,8 @@ def _time(
     # Ops take the same time under every policy: those that save less recompute some of the forward pass.
     plain = with_remat(workload, "none")
     known = dict(_time(plain, mesh, system, strategy, tokens, rows).known) if workload.remat != "none" else {}
-    timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy, known)
+    timer = OpTimer(step, Extents(sizes=sizes, mesh=mesh), workload.compute_dtype, system, strategy, known,
+                    is_grouped=experts is not None and experts.capacity_factor is None)  # fmt: skip
     shares = dict(layer_shares(system))
     if strategy.attention != "scores":
         shares["attention"] = 1.0
@@ -224,7 +226,8 @@ def _time(
 class OpTimer:
     """Seconds of an op on one device, by kind.
 
-    dtype: of matmuls. known: cache of seconds by the work of ops; it grows.
+    dtype: dtype of matmuls. known: growing cache of seconds, keyed by `op.work`. is_grouped: matmuls of experts have
+    groups of any number of rows.
     """
 
     step: Step
@@ -233,6 +236,7 @@ class OpTimer:
     system: System
     strategy: Strategy
     known: dict[int, float] = field(default_factory=dict[int, float])
+    is_grouped: bool = False
 
     def ops(self, region: str) -> tuple[ComputingOp, ...]:
         """Return the ops of a region that compute."""
@@ -265,13 +269,19 @@ class OpTimer:
                 return self._elementwise(op)
 
     def _matmul(self, op: Matmul) -> float:
-        """Return the seconds of a matmul or one of its gradients; in ring steps if it overlaps with its collective."""
+        """Return the seconds of a matmul or one of its gradients; a collective matmul is split into ring steps."""
         if op.image:
             return self._convolution(op, op.image)
+        rate = TPU_GROUPED_SHARE if op.experts and self.is_grouped and self.system.chip.kind == "tpu" else 1.0
+        return self._dense(op) / rate
+
+    def _dense(self, op: Matmul) -> float:
+        """Return the seconds of a matmul, of experts as if each had as many rows."""
         local = self.extents.local_dims
         rows, inner, columns, count = local(op.rows), local(op.inner), local(op.columns), local(op.experts)
         rounded = (self.strategy.matmul_dtype if op.is_rounded else None) or self.dtype
-        # A ring has a step per shard of tp; on a torus it sends a shard in two halves, one each way, and multiplies so.
+        # A ring has a step per shard of tp; on a torus each step sends and multiplies the two halves of a shard
+        # separately.
         tp = self.extents.mesh.tp
         steps = tp * (2 if self.system.chip.kind == "tpu" else 1) if op.is_ring and tp > 1 else 1
         if op.role == "result":
@@ -284,7 +294,8 @@ class OpTimer:
             )
         # int8 training computes the gradients of weights without int8 (`models.quantised.products`).
         dtype = self.dtype if rounded == "int8" else rounded
-        # A weight that adds to the stream accumulates its gradient over ring steps; the others have their whole input.
+        # Matmuls that add to the residual stream accumulate their weight gradient over ring steps; others have the
+        # whole input.
         sums = steps if op.is_summed else 1
         return count * sums * product_seconds(inner, rows / sums, columns, system=self.system, dtype=dtype)
 
@@ -333,6 +344,8 @@ class OpTimer:
         In backward, the casts for both gradient matmuls are charged to the input gradient. In fp8 each operand is read
         for its maximum, read again and written narrow (torchao, float8 training).
         """
+        if self.strategy.profile.fused_casts:
+            return 0.0
         if dtype == "fp8":
             cast = 5 * (rows * (inner + 2 * columns) + 2 * weights)
             return self._hbm(cast / 3 if is_forward else 2 * cast / 3)
@@ -341,7 +354,7 @@ class OpTimer:
         return 0.0
 
     def _attention(self, op: AttentionOp) -> float:
-        """Return the seconds of attention, scores and their matmul with the values: fused, or through memory."""
+        """Return the seconds of attention, fused or with scores through memory."""
         if op.is_of_chunks:
             return 0.0
         seq_len = self.extents.sizes["S"]
@@ -352,7 +365,8 @@ class OpTimer:
             flops = pairs * (op.qk_dim + op.value_dim) * window_share(op.windows, seq_len)
             head_dim = (op.qk_dim + op.value_dim) / 2
             time = fused_attention_time(flops, int(seq_len), head_dim, self.strategy.attention, self.system)
-            forward, backward = time.forward, time.backward
+            rate = self.strategy.profile.attention_rate
+            forward, backward = time.forward / rate, time.backward / rate
         if op.phase == "backward":
             return backward
         return forward * op.qk_dim / (op.qk_dim + op.value_dim) if op.is_scores_alone else forward
@@ -381,17 +395,21 @@ class OpTimer:
         """Return the seconds of an elementwise op: a pass over memory."""
         elements = sum(self.extents.local(array) for array in op.arrays)
         if op.kind == "accumulate":
+            if self.strategy.profile.fused_accumulation:
+                return 0.0
             return self._hbm(3 * dtype_bytes(self.dtype) * elements)
         if op.kind == "loss":
             forward, backward = LOGITS_BYTES if self.strategy.profile.fused_elementwise else LOGITS_BYTES_ONE_BY_ONE
             return self._hbm((backward if op.phase == "backward" else forward) * elements)
+        if op.kind in OF_EXPERTS and self.system.chip.kind == "tpu":
+            elements *= HBM_SHARE / TPU_GATHER_SHARE
         each = pass_of(op.kind, fuses=self.strategy.profile.fused_elementwise)
         if op.phase == "backward":
             return self._pass(elements, each.backward_bytes, each.backward_kernels)
         return self._pass(elements, each.forward_bytes, each.forward_kernels)
 
     def _pass(self, elements: float, nbytes: float, kernels: int) -> float:
-        """Return the seconds of kernels that move `nbytes` per element, given for elements of 2 bytes."""
+        """Return the seconds of kernels that would move `nbytes` per element in a 2-byte dtype."""
         launch = launch_seconds(self.system)
         scale = dtype_bytes(self.dtype) / 2
         return kernels * launch + self._hbm(scale * nbytes * elements)
@@ -427,7 +445,7 @@ def buffer_seconds(workload: Workload, mesh: MeshShape, system: System, strategy
         return {}
     narrow = dtype_bytes(workload.compute_dtype)
     wide = dtype_bytes(strategy.gradient_dtype or workload.compute_dtype)
-    # A gather's bytes are read and written; a gradient is read narrow and written in the dtype of its sum.
+    # A gathered weight is read and written; a gradient is read narrow and written in the dtype of its sum.
     factors, launch = {"all-gather": 2.0, "reduce-scatter": 1 + narrow / wide}, 0.0
     if strategy.profile.shard_lists:
         factors = {"all-gather": 3.0, "reduce-scatter": 2.0}

@@ -33,8 +33,8 @@ def serving_argument_bytes(serving: Serving, layout: ServingLayout, batch: int) 
     """Return the bytes per device of a step's arguments: weights and, for a server, the cache and integers of the step.
 
     For whole prompts the integers are the tokens and the length of each prompt. For a server they are one replicated
-    array with, per sequence, a token, the first page and the page table of each window, and seven more
-    (`serving.engine.programs.Columns`); and the newest token of each.
+    array, with a row per sequence: a token, the first page and the page table of each window, and seven more columns
+    (`serving.engine.programs.Columns`); and each sequence's newest token.
     """
     memory = serving_memory(serving, layout, batch)
     if not serving.is_paged:

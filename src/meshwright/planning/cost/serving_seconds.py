@@ -13,7 +13,7 @@ from meshwright.description.step.serve import model_step, serve_step
 from meshwright.description.step.serve_ops import LOGITS
 from meshwright.description.step.serving import Serving, ServingLayout
 from meshwright.planning.cost.comm_volume import moved_bytes
-from meshwright.planning.cost.elementwise import FUSED
+from meshwright.planning.cost.elementwise import pass_of
 from meshwright.planning.cost.flops import matmul_flops
 from meshwright.planning.cost.kv_cache import cache_bytes, mean_cache_bytes
 from meshwright.planning.cost.rates.achieved import HBM_SHARE
@@ -25,9 +25,9 @@ from meshwright.planning.cost.serving_bytes import weight_bytes
 from meshwright.record import Bound, Collective
 
 BUSY_ROWS = 512
-"""The number of rows from which the time of a matmul with bf16 weights is one of arithmetic.
+"""The number of rows from which a matmul with bf16 weights is compute bound.
 
-With fewer rows it is the time to read the weights, which is counted separately here, in the stored dtype.
+With fewer rows it takes as long as reading the weights, which is counted separately, in the stored dtype.
 """
 
 BOUNDS: Mapping[str, Bound] = {
@@ -38,16 +38,15 @@ BOUNDS: Mapping[str, Bound] = {
     "attention": "compute",
     "communication": "communication",
 }
-"""The resource that each term of a step waits for."""
+"""The resource that limits each term of a step."""
 
 
 @dataclass(frozen=True)
 class ServingStep:
     """Seconds of a step by term, and of its collectives.
 
-    The breakdown has every term of `BOUNDS`. `weights`: matmuls bound by reading weights; `products`: matmuls bound by
-    arithmetic; `cache` and `attention`: likewise for attention. Collectives are not hidden: the next matmul needs their
-    result.
+    Terms are those of `BOUNDS`. `weights`: matmuls bound by reading weights; `products`: compute-bound matmuls; `cache`
+    and `attention`: likewise for attention. Collectives are not hidden: the next matmul needs their result.
     """
 
     breakdown_seconds: Mapping[str, float]
@@ -65,7 +64,7 @@ class ServingStep:
 
     @property
     def bound(self) -> Bound:
-        """The resource that most of the step's time waits for."""
+        """The resource that limits most of the step's time."""
         waits: dict[Bound, float] = {}
         for name, seconds in self.breakdown_seconds.items():
             waits[BOUNDS[name]] = waits.get(BOUNDS[name], 0.0) + seconds
@@ -112,8 +111,8 @@ def serving_device_flops(
 ) -> float:
     """Return the flops of a step on the fullest device: of matmuls with weights, and of attention to its whole cache.
 
-    keys: the number of keys, masked ones included, that each query is multiplied with; by default those that it attends
-    to. logits: how often the matmul to the logits is counted.
+    keys: keys per query, masked ones included; by default only unmasked ones. logits: how often the output head is
+    counted.
     """
     step = serve_step(serving, layout, batch)
     extents = step.extents if keys is None else replace(step.extents, sizes={**step.extents.sizes, "keys": keys})
@@ -124,7 +123,7 @@ def serving_device_flops(
 
 
 def batch_of_equal_reads(serving: Serving, layout: ServingLayout) -> float:
-    """Return the batch from which a device reads as many bytes of cache as of weights."""
+    """Return the batch at which a device reads as many bytes of the cache as of weights."""
     return layout.num_groups * weight_bytes(serving, layout) / mean_cache_bytes(serving, layout)
 
 
@@ -132,7 +131,7 @@ def compute_bound_batch(serving: Serving, layout: ServingLayout, system: System)
     """Return the batch from which matmuls with weights take longer than reading them, both at their full rate.
 
     It is s_w C / (2 W) for each group of devices that reads its weights (`critical_batch`). With E experts, k of them
-    active, it is E / k times as much, divided over ep.
+    active, it is E / (k ep) times as large.
     """
     rows = critical_batch(system, weight_dtype=serving.weight_dtype, compute_dtype=serving.compute_dtype)
     sizes = model_step(serving, 1).extents.sizes
@@ -204,7 +203,9 @@ def _elementwise_seconds(step: Step, serving: Serving, system: System) -> float:
     """
     # The bytes of a pass are given for elements of 2 bytes.
     narrow = sum(
-        step.repeats[op.region.name].mean * FUSED[op.kind].forward_bytes * sum(map(step.extents.local, op.arrays))
+        step.repeats[op.region.name].mean
+        * pass_of(op.kind, fuses=True).forward_bytes
+        * sum(map(step.extents.local, op.arrays))
         for op in step.ops.elementwise
     )
     return narrow * dtype_bytes(serving.activation_dtype) / 2 / (HBM_SHARE * system.hbm_bytes_per_second)

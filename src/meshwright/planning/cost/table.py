@@ -1,8 +1,7 @@
-"""Table of a step's ops: one row per matmul and per other collective, with time and collectives.
+"""Table of a step's ops: one row per matmul, with its collectives, and per collective that belongs to no matmul.
 
-`X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: a weight appears as stored if it is gathered
-for the matmul, and its gradient as stored if it is reduce-scattered afterwards; otherwise both appear as used in
-matmuls.
+`X[B_dp, S, D] @ Wquery[D_fsdp, K_tp, G, H] -> query[B_dp, S, K_tp, G, H]`: an array is shown as matmuls use it; a
+weight that is gathered for the matmul, and a gradient that is reduce-scattered after it, as stored.
 """
 
 from __future__ import annotations
@@ -82,10 +81,13 @@ class LocalProduct(NamedTuple):
 class OpRow:
     """One row: an op with its time on one device, at full rate.
 
-    times, times_recomputed: executions per step, and additional ones for backward; over pp the mean of its stages.
-    product: the matmul's local sizes, None for other collectives. memory: flops per byte of HBM traffic. network: flops
-    per byte of the op's longest collective; network_wanted: flops of the chip in the time of that byte. collectives:
-    bytes and seconds of all executions of the op's collectives.
+    Attributes:
+        times, times_recomputed: executions per step, and additional ones for backward; over pp the mean of the stages.
+        product: the matmul's local sizes; None for a collective's own row.
+        memory: flops per byte of HBM traffic.
+        network: flops per byte of the op's longest collective.
+        network_wanted: flops of the chip in the time of one such byte; below this, `network` is communication bound.
+        collectives: the op's collectives, with bytes and seconds of all executions.
     """
 
     name: str
@@ -196,7 +198,7 @@ class _Table:
         region = op.region.name
         places: dict[Phase, list[_Place]] = {
             "forward": [(region, op.name, "result", "forward")],
-            # If no matmul is recomputed for a weight, it is gathered again for the gradient of its input.
+            # A weight whose matmul is not recomputed is gathered again for the gradient of its input.
             "recompute": [
                 (region, op.name, "result", "recompute"),
                 (region, op.name, "input_gradient", "backward"),
@@ -322,11 +324,11 @@ def _matmul_notation(op: Matmul, *, is_stored: bool) -> Product:
     used = {dim.letter: dim for dim in (*op.experts, *op.inner, *op.columns)}
     letters = [dim.letter for dim in op.stored or (*op.columns, *op.inner)]
     weight = op.stored if is_stored else tuple(used[letter] for letter in letters)
-    # The stream, normed or not, is X; a result that is added to it is Y.
+    # The residual stream, normalised or not, is X; a result that is added to it is Y.
     source = "X" if op.inner[0].letter == "D" else op.source.removesuffix(" as read")
     target = "Y" if op.columns[-1].letter == "D" else op.target
     of_inner, of_columns = axes_of(op.inner), axes_of(op.columns)
-    # The rows of an expert are local: every device that shares the expert's weight has other rows.
+    # An expert's rows are local: each device that shares the expert's weight has its own rows.
     rows = tuple(dim._replace(axes=op.pending) for dim in op.rows) if op.experts else op.rows
     X = _array(source, (*op.experts, *rows, *op.inner))
     dY = _array(f"d{target}", (*op.experts, *rows, *op.columns))

@@ -35,7 +35,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Inequality:
-    """A sum of ratios that is larger than another sum of ratios.
+    """The condition that one sum of ratios exceeds another.
 
     As text it has the bare number on the right: `M_x > 5100`, `X_y < 1`.
     """
@@ -54,8 +54,8 @@ class Inequality:
 class Threshold:
     """Condition under which matmuls are compute bound: their flops take longer than memory or network traffic.
 
-    condition: against a network, for links that are used both ways, as in rings of very many chips. here: the same with
-    the actual links, if that differs by a percent; else None. links: the links that determine the time of the
+    condition: against a network, it assumes links used both ways, as in rings of very many chips. here: the condition
+    on the actual links, if it differs by a percent; else None. links: the links that determine the time of the
     collectives.
     """
 
@@ -91,9 +91,9 @@ def inequality(
 ) -> Inequality:
     """Return the condition for matmuls to take longer than the bytes of the arrays: `M_x > 5100`.
 
-    Each array comes with the flops that the chip does in the time of one of its bytes. With one matmul and one array
-    the condition is a bound on dims (if all cancel, a bare `0.125 > 2550`: it never holds); with several arrays it is
-    `5100/M_x + 2550/B_y < 1`; with several matmuls both sides are written in full.
+    Each array comes with the chip's flops in the time of one of its bytes. With one matmul and one array the condition
+    is a bound on dims (`0.125 > 2550`, never true, if all dims cancel); with several arrays it is `5100/M_x + 2550/B_y
+    < 1`; with several matmuls both sides are written in full.
     """
     first, *others = products
     if others:
@@ -125,7 +125,7 @@ def say_threshold(threshold: Threshold) -> str:
 
 
 def _operations(product: Multiply) -> int:
-    """Return the flops per element of the product of a matmul's dims: 2, or 1 if no dim is contracted."""
+    """Return the flops for each index of all dims: 2 (multiply and add), or 1 if no dim is contracted."""
     return 2 if len(product_dims(product)) > len(product.result.dims) else 1
 
 

@@ -31,8 +31,8 @@ FORMAT = 1
 class ServingPlan:
     """One phase of serving on a mesh of a system, with its batch and predicted record.
 
-    cache: the dim of the KV cache that is split besides heads. In the record, step_seconds is the time of one token of
-    every sequence (decode) or of one batch of prompts (prefill), and tokens_per_second counts all devices.
+    cache: the dim of the KV cache that is split in addition to heads. predicted: step_seconds is the time of one token
+    of every sequence (decode) or of one batch of prompts (prefill); tokens_per_second is over all devices.
     hardware_file, memory_headroom: as in `Plan`.
     """
 
@@ -110,8 +110,8 @@ def planned_speed(
     """Return the planned generation speed; None if the layout cannot be planned.
 
     Args:
-        texts: decode with any batch, rounded up to one that the layout splits evenly.
-        prompts: the number of prompts read at once, rounded up likewise.
+        texts: the decode workload; its batch is rounded up to a multiple that the layout splits evenly.
+        prompts: the number of prompts prefilled at once, rounded up likewise.
         chunk: tokens per prefill step; None for whole prompts.
     """
 

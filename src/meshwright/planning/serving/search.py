@@ -54,8 +54,8 @@ class ServingRanking:
     """Each layout at its best batch, best first, and the frontier.
 
     First layouts that fit and meet the latency, by throughput if a latency is given, else by step time; then those that
-    miss the latency, by step time; then those that do not fit, by memory. frontier: fitting points that no other point
-    beats in both step time and tokens per second, by step time.
+    miss the latency, by step time; then those that do not fit, by memory. frontier: Pareto-optimal fitting points in
+    step time and tokens per second, by step time.
     """
 
     candidates: tuple[ServingPlan, ...]
@@ -72,9 +72,8 @@ def rank_serving(serving: Serving, system: System, mesh: MeshShape | None = None
     """Rank every legal layout, or those of one mesh, at its best batch. Raises an error if there is none.
 
     Without a latency and a batch, the batch is one sequence per group of devices: the shortest step. With a latency it
-    is the largest batch that fits and is in time (or a multiple of the split, if the cache is split by batch), because
-    throughput grows with the batch. The frontier has these batches and every power of two of sequences per group that
-    fits.
+    is the largest batch that fits and is in time, because throughput grows with the batch (a multiple of the split, if
+    the cache is split by batch). The frontier also has every power of two of sequences per group that fits.
     """
     system.peak(serving.compute_dtype)  # Raise for a dtype without a peak before the search.
     legal, num_layouts = _legal(serving, [mesh] if mesh else serving_meshes(serving, system.num_devices))
@@ -98,7 +97,7 @@ def best_serving_plan(
 ) -> ServingPlan:
     """Return the best plan to serve a model with the options of `read_serving`.
 
-    mesh, cache: only this mesh, and only this split of the cache, instead of all.
+    mesh, cache: search only this mesh, or only this split of the cache.
     """
     serving, system = read_serving(model, phase, options)
     shape = None if mesh is None else read_mesh(mesh, system.num_devices)
@@ -111,7 +110,7 @@ def best_serving_plan(
 
 
 def pareto(points: list[ServingPoint]) -> tuple[ServingPoint, ...]:
-    """Return the points that no other point beats in both step time and throughput, by step time."""
+    """Return the points that are Pareto-optimal in step time and throughput, by step time."""
     frontier: list[ServingPoint] = []
     for point in sorted(points, key=lambda point: (point.seconds, -point.tokens_per_second)):
         if not frontier or point.tokens_per_second > frontier[-1].tokens_per_second:
@@ -120,7 +119,7 @@ def pareto(points: list[ServingPoint]) -> tuple[ServingPoint, ...]:
 
 
 def best_prefill(serving: Serving, system: System) -> ServingPlan | None:
-    """Return the fitting plan with most throughput that prefills one prompt per group at a time; None if none fits."""
+    """Return the fastest plan that prefills one prompt per group at a time and fits; None if none fits."""
     alone = replace(serving, phase="prefill", batch=None, latency_seconds=None)
     plans = [_Priced(alone, layout, system) for layout in _legal(alone, serving_meshes(alone, system.num_devices))[0]]
     points = [(priced.point(1), priced) for priced in plans if priced.fits(1)]
@@ -130,10 +129,10 @@ def best_prefill(serving: Serving, system: System) -> ServingPlan | None:
 
 
 def serving_meshes(serving: Serving, num_devices: int) -> Iterator[MeshShape]:
-    """Yield the meshes of `num_devices` devices for a server, without those that split to no purpose.
+    """Yield the meshes of `num_devices` devices for a server, without useless splits.
 
-    sp gets only devices that kv heads leave over (scaling book, inference: heads first), so no factor that tp could
-    still take; if every query head has its own kv head, sp has nothing to split.
+    tp splits kv heads before sp is used (scaling book, inference: heads first), so sp gets no factor that tp could
+    still take. If every query head has its own kv head, sp has nothing to split.
     """
     sizes = {
         name: size
@@ -217,7 +216,7 @@ class _Priced:
         if limit is None:
             return 1
         most = self._last_in_time(limit)
-        # A cache split by batch is full at multiples of the split; one sequence more costs as much as a full round.
+        # A cache split by batch is full at multiples of the split; one more sequence costs as much as `split` more.
         split = self.layout.mesh.degree(cache_axes(self.serving.model)) if self.layout.cache == "batch" else 1
         return max(
             (max(most, 1), most // split * split or 1), key=lambda sequences: sequences / self.seconds(sequences)
@@ -226,7 +225,7 @@ class _Priced:
     def _last_in_time(self, limit: float) -> int:
         """Return the most sequences per group that fit and take no longer than a limit; 0 if one takes longer.
 
-        Step times between two batches are nearly linear, so guesses by interpolation find the last in a few steps.
+        Step time is nearly linear in the batch, so interpolation search finds it in a few steps.
         """
         low, high = 0, 1
         while high <= self.most and self.seconds(high) <= limit:

@@ -21,7 +21,7 @@ MOST_CHANGES = 3
 """Maximum number of changes combined."""
 
 WORTH_IT = 0.98
-"""Two changes are listed next to single ones only if they take less than this share of the fastest one's time."""
+"""A pair of changes is listed next to single ones only if its step takes under this share of the fastest's."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ WORKLOAD_FIELDS = ("remat", "param_dtype")
 class Fix:
     """Changes that make a step fit, and their cost.
 
-    workload, mesh, strategy: of the changed step. peak_bytes: per device. extra_seconds: predicted step time minus that
-    of the original step; negative if the change is also faster.
+    workload, mesh, strategy: the changed step. peak_bytes: per device. extra_seconds: predicted step time minus the
+    original's; negative if the change is also faster.
     """
 
     changes: tuple[Change, ...]

@@ -90,7 +90,7 @@ def gap_to(plan: Plan, best: Plan) -> Gap:
 
 
 def largest_excess(times: Mapping[Name, float], least: Mapping[Name, float]) -> tuple[Name, float]:
-    """Return the entry that exceeds its counterpart most, and by how much; a missing counterpart is 0."""
+    """Return the key where `times` exceeds `least` most, and by how much; missing keys count as 0."""
     gaps = {name: time - least.get(name, 0.0) for name, time in times.items()}
     name = max(gaps, key=gaps.__getitem__)
     return name, gaps[name]

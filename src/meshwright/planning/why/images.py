@@ -1,4 +1,4 @@
-"""Why data parallelism is enough for an image model, and up to how many devices."""
+"""Facts about an image model's plan, among them up to how many devices data parallelism is enough."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ReplicaInstead(Fact):
 
 @dataclass(frozen=True)
 class ImageCommunication(Fact):
-    """Time of the collectives, also as the number of images whose backward pass takes as long, and its exposed part."""
+    """Time of the collectives, the number of images whose backward pass takes equally long, and the exposed part."""
 
     seconds: float
     equal_images: float
@@ -79,9 +79,9 @@ class ImageCommunication(Fact):
 
 @dataclass(frozen=True)
 class DataParallelLimit(Fact):
-    """Number of devices from which data parallelism alone exposes more than `share` of the step.
+    """Number of devices from which pure data parallelism exposes more than `share` of the step.
 
-    devices: None if it does not up to `tried` devices. images: per device at that number.
+    devices: None if none up to `tried`. images: per device at that number.
     """
 
     devices: int | None

@@ -1,4 +1,4 @@
-"""Thresholds near a plan: the number of chips, batch and sequence length at which something else limits it."""
+"""Thresholds near a plan: the number of chips, batch and sequence length at which another resource limits it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FACTORS = (2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Exposure(Fact):
-    """Axes with exposed communication, its share of the step, and the tokens per device if these are too few."""
+    """Axes with exposed communication, its share of the step, and the tokens per device if more would hide it."""
 
     axes: tuple[str, ...]
     share: float
@@ -113,11 +113,11 @@ class SequenceLimit(StrEnum):
 
 @dataclass(frozen=True)
 class LongerSequences(Fact):
-    """The sequence length up to which a plan fits, and why not further."""
+    """The longest sequence with which a plan fits, and the limit."""
 
     limit: SequenceLimit
     seq_len: int = 0
-    """The first length that exceeds memory if memory is the limit, else the last one that fits."""
+    """The first length that does not fit if memory is the limit, else the longest that fits."""
     peak_bytes: int = 0
     usable_bytes: float = 0.0
     model: str = ""
@@ -146,8 +146,8 @@ NearbyFact = MoreChips | OtherBatch | LongerSequences
 def nearby(plan: Plan) -> tuple[NearbyFact, ...]:
     """Return the thresholds near a plan: chips, batch and sequence length.
 
-    The strategy is kept. More chips go to fsdp, or to dp if fsdp is 1; the number of microbatches follows the batch so
-    that a microbatch keeps its tokens.
+    The strategy is kept. More chips go to fsdp, or to dp if fsdp is 1; the number of microbatches grows with the batch,
+    so that tokens per microbatch stay the same.
     """
     return (_more_chips(plan), _batch(plan), _longer(plan))
 

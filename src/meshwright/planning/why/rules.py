@@ -17,7 +17,7 @@ ADVICE = (
     "8x to 64x wants two model axes",
     "beyond 64x wants three model axes, a pipeline among them",
 )
-"""Advice by the number of model axes that the rule of thumb wants."""
+"""Advice by the number of model axes that the rule of thumb recommends."""
 
 
 MODEL_AXES = ("fsdp", "tp", "ep", "sp", "pp")
@@ -35,7 +35,7 @@ class StateSize(Fact):
     state_bytes: int
     usable_bytes: float
     wanted_axes: Literal[0, 1, 2, 3]
-    """Model axes that the rule of thumb wants; 3 includes a pipeline."""
+    """Number of model axes that the rule of thumb recommends; 3 includes a pipeline."""
     axes: tuple[str, ...]
     """Model axes that the plan has."""
 

@@ -26,7 +26,7 @@ TERMS = {
     "attention": "attention",
     "communication": "link",
 }
-"""The resource that each term of a serving step waits for."""
+"""The resource that limits each term of a serving step."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class SequenceCache(Fact):
 
 @dataclass(frozen=True)
 class PrefillSystems(Fact):
-    """Prefill systems needed per decoding system of the same size, with their layout, at one prompt at a time."""
+    """Number of prefill systems, of the same size, that keep a decoding system busy, and their layout."""
 
     systems: float
     system: str
@@ -188,7 +188,7 @@ class ServingGap(Fact):
 
 @dataclass(frozen=True)
 class PrefillShare:
-    """Systems needed for prefill per decoding system, and their plan."""
+    """Number of prefill systems that keep a decoding system busy, and their plan."""
 
     systems: float
     plan: ServingPlan
@@ -202,9 +202,9 @@ def thresholds(plan: ServingPlan, system: System) -> ServingThresholds:
 
 
 def prefill_share(plan: ServingPlan, system: System) -> PrefillShare | None:
-    """Return the systems needed for prefill, one prompt per group at a time, per system that decodes as planned.
+    """Return the prefill systems needed for each system that decodes as planned; None if no prompt fits.
 
-    None if no prompt fits. In steady state as many sequences are prefilled as end
+    Prefill processes one prompt per group at a time. In steady state as many sequences are prefilled as end
     (`cost.serving_seconds.prefill_servers`).
     """
     prefill = best_prefill(plan.serving, system)
@@ -238,7 +238,7 @@ def why_serving(plan: ServingPlan, system: System) -> tuple[ServingFact, ...]:
 
 
 def _missed(plan: ServingPlan, system: System) -> Shortage | Late | None:
-    """Return what was requested and no layout achieves."""
+    """Return the requirement that no layout meets: memory or latency; None if it is met."""
     memory, asked = plan.predicted.memory_bytes, plan.serving.latency_seconds
     if not plan.predicted.fits:
         return Shortage(memory["weights"], memory["cache"], plan.batch, memory["peak"] - system.plannable_bytes)

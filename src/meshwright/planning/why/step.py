@@ -35,7 +35,7 @@ class TokensPerDevice(Fact):
     wanted: int
     """Tokens from which these collectives are hidden."""
     is_of_microbatch: bool = False
-    """Whether each microbatch gathers or reduces; `tokens` then counts one microbatch."""
+    """Whether every microbatch gathers or reduces; then `tokens` is per microbatch."""
 
     @property
     def is_hidden(self) -> bool:
@@ -52,7 +52,7 @@ class TokensPerDevice(Fact):
 
 @dataclass(frozen=True)
 class TensorDegree(Fact):
-    """The degree of tp, compared with the degree up to which matmuls take longer than collectives."""
+    """The degree of tp, compared with the limit below which matmuls take longer than collectives."""
 
     degree: int
     mlp: int
@@ -179,7 +179,7 @@ def answer(plan: Plan) -> tuple[WhyFact, ...]:
 
 
 def computed_mfu(plan: Plan) -> float | None:
-    """Return the MFU of what is computed: without masked attention scores, if these are many.
+    """Return the MFU without masked attention scores, if they are a large part.
 
     Fused kernels skip masked scores. The usual MFU counts them, and can exceed 100% for long sequences. None on
     simulated CPU devices: they share the cores of one machine and have no peak.

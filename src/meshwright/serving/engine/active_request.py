@@ -42,7 +42,7 @@ class ActiveRequest:
         """Create the sequences: one for each completion, or a single one for a prompt that is only scored.
 
         Args:
-            orders: numbers of arrival; each sequence takes the next one.
+            orders: arrival numbers; each sequence takes the next one.
             words: number of 32-bit words of a token mask.
         """
         request, self.request_id = self.request, request_id

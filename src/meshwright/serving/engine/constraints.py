@@ -30,9 +30,9 @@ MOST_SOURCE = 1 << 16
 NUM_KEPT = 64
 """Number of compiled constraints, or reasons for refusal, that are cached."""
 PROCESSES = max(2, min(4, os.cpu_count() or 2))
-"""Number of processes that try constraints at once. One owner's constraints always leave one process to others."""
+"""Number of processes that compile constraints. One owner's constraints always leave one process for others."""
 START_SECONDS = 60.0
-"""Maximum time in which a process that tries constraints starts and reads the vocabulary."""
+"""Maximum time for such a process to start and read the vocabulary."""
 
 
 class Matcher:
@@ -74,11 +74,12 @@ class Matcher:
             raise MeshwrightError(f"the text cannot be constrained further: {_first_line(self._of.get_error())}")
         out[self._num_words :] = 0
         may_stop = self.may_stop
-        # Even if the grammar allows such a token within a text: choosing it would end the text there.
+        # The grammar may allow an end token inside a text, but choosing it would end the text.
         out[: self._end_words] &= self._not_ends
         (used,) = np.nonzero(out)
         if len(used) == 1 and (only := int(out[used[0]])) & (only - 1) == 0:
-            # The only token may be the unknown token, if the tokenizer cannot encode the text that the grammar forces.
+            # A single allowed token may be the unknown token, if the tokenizer cannot encode the text that the grammar
+            # forces.
             out[used[0]] *= self._of.validate_tokens([32 * int(used[0]) + only.bit_length() - 1])
         is_any = bool(out.any())
         if may_stop and stops:
@@ -110,7 +111,7 @@ class ConstraintCompiler:
     """Compiles constraints for one tokenizer; safe to use from several threads.
 
     A constraint is first compiled in a separate process. If that process crashes or takes too long, the constraint is
-    refused. There are a few such processes, and constraints of one owner leave one of them to others.
+    refused. Constraints of one owner leave one of these processes for others.
 
     Args:
         tokenizer: the model's tokenizer; without one (None), texts cannot be constrained.
@@ -177,7 +178,7 @@ class ConstraintCompiler:
         return Matcher(of, vocabulary, [*self._tokenizer.stop_tokens, *stop_tokens])
 
     def close(self) -> None:
-        """End the processes that try constraints."""
+        """End the processes that compile constraints."""
         with self._changed:
             processes = list(self._processes)
         for process in processes:
@@ -247,7 +248,7 @@ class _Turn:
 
 
 class _Process:
-    """A process that tries constraints, restarted after a constraint ended it. described: the vocabulary."""
+    """A process that compiles constraints, restarted after a constraint ended it. described: the vocabulary."""
 
     def __init__(self, described: tuple[str | None, list[int]]) -> None:
         self._described = described

@@ -52,7 +52,7 @@ class DecodeStats:
 
 
 class StepMeans(NamedTuple):
-    """Means of a decode step: seconds, sequences, bytes of their cache over all devices; seconds to first tokens."""
+    """Means of a decode step (seconds, sequences, cache bytes over all devices), and seconds to first token."""
 
     step_seconds: float
     batch: float
@@ -63,9 +63,9 @@ class StepMeans(NamedTuple):
 def measured_and_planned(
     stats: DecodeStats, model: LoadedModel, settings: EngineSettings, engine: EngineLayout, layout: ServingLayout
 ) -> tuple[StepMeans, StepMeans] | None:
-    """Return measured means and those planned for the same number and lengths of sequences.
+    """Return the measured means, and the planned ones for the same number and lengths of sequences.
 
-    None if nothing is measured yet or the plan has no speed.
+    None if nothing is measured yet, or the plan predicts no speed.
     """
     if not stats.steps or not stats.firsts:
         return None

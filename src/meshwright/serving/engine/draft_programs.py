@@ -1,8 +1,8 @@
 """Speculative decoding with a draft model (arXiv:2211.17192): the programs of the draft model.
 
 The draft model samples with the same random numbers as the served model, so that both choose the same token if they
-agree. A draft token is accepted if the served model chooses it too: the sequence is, token for token, the one that the
-served model generates alone.
+agree. A draft token is accepted if the served model chooses it too, so the text is exactly the one that the served
+model generates alone.
 
 The draft model's keys and values are in separate pages, with the same page numbers as those of the served model.
 """
@@ -34,7 +34,7 @@ def draft_prefill_program(
 ) -> Any:
     """Return the draft model's prefill: (params, pages, numbers) -> pages, which are donated.
 
-    group: which page table in the step's numbers is used: that of layers that attend to all keys.
+    group: index of the page table to use in the step's numbers: the one of layers that attend to all keys.
     """
     layout, columns = decode_layout(model, mesh, split), shape.columns
 
@@ -50,7 +50,7 @@ def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
     """Return the drafting step: (params, pages, last, numbers, samplers, seed) -> pages, tokens [rows, length - 1].
 
     samplers, seed: for all rows of the engine, see `RowState`; None if every row is greedy. All draft tokens are
-    processed, also the last, whose keys the next step needs if it is accepted. pages are donated.
+    processed, even the last, because the next step needs its keys if it is accepted. pages are donated.
     """
     layout, columns = decode_layout(model, mesh, split), shape.columns
 
@@ -61,7 +61,7 @@ def draft_program(model: ModelConfig, mesh: MeshShape, split: CacheSplit, shape:
         token, drafts = newest_first(own[:, columns.tokens], last, own, layout)[:, :1], list[Array]()
         how = likeliest_of(jnp.zeros(shape.rows, jnp.uint32))
         if samplers is not None and seed is not None:
-            # Penalties are left out: a wrong draft is only rejected.
+            # Penalties are left out: they only lead to more rejections.
             how = samplers_at(samplers, seed, numbers[:, Columns.row])._replace(
                 repetition_penalty=None, presence_penalty=None, frequency_penalty=None
             )

@@ -33,9 +33,9 @@ class NgramDrafts:
             self._tokens.append(token)
 
     def draft(self, most: int) -> list[int]:
-        """Return up to `most` tokens that followed the latest earlier occurrence of the text's last known n-gram.
+        """Return up to `most` tokens that followed the latest earlier occurrence of the text's last n-gram.
 
-        If that occurrence is near the end, the draft repeats the tokens between both.
+        If that occurrence is near the end, the draft repeats the tokens from there to the end.
         """
         length = len(self._tokens)
         for size in self._sizes:

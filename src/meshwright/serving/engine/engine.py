@@ -45,16 +45,16 @@ from meshwright.serving.engine.settings import EngineSettings
 from meshwright.serving.engine.stats import Stats
 
 PAUSE_SECONDS, MOST_SECONDS = 0.004, 0.02
-"""An idle engine starts after such a pause in arrivals, or at most this late, to batch simultaneous requests."""
+"""An idle engine starts after a pause of this length in arrivals, or after this maximum delay, to batch requests."""
 
 AHEAD = 1
-"""Number of rounds of steps that are dispatched before the oldest is read."""
+"""Number of rounds of steps in flight before the oldest is read."""
 
 
 class Engine:
-    """Answers requests with one model, on its mesh; `meshwright.serving.engine.request` has the interface.
+    """Answers requests with one model on its mesh; see `meshwright.serving.engine.request` for the interface.
 
-    `on_failure` is called on the engine's thread when an exception ends the engine, while it is being handled.
+    `on_failure` is called on the engine's thread, in the handler of the exception that ends the engine.
 
     Args:
         draft: a model on the same mesh that drafts `num_drafts` tokens per step; None drafts from n-grams of the text.
@@ -88,7 +88,7 @@ class Engine:
         self._is_closing, self._is_receiving, self._failure = False, False, ""
         self._num_steps = self._num_generated = 0
         self.decode_stats = DecodeStats()
-        self._read_at: float | None = None  # When the last step's tokens were read, if another step was running then.
+        self._read_at: float | None = None  # When the last step's tokens were read; None if no other step was running.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def _new_scheduler(self) -> Scheduler:
@@ -98,7 +98,7 @@ class Engine:
         )  # fmt: skip
 
     def _is_compiled(self, step: Step) -> bool:
-        """Whether a scoring step can run; if its program fails to compile, all requests with scoring end."""
+        """Whether a scoring step's program is compiled; if compiling fails, end all requests with scoring."""
         try:
             return self.runner.is_compiled(step)
         except Exception as error:
@@ -190,7 +190,7 @@ class Engine:
                 except DeviceError:
                     raise
                 except Exception:
-                    # No single request caused it: all of them end, and later ones are answered.
+                    # No single request caused it: end all; later requests are answered.
                     message = log_fault(f"{len(self._active)} requests")
                     self._forget_steps()
                     for request_id in list(self._active):
@@ -206,7 +206,7 @@ class Engine:
         self._end_all("aborted", "the server is shutting down")
 
     def _forget_steps(self) -> None:
-        """Remove all sequences from their rows and start with a new scheduler and an empty prefix cache."""
+        """Drop all sequences; start again with a new scheduler and an empty prefix cache."""
         counters = self.scheduler.counters
         self.scheduler = self._new_scheduler()
         self.scheduler.counters = counters
@@ -280,7 +280,7 @@ class Engine:
         self._remove_if_done(sequence.request_id, active)
 
     def _on_admitted(self, sequence: TokenSequence) -> None:
-        """Queue the sampling parameters of a row, unless the row is greedy and stays so."""
+        """Queue the sampling parameters of a row, unless it was greedy and still is."""
         assert sequence.row is not None
         request = sequence.request
         needs_sampling = replace(request.sampling, seed=0) != GREEDY or bool(request.logit_bias)
@@ -321,7 +321,7 @@ class Engine:
             left = self._without_faults(step)
             if len(left.slices) == len(step.slices):
                 raise
-            if not left.slices:  # Its page copies may belong to other sequences.
+            if not left.slices:  # Queue its page copies again: they may belong to other sequences.
                 self.scheduler.put_back(left.copies)
                 return None
             return self._dispatch(left)
@@ -332,14 +332,14 @@ class Engine:
         return step, result
 
     def _without_faults(self, step: Step) -> Step:
-        """Return a step without the requests that fail in a step on their own; these requests end here."""
+        """Return a step without the requests that fail even alone in a step, and end those requests."""
         self.scheduler.put_back(step.copies)
         for change in list(self._changes):
             try:
                 self.runner.row_state(change)
             except Exception as error:
                 self._changes.remove(change)
-                self._sampling_rows.add(change.row)  # The devices keep an earlier request's options.
+                self._sampling_rows.add(change.row)  # The devices still have an earlier request's options.
                 for sequence in [each for each in self.scheduler.running if each.row == change.row]:
                     self._fail(sequence.request_id, error)
         for part in step.slices:
@@ -457,7 +457,7 @@ class Engine:
             self._active.pop(request_id, None)
 
     def _end_others(self, active: ActiveRequest, done: Ending, error: str = "") -> None:
-        """Report the end of completions that have no sequence: a prompt that is only scored is computed once."""
+        """Report the end of completions without their own sequence: a scored prompt is computed only once."""
         for number in range(len(active.sequences), active.request.num_completions):
             self._add_output(active, Output(completion=number, done=done, error=error))
 
@@ -494,6 +494,6 @@ class Engine:
         for active, group in itertools.groupby(outputs, key=lambda pair: pair[0]):
             try:
                 active.deliver([output for _, output in group])
-            except Exception:  # The client cannot be told.
+            except Exception:  # The client cannot be reached.
                 log_fault("the delivery of a request's outputs")
                 self._end_request(active.request_id, "aborted")

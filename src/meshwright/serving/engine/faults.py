@@ -27,7 +27,7 @@ def on_devices() -> Iterator[None]:
 def log_fault(what: str) -> str:
     """Log the exception being handled under a new id. Return the message for the client, with the id.
 
-    what: what the exception ended.
+    what: the work that the exception ended.
     """
     fault = secrets.token_hex(4)
     _LOG.error("error %s ended %s", fault, what, exc_info=True)

@@ -1,4 +1,4 @@
-"""An engine over several processes: process 0 has the requests and sends each step to the others to dispatch it too.
+"""An engine over several processes: process 0 has the requests, and sends each step to the others to dispatch.
 
 All processes call `Runner.run` with the same work in the same order, so that their devices compute one program. Process
 0 sends the work over a TCP connection to each of the others; `processes/` detects lost processes.
@@ -77,7 +77,7 @@ class Leader:
             threading.Thread(target=listen, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
-        """Tell the others that there are no more steps."""
+        """Tell the other processes to end."""
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.sendall(struct.pack(">Q", 0))
@@ -115,7 +115,7 @@ def follow(connection: socket.socket, run: Callable[[Work], object]) -> None:
 
 @contextlib.contextmanager
 def signals_passed_on(connection: socket.socket) -> Iterator[None]:
-    """On the first SIGTERM or SIGINT, have process 0 drain the server, which ends all; a second ends this process."""
+    """On the first SIGTERM or SIGINT, make process 0 drain and end the server; a second signal ends this process."""
 
     def pass_on(_: int, __: object) -> None:
         with contextlib.suppress(OSError):

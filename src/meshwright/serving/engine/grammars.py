@@ -1,7 +1,7 @@
-"""Grammars of constrained texts, compiled by llguidance; run as a program, a process that tries untrusted grammars.
+"""Compile grammars with llguidance; run as a program, it tries untrusted grammars in a separate process.
 
 `python -m meshwright.serving.engine.grammars` reads a line with a vocabulary, then a line for each grammar, and answers
-each. A grammar can recurse until the stack overflows, or compile for minutes: then only that process is lost.
+each. A grammar can overflow the stack, or compile for minutes: then only that process is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_BYTES = 2 << 30
 """Maximum memory of the process that tries grammars."""
 
 STACK_BYTES = 1 << 20
-"""Stack size for trying grammars: an eighth of a thread's, so that no accepted grammar overflows a thread's stack."""
+"""Stack size for trying grammars: an eighth of a thread's, so accepted grammars never overflow a thread's stack."""
 
 NUM_TRIED = 4
 """Number of tokens generated to try a grammar."""
@@ -42,7 +42,7 @@ MOST_REASON = 300
 
 
 class _ByteTokens:
-    """A vocabulary for llguidance with a token per byte. It needs an end token: 255, no byte of UTF-8 text."""
+    """A vocabulary for llguidance with one token per byte. The end token is 255, which is no byte of UTF-8 text."""
 
     eos_token_id = 255
     bos_token_id = None
@@ -88,9 +88,9 @@ def compile_grammar(vocabulary: LLTokenizer, kind: str, source: str) -> LLMatche
 
 
 def _error_after(matcher: LLMatcher, count: int) -> str:
-    """Return why a grammar fails within `count` tokens, each the first that is allowed; empty if it does not.
+    """Generate `count` tokens, each the first allowed one; return why the grammar fails, or an empty text.
 
-    llguidance builds the lexer only as a text needs it.
+    llguidance builds the lexer lazily, so some errors appear only during generation.
     """
     for _ in range(count):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -131,4 +131,4 @@ if __name__ == "__main__":
     # A grammar that compiles for hours must not outlive the server.
     while thread.is_alive() and os.getppid() == parent:
         thread.join(timeout=1.0)
-    os._exit(0)  # The thread may still wait for standard input, which Python could not close.
+    os._exit(0)  # At exit Python would wait for the thread, which may still read standard input.

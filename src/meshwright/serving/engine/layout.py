@@ -31,16 +31,16 @@ CONTEXT = 4096
 """Default maximum number of tokens of a text, if the model allows more."""
 
 WIDTHS = 2
-"""Number of page-table widths that programs are compiled for, each a quarter of the next."""
+"""Number of page-table widths for which programs are compiled, each a quarter of the next."""
 
 HALVINGS = 3
 """How often the number of rows is halved for decode programs: all rows, half, and so on."""
 
 LEAST_WIDTH = 64
-"""Minimum tokens of a page table: narrower ones save less time than compiling a program for them takes."""
+"""Minimum tokens of a page table: a narrower one saves too little time to compile another program."""
 
 LEAST_CHUNK = 16
-"""Minimum tokens of a prompt chunk: shorter chunks take hardly less time."""
+"""Minimum tokens of a prompt chunk: shorter chunks are hardly faster."""
 
 SHARE_OF_FREE = 0.85
 """Fraction of the memory not used by parameters that is given to pages; the rest is for activations."""
@@ -114,7 +114,7 @@ def engine_layout(model: LoadedModel, settings: EngineSettings) -> tuple[EngineL
 
 
 def _split(asked: CacheSplit | None, parts: int, model: LoadedModel) -> CacheSplit:
-    """Return how the cache is split besides by heads: by rows by default, if devices remain to split over."""
+    """Return how the cache is split in addition to heads: by default by rows, if `parts` is more than 1."""
     if parts == 1:
         if asked in ("batch", "sequence"):
             raise MeshwrightError(
@@ -140,8 +140,7 @@ def _context(model: LoadedModel, settings: EngineSettings) -> int:
 def _chunks(tokens: int, context: int, shards: int) -> tuple[tuple[int, int], ...]:
     """Return shapes of prompt chunks (rows of each shard, tokens), from one long prompt to many short ones.
 
-    For each length, one shape with as many rows as `tokens` allow, one with a quarter, one with a sixteenth, and one
-    row.
+    For each length there are four numbers of rows: all that `tokens` allows, a quarter, a sixteenth, and one.
     """
     each = max(1, tokens // shards)
     longest = min(each, 1 << (context - 1).bit_length())
@@ -156,7 +155,7 @@ def stored_dtype(model: LoadedModel, settings: EngineSettings) -> Any:
 
 
 def _ridge(model: LoadedModel) -> float:
-    """Return the number of tokens whose matmuls take as long as reading the weights: 2 flops per parameter, token."""
+    """Return the tokens whose matmuls (2 flops per parameter and token) take as long as reading the weights."""
     itemsize = np.dtype(DTYPES[model.dtype]).itemsize
     return model.system.peak(model.dtype) * itemsize / (2 * model.system.hbm_bytes_per_second)
 

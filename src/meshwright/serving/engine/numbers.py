@@ -18,7 +18,7 @@ def numbers_of(step: Step, shape: Shape, tables: Sequence[tuple[np.ndarray, np.n
 
     Args:
         tables: for each window, the first page of each slice and the entries of its page table.
-        num_rows: number of rows of the engine, which marks an unused row of the array.
+        num_rows: number of rows of the engine, also the row number of unused rows.
     """
     columns = shape.columns
     numbers = np.zeros((shape.rows, columns.width), np.int32)

@@ -27,7 +27,7 @@ class Hit(NamedTuple):
 
 
 class _Node:
-    """A page of tokens that follow those of its ancestors; the root of a tree has no tokens."""
+    """A page of tokens, which follow the tokens of its ancestors; the root of a tree has none."""
 
     __slots__ = ("children", "key", "keys", "pages", "parent", "salt")
 
@@ -37,15 +37,15 @@ class _Node:
         self.parent = parent
         self.pages = pages
         self.children: dict[tuple[int, ...], _Node] = {}
-        # Sorted: the keys with the longest prefix in common with some tokens are next to their insertion point.
+        # Sorted, so that the keys with the longest common prefix are next to the insertion point.
         self.keys: list[tuple[int, ...]] = []
 
 
 class PrefixCache:
     """A radix tree over full pages of tokens for each salt; the cache holds a reference to each of its pages.
 
-    Layers are grouped by attention window, and a node has a page for each group. The page of a group with a window may
-    be missing: then no prefix ends where the window would read that page.
+    Layers are grouped by attention window, and a node has a page for each group. A node may lack the page of a group
+    with a window: then no prefix can end where the window would read that page.
 
     Args:
         page_size: tokens of a page.
@@ -66,19 +66,19 @@ class PrefixCache:
         self._pools = pools
         self._windows = windows
         self._roots: dict[Hashable, _Node] = {}
-        # For each group, the nodes with a page of it, least recently used first.
+        # For each group, the nodes that have its page, least recently used first.
         self._used: list[OrderedDict[_Node, None]] = [OrderedDict() for _ in pools]
         self.num_lookups = self.num_hits = self.num_tokens = self.num_cached_tokens = self.num_nodes = 0
 
     def match(self, tokens: Sequence[int], *, limit: int, salt: Hashable = None, min_copied: int = 1) -> Hit:
-        """Return the longest cached prefix after which every group has all the pages that later tokens read.
+        """Return the longest cached prefix for which every group has all pages that later tokens read.
 
         Args:
             limit: maximum tokens of the prefix; for a prompt one less than its tokens, because the last must be
                 computed.
             salt: only texts that were inserted with an equal salt are found.
-            min_copied: minimum tokens, at least 1, for which a page within which the prefix ends is copied; `page_size`
-                for no copies.
+            min_copied: minimum number of tokens (from 1) for which a partly matching page is copied; `page_size` for no
+                copies.
         """
         limit = min(limit, len(tokens))
         path, runs, depth = self._longest(tokens, limit, salt)
@@ -105,7 +105,8 @@ class PrefixCache:
 
         Args:
             tokens: the text; tokens after the last full page are ignored.
-            pages: for each group, an entry for each page of tokens; None for a page that its window has left.
+            pages: for each group, an entry for each page of tokens; None for a page released because it left the
+                window.
 
         Raises:
             RuntimeError: None is given for a page of a group without a window.
@@ -170,8 +171,8 @@ class PrefixCache:
     def _longest(self, tokens: Sequence[int], limit: int, salt: Hashable) -> tuple[list[_Node], list[list[int]], int]:
         """Return a text's path in the tree, the runs that end at each node, and the depth of the longest usable prefix.
 
-        The path is of the root and the cached nodes for the full pages of the first `limit` tokens. A run is, for each
-        group, the first of the consecutive pages that end there.
+        The path is the root and the cached nodes of the full pages of the first `limit` tokens. A run has, for each
+        group, the number of the first of the consecutive pages that end at a node.
         """
         path, runs = [self._roots.get(salt) or _Node(salt, (), None, [])], [[0] * len(self._pools)]
         for page, at in enumerate(range(0, limit - self._page_size + 1, self._page_size)):
@@ -183,21 +184,21 @@ class PrefixCache:
         return path, runs, max(d for d, run in enumerate(runs) if self._is_enough(d * self._page_size, run))
 
     def _extend(self, run: list[int], node: _Node, at: int) -> list[int]:
-        """Return the runs' first pages up to and including page `at`, the node's, from those of the runs before it."""
+        """Extend a run by page `at`, the node's."""
         return [at + 1 if page is None else first for page, first in zip(node.pages, run, strict=True)]
 
     def _is_enough(self, length: int, run: list[int]) -> bool:
-        """Whether the runs have all pages before position `length` that tokens from there on read."""
+        """Whether a run has all pages before position `length` that later tokens read."""
         needed = (first_needed_page(length, window, self._page_size) for window in self._windows)
         return all(first <= need for first, need in zip(run, needed, strict=True))
 
     def _most_alike(
         self, node: _Node, rest: tuple[int, ...], at: int, run: list[int], least: int
     ) -> tuple[_Node | None, int]:
-        """Return the child (page `at`) that shares most leading tokens with `rest` and is usable, and their number."""
+        """Return the usable child (page `at`) that shares the most leading tokens with `rest`, and their number."""
         found, most = None, least - 1
         begin = bisect_left(node.keys, rest)
-        # The farther from the insertion point, the fewer leading tokens a key shares with `rest`.
+        # Keys farther from the insertion point share fewer leading tokens with `rest`.
         for numbers in (range(begin, len(node.keys)), range(begin - 1, -1, -1)):
             for number in numbers:
                 key = node.keys[number]

@@ -33,7 +33,7 @@ WORD = 32
 """Tokens per mask word; the first token is the lowest bit."""
 
 FROM_LAST = -1
-"""Placeholder for the token that was chosen last for the row."""
+"""Placeholder for the row's newest token, which is on the devices."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Columns:
         count: number of its tokens.
         is_chosen: whether a token is chosen after the last one.
         prefill_length: tokens at the sequence's prefill, on which the rotary frequencies of some models depend.
-        drawn: tokens chosen for the sequence so far.
+        drawn: number of tokens chosen for the sequence so far.
         num_logprobs: log probabilities to return per token, its own and the likeliest ones; 0 for none.
     """
 
@@ -243,8 +243,8 @@ def _through(
     The stream is limited to the tokens after which one is chosen, unless is_whole.
     """
     columns, spec = shape.columns, layout.spec("batch", "sequence")
-    # Each device takes the numbers of its own rows. Columns that every device needs whole come from the unsplit array;
-    # from the split one they would be gathered again.
+    # Each device reads the numbers of its own rows. Columns that every device needs are read from the unsplit array, to
+    # avoid a gather.
     own = jax.reshard(numbers, spec)
     tokens = newest_first(own[:, columns.tokens], last, own, layout)
     if drafts is not None:
@@ -252,7 +252,7 @@ def _through(
     x, table, pages = through_pages(params, pages, tokens, own, columns.tables, model, layout, dtype)
     places = jnp.arange(shape.length)[None]
     if not is_whole and shape.num_chosen < shape.length:
-        # Only one token of each row is nonzero, so that the sum does not round.
+        # One term per row is nonzero, so the sum is exact.
         is_last = places == jnp.maximum(own[:, Columns.count, None] - 1, 0)
         x = lax.reduce_sum(jnp.where(is_last[..., None], x, 0), axes=(1,))[:, None]
     asked = numbers[:, columns.tokens]
@@ -290,7 +290,7 @@ def through_pages(
     """
     start, count = own[:, Columns.start, None], own[:, Columns.count, None]
     places = place + jnp.arange(tokens.shape[1])[None]
-    # Padding reads what the last token reads, so that its softmax is not empty.
+    # Padding gets the last token's position, so that its softmax is not empty.
     positions = start + jnp.minimum(places, jnp.maximum(count - 1, 0))
     caches = tuple(
         PagedCache(each, own[:, entries], own[:, first], places < count)

@@ -62,8 +62,7 @@ class Request:
         constraint: a constraint on each completion.
         skip_special_tokens: whether texts leave out the tokenizer's special tokens.
         timeout_seconds: time after `submit` at which the request is aborted.
-        owner: the client. Rows are shared between owners first, and each owner's constraints are compiled in a separate
-            queue.
+        owner: the client. Rows are shared fairly between owners, and each owner's constraints have their own queue.
         group: requests of one group share rows like a single request; by default each request is a group.
         cache_salt: only requests with the same salt share cached prefixes.
     """

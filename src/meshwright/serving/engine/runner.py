@@ -204,8 +204,8 @@ class Runner:
     def programs(self) -> tuple[tuple[str, Shape], ...]:
         """Kinds and shapes of all steps that generate text, widest page tables first.
 
-        The sampling program also processes chunks of prompts, with temperature 0 for greedy rows: compared with a
-        chunk, choosing a token takes no time, and a second program of each shape would double the time to compile.
+        The sampling program also processes chunks of prompts, with temperature 0 for greedy rows: choosing a token is
+        cheap compared with a chunk, and a greedy program of each shape would double compile time.
         """
         layout, found = self._layout, list[tuple[str, Shape]]()
         for width in reversed(layout.widths):
@@ -224,7 +224,8 @@ class Runner:
         if jax.process_count() == 1:
             # The number of programs with the widest page tables.
             return self.programs[: 2 * len(layout.decoded) + len(layout.chunks)]
-        # If one process compiled later, the others would wait for it in a collective.
+        # With several processes compile scoring first too: if one compiled later, the others would wait in a
+        # collective.
         scored = [
             ("scoring", self.shape_of(Step([], True, rows, width, length)))
             for rows, length in layout.scored
@@ -248,7 +249,7 @@ class Runner:
             for number, done in enumerate(as_completed(compiling), start=1):
                 self._compiled[compiling[done]] = done.result()
                 on_program(number, len(compiling))
-        # Compile these too by running them once without effect: a change of a row, a copy to no page.
+        # Compile these too, by running them once without effect: a change of a row, a copy to no page.
         with jax.set_mesh(self._mesh):
             self._state = row_program()(self._state, np.int32(0), self.row_state(RowChange(0, GREEDY, (), (), ())))
         self._copy([PageCopy(0, window, 0, count) for window, count in enumerate(self._layout.pages)])

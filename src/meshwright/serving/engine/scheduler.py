@@ -1,10 +1,10 @@
 """The scheduler: continuous batching with chunked prefill (arXiv:2309.06180, 2308.16369), and allocation of pages.
 
-Rows go first to the owner with the fewest rows, then to the group (the requests of one HTTP request) with the fewest,
-then to the oldest sequence. A group without a row preempts the youngest sequence of a group that has several, or of an
-owner with at least two more rows. If pages run out, pages that only the prefix cache references are evicted, and after
-these the youngest sequence of the largest group is preempted. A preempted sequence loses its pages and is computed
-again later. So each group's oldest sequence makes progress, and no sequence starves.
+A free row goes to the owner with the fewest rows; among its sequences to the group (the requests of one HTTP request)
+with the fewest; then to the oldest sequence. A group without a row preempts the youngest sequence of a group that has
+several, or of an owner with at least two more rows. If pages run out, pages that only the prefix cache references are
+evicted, then the youngest sequence of the largest group is preempted: it loses its pages and is computed again later.
+So each group's oldest sequence makes progress, and no sequence starves.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Scheduler:
 
     @property
     def num_pages(self) -> int:
-        """Number of pages over all shards, in the group of layers that has most."""
+        """Number of pages over all shards, of the window with most pages."""
         return max(self.layout.pages) * self.layout.shards
 
     @property
@@ -202,7 +202,7 @@ class Scheduler:
             known = [] if sequence.in_flight else [sequence.tokens[-1]]
             drawn = sequence.num_generated
             slices.append(Slice(sequence, 0, sequence.row, sequence.computed, [*known, *drafts], True, drawn))
-        # A sequence that is in the step may have been preempted for a later one.
+        # Allocating for a later sequence may have preempted an earlier one.
         slices = [part for part in slices if part.sequence.row is not None]
         if not slices:
             return None
@@ -236,7 +236,7 @@ class Scheduler:
         return next((step for step in found if step is not None), None)
 
     def _chunk_of(self, ready: list[TokenSequence], *, is_scored: bool) -> Step | None:
-        """Return the prefill step with most prompt tokens for its estimated cost; all prompts are scored or none."""
+        """Return the prefill step with most prompt tokens per estimated cost, for scored prompts or for others."""
         by_shard: list[list[TokenSequence]] = [[] for _ in range(self.layout.shards)]
         for sequence in in_turns(ready):
             by_shard[sequence.shard].append(sequence)
@@ -272,7 +272,7 @@ class Scheduler:
                 slices.append(
                     Slice(sequence, at, sequence.row, sequence.computed, tokens, is_chosen, sequence.num_generated)
                 )
-        # A sequence that has a slice may have been preempted for another one.
+        # Allocating for one sequence may have preempted another.
         slices = [part for part in slices if part.sequence.row is not None]
         if not slices:
             return None
@@ -299,7 +299,7 @@ class Scheduler:
         return copies
 
     def put_back(self, copies: list[PageCopy]) -> None:
-        """Queue copies again that were not made."""
+        """Queue again copies that were not made."""
         self._copies = [*copies, *self._copies]
 
     def _restart_at_switch(self, sequence: TokenSequence) -> bool:
@@ -339,13 +339,13 @@ class Scheduler:
                 self._blame(sequence, error)
 
     def _may_begin(self, sequence: TokenSequence) -> bool:
-        """Whether a waiting sequence's tokens are all known, and its prompt is not just being computed by another."""
+        """Whether a waiting sequence's tokens are all on the host, and no other sequence is computing its prompt."""
         first = sequence.first
         return not sequence.in_flight and (first is None or first.row is None or self._is_prompt_computed(first))
 
     @staticmethod
     def _is_prompt_computed(sequence: TokenSequence) -> bool:
-        """Whether a sequence's prompt is in the prefix cache for other sequences, or it has ended."""
+        """Whether a sequence has ended, or its prompt is in the prefix cache for other sequences."""
         return sequence.computed >= len(sequence.request.prompt) or sequence.done is not None
 
     def _assign_row(self, sequence: TokenSequence) -> bool:
@@ -367,7 +367,7 @@ class Scheduler:
         sequence.computed = sequence.inserted = hit.length if hit else 0
         sequence.shard = shard
         copies = hit.copies if hit else []
-        # The sequence writes into the page within which its prefix ends, so it needs its own copy in every window.
+        # The sequence writes into the page where its prefix ends, so it needs its own copy in every window.
         targets = [page[0] if (page := self._allocate(shard, window, 1)) else None for window in range(len(copies))]
         needed = length - (sequence.computed - sequence.computed % layout.page_size if copies else sequence.computed)
         if None in targets or not self._has_free_pages(shard, needed):

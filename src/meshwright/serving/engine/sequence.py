@@ -18,7 +18,7 @@ class TokenSequence:
 
     Args:
         tokens: the prompt, and the generated tokens that are on the host.
-        order: number of arrival; older sequences are scheduled first and preempted last.
+        order: arrival number; older sequences are scheduled first and preempted last.
         computed: number of tokens whose keys and values are in pages, counting dispatched steps.
         in_flight: number of generated tokens of dispatched steps that are not on the host yet.
         row: its row in the engine's batch; None while it waits.
@@ -75,5 +75,5 @@ class TokenSequence:
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether all tokens but the newest are computed, so that the next step decodes."""
+        """Whether all tokens except the newest are computed, so that the next step decodes."""
         return self.computed == len(self.tokens) + self.in_flight - 1

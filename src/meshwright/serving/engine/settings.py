@@ -15,14 +15,14 @@ Int8 = Literal["int8"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """The settings of an engine; settings that are None follow from the model, the mesh and memory.
+    """The settings of an engine; None means derived from the model, the mesh and memory.
 
     Args:
         rows: maximum number of sequences generated at once, over all devices.
         context: maximum number of tokens of a sequence, including its prompt.
         page_size: tokens of a page.
         cache_tokens: number of tokens that fit in the pages of layers without a window, over all devices.
-        cache_split: how the cache is split besides by heads.
+        cache_split: how the cache is split in addition to heads.
         kv_dtype: dtype of keys and values: int8 with a scale for each token and head, or None for the compute dtype.
         weight_dtype: dtype of the layers' matmul weights: int8 with a scale for each column, or None for the loaded
             dtype.
@@ -72,7 +72,7 @@ class EngineLayout:
         decoded: rows per shard for which decoding is compiled, ascending; the last is all rows.
         chunks: shapes of prompt chunks: rows of each shard, and tokens of each row.
         scored: the chunk shapes in which prompts are scored.
-        chunk_overhead: cost of reading the weights once, as an equivalent number of a shard's tokens.
+        chunk_overhead: time to read the weights once, as an equivalent number of a shard's tokens.
         switch: length from which all rotary frequencies of a text change (LongRoPE); None for other models.
         stretched_from: length from which the rotary frequencies depend on the prompt's length (dynamic scaling); None
             for other models.

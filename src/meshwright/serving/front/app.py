@@ -1,4 +1,4 @@
-"""The reverse proxy before several replicas; it retries on another replica until a response has started."""
+"""The reverse proxy in front of several replicas; it retries on another replica until a response has started."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Front:
             return False
         request_headers = {n: request.headers[n] for n in ("content-type", "accept") if n in request.headers}
         if self._state.api_keys and "authorization" in request.headers:
-            # The replicas know the clients' keys, and apply the limits of each.
+            # The replicas know the clients' keys, and apply each key's limits.
             request_headers["authorization"] = request.headers["authorization"]
         target = httpx.URL(url).copy_with(raw_path=request.scope["raw_path"] + (f"?{query}".encode() if query else b""))
         async with self._client.stream(request.method, target, content=body, headers=request_headers) as reply:

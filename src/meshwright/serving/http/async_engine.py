@@ -29,7 +29,7 @@ from meshwright.serving.http.metrics import Metrics
 from meshwright.serving.http.service import Service
 
 THREADS = 64
-"""Number of threads that wait for constraints to be compiled."""
+"""Number of threads that wait for constraints to compile."""
 
 
 class PromptOutput(NamedTuple):
@@ -219,7 +219,7 @@ class OutputStream:
                 self._timings[prompt, completion] = _Timing(submit_seconds)
 
     def _has_room(self) -> bool:
-        """Whether the next prompt may be in the engine together with those already there."""
+        """Whether the next prompt may be submitted while the current ones are in the engine."""
         held = sum(self._num_unfinished[prompt] for prompt in self._request_ids)
         wanted = held + self._requests[self._num_submitted].num_completions
         return not held or wanted <= self._limits.prompts_at_once
@@ -277,7 +277,7 @@ class OutputStream:
 
 def answer_timeout(seconds: float) -> ApiError:
     """Return the error for an answer that was not complete within its time limit."""
-    # OpenAI's clients retry on 408, which would take as long again: the header tells them not to.
+    # OpenAI's clients would retry a 408 and take as long again: the header tells them not to.
     return ApiError(
         f"the answer was not complete after {seconds:g} s, the limit of this server; request fewer tokens",
         status=408, code="timeout", headers={"x-should-retry": "false"},

@@ -22,10 +22,10 @@ def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
 
 
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
-"""An interim status before the answer, which clients skip: sent to a client that is gone, it resets the connection."""
+"""An interim status, which clients skip. Sending it to a client that is gone resets the connection."""
 
 PROBE_SECONDS = 0.2
-"""Seconds between two such probes: if the first one caused a reset, the second finds the connection closed."""
+"""Seconds between two probes: if the first caused a reset, the second finds the connection closed."""
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -62,7 +62,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         return False
 
     def _probe(self) -> None:
-        """Probe whether a client that stopped sending is still there, until its answer starts and does the same."""
+        """Probe whether a client that stopped sending is still there, until its answer starts."""
         if not self.transport.is_closing() and not self.cycle.response_started:
             self.transport.write(PROCESSING)
             self._probe_timer = self.loop.call_later(PROBE_SECONDS, self._probe)

@@ -64,7 +64,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        # One line, whatever a request's names and values have in them.
+        # Escape unprintable characters from the request, so that the message is one line.
         message = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
         super().__init__(message)
         kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")

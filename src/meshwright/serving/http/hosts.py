@@ -1,4 +1,4 @@
-"""Which hosts and origins a request may name, so that pages of other sites cannot use a server on this machine.
+"""Check the Host and Origin of requests, so that pages of other sites cannot use a server on this machine.
 
 A browser lets a page call its own site. If the site's name later resolves to 127.0.0.1 (DNS rebinding, as in Ollama's
 CVE-2024-28224), the site is this server: only the Host header shows that the page came from elsewhere.

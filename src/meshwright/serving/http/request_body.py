@@ -24,9 +24,9 @@ from meshwright.serving.http.service import Limits
 M = TypeVar("M", bound=BaseModel)
 
 DISCARD_FACTOR = 16
-"""A body beyond its limit is still read, up to this many times the limit, before the connection is closed.
+"""An oversized body is still read and discarded, up to this many times the limit, before the connection is closed.
 
-It is discarded, but a client that is still sending does not read the error.
+Otherwise a client that is still sending would not read the error.
 """
 
 UNKNOWN_FIELD = "unknown_field"
@@ -46,7 +46,7 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, data: Any) -> Any:
-        """Drop null fields, and refuse the first unknown one: pydantic would list a hundred thousand of them."""
+        """Drop null fields, and refuse the first unknown one: pydantic would list them all."""
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}

@@ -26,8 +26,7 @@ from meshwright.support.signals import handled_signals
 SECONDS_IDLE = 60
 """Keep-alive time of a connection.
 
-It exceeds the 5 s of OpenAI's clients, because a server that closes a connection just as a request arrives causes an
-error.
+It exceeds the 5 s of OpenAI's clients: a server that closes a connection just as a request arrives causes an error.
 """
 
 SECONDS_TO_CLOSE = 5
@@ -55,8 +54,8 @@ def serve_http(
         grace_seconds: time for accepted requests to finish.
         start: loads and compiles the model; runs in a thread while `/health` answers 200 and `/ready` 503. Its
             exceptions end the server and are raised here.
-        on_ready: called with the URL once requests are answered; runs in a thread, with exceptions as those of
-            `start`.
+        on_ready: called with the URL once requests are answered; runs in a thread. Its exceptions are treated as those
+            of `start`.
 
     Raises:
         MeshwrightError: the address cannot be listened on.
@@ -79,7 +78,7 @@ def serve_http(
 
 def serve_app(server: HttpServer) -> None:
     """Run a server until SIGTERM or SIGINT, in the main thread. A second signal ends the process at once."""
-    # Only signals count: if the server is already stopping for another reason, the first signal is still graceful.
+    # Only a second signal is abrupt, even if the server is already stopping for another reason.
     was_signalled = False
 
     def handle(number: int, _: object) -> None:
@@ -230,7 +229,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        # Use strerror: Python adds the address to some messages. Name resolution has its own error numbers.
+        # Use strerror, because Python adds the address to some messages; name resolution has its own error numbers.
         number = getattr(error, "errno", None) or 0
         reason = os.strerror(number) if number > 0 else getattr(error, "strerror", error)
         raise MeshwrightError(

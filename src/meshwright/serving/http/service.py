@@ -30,7 +30,7 @@ WORKERS = ThreadPoolExecutor(4, "tokenizing")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one HTTP request. The limit of the queue belongs to the engine.
+    """Limits of one HTTP request. (The engine limits its queue.)
 
     Args:
         requests: requests to the model answered at once for one API key, or for all clients of a server without keys;
@@ -94,7 +94,7 @@ class ServerState:
 
     Args:
         limits: limits of a request whose API key has none of its own.
-        api_keys: valid keys, one of which a request must have; empty to answer all requests.
+        api_keys: valid keys; a request must have one of them. Empty to answer all requests.
         cors_origins: origins whose pages may call the server (CORS); "*" for all.
         allowed_hosts: further hosts that requests may be for, besides localhost and `host`; "*" for all.
         host: the address that the server listens on; set by `HttpServer`.
@@ -199,9 +199,9 @@ class Service(ServerState):
         Args:
             text: the text.
             param: the field, for errors.
-            most: maximum tokens, by which texts that are far too long are refused; None if the caller cuts or splits
-                the text.
-            kept: number of tokens at the end that the caller uses; the rest may be left out. None for all.
+            most: maximum tokens; far longer texts are refused before tokenizing. None if the caller cuts or splits the
+                text.
+            kept: number of last tokens that the caller uses; earlier ones may be left out. None for all.
             add_special_tokens: whether to add the special tokens that begin a text.
 
         Raises:
@@ -212,7 +212,7 @@ class Service(ServerState):
         return await self.run(partial(tokenizer.encode, self.end(text, kept), add_special_tokens=add_special_tokens))
 
     def end(self, text: str, num_tokens: int | None) -> str:
-        """Return an end of a text, cut by characters, that has at least `num_tokens` tokens; all of it for None.
+        """Return the end of a text, cut by characters, with at least `num_tokens` tokens; the whole text for None.
 
         `LONG_BODY` more characters are kept, because tokens at the cut may differ from those of the whole text.
         """
@@ -220,7 +220,7 @@ class Service(ServerState):
         return text if each is None or num_tokens is None else text[-each * num_tokens - LONG_BODY :]
 
     def check_num_characters(self, param: str, text: str, most: int | None) -> None:
-        """Raise if a text must have more than `most` tokens, judged by its characters; None for no limit."""
+        """Raise if a text certainly has more than `most` tokens, by its number of characters; None for no limit."""
         each = self.tokenizer.most_characters if self.tokenizer else None
         limits = [limit for limit in (most, self.limits.prompt_tokens) if limit is not None]
         # A short text is tokenized, so that the error can report its number of tokens.

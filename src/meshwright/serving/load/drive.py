@@ -182,7 +182,7 @@ async def _answer(
                     error, reason = "error in the stream", text
                     break
                 usage.update({name: count for name, count in (data.get("usage") or {}).items() if type(count) is int})
-                # A part without text counts too (special tokens), unless it is the last, which may have no token.
+                # A part without text counts too (special tokens), except the last, which may have no token.
                 if any(choice.get("text") or not choice.get("finish_reason") for choice in data.get("choices", ())):
                     arrivals.append(time.perf_counter() - start)
     except httpx.HTTPStatusError:

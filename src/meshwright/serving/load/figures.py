@@ -36,7 +36,7 @@ class LoadFigures:
         slo: latency limits, in seconds by measure.
         goodput: answers per second that meet every limit in `slo`; None without limits.
         late_seconds: 99th percentile of how much later than scheduled requests were sent. If it is large, the client
-            was the bottleneck and not the server.
+            was the bottleneck, not the server.
     """
 
     load: Load

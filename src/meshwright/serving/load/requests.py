@@ -22,7 +22,7 @@ arXiv:2309.06180, figure 11) has 161 and 338.
 MIN_LEN, MAX_PROMPT_LEN, MAX_LEN = 4, 1024, 2048
 """Limits in tokens: minimum of a prompt and of an answer, maximum of a prompt, maximum of both together.
 
-Lengths outside are sampled again, because vLLM's benchmark leaves such conversations out.
+Lengths outside are resampled, because vLLM's benchmark leaves such conversations out.
 """
 
 PROMPT_TOKENS = range(32, 96)
@@ -57,7 +57,7 @@ def random_requests(
         max_len: maximum tokens of a prompt and its answer; below `MAX_LEN` all lengths shrink in proportion.
         prompt_len: tokens of every prompt; None for ShareGPT's distribution.
         output_len: tokens of every answer; None for ShareGPT's distribution.
-        variant: each variant has other tokens in prompts of the same lengths, so that no prefix is cached.
+        variant: variants have prompts of the same lengths with different tokens, so that no prefix is cached.
 
     Raises:
         MeshwrightError: the lengths exceed max_len.

@@ -1,7 +1,7 @@
 """Passes over the ops of a step: from the ops of a model on logical dims to what devices run.
 
-In the order that `step.train` runs them: `shard` gives every value its mesh axes (`shard_ends` and `shard_experts`
-outside the layers and for experts), and makes `nodes`; `differentiate` adds backward, and the gather of every weight
-with the sum of its gradient; `rematerialize` says what is computed again; `microbatch` and `pipeline` (`schedule`) say
-how often each region runs; `optimizer` (`muon`) adds the update.
+In the order that `step.train` runs them: `shard` assigns mesh axes to every value (`shard_ends` outside the layers,
+`shard_experts` for experts) and builds `nodes`; `differentiate` adds backward ops, weight gathers and gradient
+reductions; `rematerialize` selects the ops to recompute; `microbatch` and `pipeline` (`schedule`) count how often each
+region runs; `optimizer` (`muon`) adds the update.
 """

@@ -1,8 +1,7 @@
-"""Differentiate pass: forward ops, and the backward ops that follow from each of them.
+"""Differentiate pass: derive the backward ops from the forward ops.
 
-A reshard's gradient takes the reverse reshard: the gradient of a gathered value is reduce-scattered, that of a summed
-value is gathered. A weight's gradient is summed over the axes that split the tokens it processed. A matmul has two
-gradients, each a matmul.
+A gradient is resharded in reverse: that of a gathered value is reduce-scattered, that of a summed value is gathered. A
+weight's gradient is summed over the axes that split the tokens it processed. A matmul has two gradients, each a matmul.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from meshwright.record import Phase
 def gradients_of(
     nodes: Iterable[Node], with_gradient: Iterable[str], *, is_at_once: bool
 ) -> Iterator[tuple[Node, bool]]:
-    """Yield nodes without backward work that leads to nothing trained, each with whether its inputs have a gradient.
+    """Yield (node, whether its inputs have a gradient), without backward work that no trained parameter needs.
 
     Args:
         nodes: nodes of a layer, in order.
         with_gradient: names of values with a gradient before the first node.
-        is_at_once: whether attention computes all scores at once through memory, so that a compiler sees unused
+        is_at_once: whether attention computes all scores at once through memory, so that compilers can drop unused
             results.
     """
     found = set(with_gradient)
@@ -63,7 +62,7 @@ def _without_dead_gradients(node: Node, read: set[str], *, is_at_once: bool) -> 
         for each in node.work
         if not (isinstance(each, Exchange) and each.gradient_of and each.gradient_of not in gradients)
     )
-    # The gradient of the values needs the softmax alone, those of queries and keys also the values and the output.
+    # The gradient of values needs only the softmax; those of queries and keys also need values and output.
     saved = (names["query"], names["key"]) if is_at_once and gradients == frozenset(("value",)) else node.saved
     return replace(node, work=work, saved=saved)
 
@@ -96,7 +95,7 @@ def backward_ops(node: Node, *, has_input_gradient: bool = True) -> tuple[Op, ..
     """Return the backward ops of a node, without the collectives of weight gradients (`scatters`).
 
     Args:
-        has_input_gradient: whether anything before the node is trained; otherwise its input needs no gradient.
+        has_input_gradient: whether a parameter before the node is trained, so that its input needs a gradient.
     """
     return tuple(_backward(node, has_input_gradient))
 
@@ -104,7 +103,7 @@ def backward_ops(node: Node, *, has_input_gradient: bool = True) -> tuple[Op, ..
 def _backward(node: Node, has_input_gradient: bool) -> Iterator[Op]:
     for work in node.work:
         if isinstance(work, Product):
-            # With one column this is a multiplication, which compilers do elementwise.
+            # With one column, compilers make it an elementwise multiplication.
             if has_input_gradient and math.prod(dim.size or 0 for dim in work.columns) != 1:
                 yield _matmul(node, work, "backward", "input_gradient")
             if work.weight is None or work.weight.is_trained:
@@ -151,7 +150,7 @@ def scatters(work: Weight, region: Region) -> tuple[Communicate, ...]:
 def sums(work: Vector, region: Region) -> tuple[Communicate, ...]:
     """Return the all-reduces of a scale's or bias's gradient over the axes that split its tokens, dim by dim.
 
-    Types that defer sums (`reduced`) do not pass through elementwise products (JAX 0.10.2), so each layer's gradient is
+    JAX's deferred sums (`reduced` types) do not support elementwise products (JAX 0.10.2), so each layer's gradient is
     summed separately.
     """
     return tuple(
@@ -227,7 +226,7 @@ def _exchanged(work: Exchange, region: Region, phase: Phase) -> Communicate:
 
 
 def _moved(work: Move, before: Array, after: Array, name: str, region: Region, phase: Phase) -> Iterator[Communicate]:
-    """Yield the collectives of a reshard, as ring sends if it overlaps with matmuls.
+    """Yield the collectives of a reshard; in a collective matmul, as the sends of a ring.
 
     S. Wang et al., ASPLOS 2023 (doi.org/10.1145/3567955.3567959).
     """

@@ -19,12 +19,12 @@ from meshwright.mesh import MeshShape
 def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Extents:
     """Return the sizes of a step's symbols, for one microbatch.
 
-    B, S: sequences, and tokens of each, over all devices. I: B times S, the rows of a contrastive batch. loss: numbers
-    summed by the loss. For each device, with experts:
+    B, S: sequences, and tokens per sequence, over all devices. I: B times S, the rows of a contrastive batch. loss:
+    numbers summed by the loss. With experts, per device:
 
-    - C: copies of tokens sent to experts. CT: those of all devices of its tp group.
+    - C: copies of tokens sent to experts. CT: the same for all devices of its tp group.
     - R: rows of an expert at even load.
-    - A: routing choices of its tokens.
+    - A: (token, expert) pairs of its tokens.
     - sent, gathered: counts of tokens, as sent over ep and as gathered over tp.
     - M: its MoE layers.
 
@@ -34,7 +34,7 @@ def extents_of(workload: Workload, mesh: MeshShape, strategy: Strategy) -> Exten
     sizes: dict[str, float] = {"B": workload.sequences / parts, "S": workload.seq_len}
     if any(isinstance(op, DotProduct) for op in program(workload.model).logits):
         sizes["I"] = workload.tokens / parts
-    # Where each stage runs its own program, the last sums the losses of all microbatches first.
+    # If each stage runs its own program, the last stage first sums the losses of all microbatches.
     sums = 1 if workload.z_loss == 0 else 2
     sizes["loss"] = sums if mesh.pp == 1 or strategy.spmd_pipeline else sums / parts
     if experts := workload.model.experts:

@@ -1,9 +1,9 @@
-"""Muon's part of the update: which parameters are matrices, and how these are distributed to be orthogonalised.
+"""Muon's part of the update: which parameters are matrices, and how matrices are distributed for orthogonalisation.
 
-Newton-Schulz multiplies whole matrices. The matrices of a parameter, one for each layer and expert, are distributed
-over the devices that shard or replicate it. Each device takes its part of replicated matrices, gets whole matrices for
-its shards by an all-to-all over the axes that split each dim, and multiplies. Results return the same way; replicas are
-gathered. If the number of devices does not divide the matrices, zero matrices are added.
+Newton-Schulz needs whole matrices. The matrices of a parameter, one per layer and expert, are distributed over the
+devices that shard or replicate it: replicas each take a part of the matrices, and an all-to-all over the axes that
+split each dim turns shards into whole matrices. Results return by the reverse all-to-all and a gather over replicas.
+Zero matrices are added if the number of devices does not divide the matrices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RMS = 0.2
 
 
 class Matrix(NamedTuple):
-    """How a parameter's dims form matrices: the first ones count matrices, the next are rows, the rest columns."""
+    """How a parameter's dims form matrices: `num_stacked` leading dims, `num_rows` dims of rows, the rest columns."""
 
     num_stacked: int
     num_rows: int
@@ -65,7 +65,7 @@ def symbol(parameter: Parameter) -> str:
 
 
 def dealt_devices(mesh: MeshShape, strategy: Strategy) -> int:
-    """Return how many devices share an update program's matrices: all, or a stage's if it runs its own program."""
+    """Return the number of devices that share the matrices: all, or a stage's if it runs its own program."""
     return mesh.num_devices // (1 if is_spmd_pipeline(mesh, strategy) else mesh.pp)
 
 

@@ -45,7 +45,7 @@ Phases = tuple[Literal["forward", "recompute", "backward"], ...]
 
 
 class Tag(Enum):
-    """The kind of a layer's value, by which remat policies keep it."""
+    """The kind of a value, by which remat policies decide whether to save it."""
 
     PRODUCT = "product"
     READ = "read by a product"
@@ -54,9 +54,9 @@ class Tag(Enum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """Sharding information for the shard pass: sharding rules, and the axes larger than 1. Compared by identity.
+    """Sharding information for the shard pass: sharding rules, and the axes larger than 1.
 
-    That makes caching fast (`step.train.layout_of` makes each layout once).
+    Compared by identity, for fast caching: `step.train.layout_of` returns one object per layout.
 
     Attributes:
         live: axes larger than 1.
@@ -88,7 +88,7 @@ class Layout:
         return {name: tuple(axis for axis in axes if axis in self.live) for name, axes in self.rules.items()}
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """Return the axes larger than 1 of the rule for a logical axis."""
+        """Return the mesh axes larger than 1 that shard a logical axis."""
         return self.live_rules[name]
 
     @property
@@ -130,10 +130,10 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weight:
-    """A parameter with its layouts in storage and in use; its gradient takes the reverse direction.
+    """A parameter with its layouts in storage and in use; its gradient is resharded in reverse.
 
-    Compared by identity, which makes caching fast. pending: axes that split its tokens, over which each device has a
-    partial gradient. is_trained: whether there is a gradient.
+    Compared by identity, for fast caching. pending: axes that split the tokens, over which the gradient is a partial
+    sum. is_trained: whether there is a gradient.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vector:
-    """A scale or bias that every device has whole. Its gradient is summed over each group of axes, one after another.
+    """A replicated scale or bias. Its gradient is all-reduced over each group of `pending` axes in turn.
 
     Compared by identity. is_trained: whether there is a gradient.
     """
@@ -188,7 +188,7 @@ class Exchange:
     """A collective inside a custom kernel.
 
     array: as in `record.Collective`. phases: the phases in which it runs; recompute counts if the node is recomputed.
-    is_end: whether no remat policy keeps its result, so that the train step adds it apart. gradient_of: as in
+    is_end: whether its result is saved by no remat policy; the train step adds it separately. gradient_of: as in
     `Communicate`.
     """
 
@@ -253,7 +253,7 @@ class Collected(NamedTuple):
 def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
     """Return the collectives that convert one layout into another, by `notation.reshard`.
 
-    Every axis counts as larger than 1, as layouts contain no others.
+    Layouts contain only axes larger than 1.
     """
     if before.dims == after.dims and before.unreduced == after.unreduced:
         return ()
@@ -269,7 +269,7 @@ def moves_between(before: Array, after: Array) -> tuple[Collected, ...]:
 
 
 def _laid(array: Array, to: ShardedArray) -> Array:
-    """Return an array with the layout of an array of the notation."""
+    """Return an array with the sharding of a `ShardedArray`."""
     dims = tuple(dim._replace(axes=axes) for dim, axes in zip(array.dims, to.axes, strict=True))
     return replace(array, dims=dims, unreduced=to.unreduced)
 

@@ -1,10 +1,10 @@
 """Pipeline pass: repetitions of each region on a device, and communication between stages.
 
 Stages of one SPMD program run every tick together (`Strategy.spmd_pipeline`), on zeros if the schedule has no work for
-them: layers and the lookup before them in all ticks, the loss from the tick in which the first microbatch has passed
-the layers. With virtual stages, ticks without lookup or loss skip them. Dense layers before MoE layers run with the
-lookup, and again in backward, on all stages: each on a share of the sequences, or on all if there are too few
-(`stages.batch_before_stages`).
+them. Layers and the lookup before them run in all ticks, the loss from the tick in which the first microbatch has
+passed the layers; with virtual stages, ticks that need no lookup or loss skip it. Dense layers before MoE layers run
+with the lookup, and again in backward, on all stages: each on a share of the sequences, or on all if pp does not divide
+them (`stages.batch_before_stages`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH, EMBEDDING, LOGITS, STAGES, UPDATE = "batch", "embedding", "logits", "stag
 """Regions outside the layers; `batch` is work on all microbatches before the lookup."""
 
 KEPT_INPUTS = "kept inputs"
-"""Name of the sends of layer inputs that stages of 1F1B store for each other."""
+"""Name of the sends of saved layer inputs, which 1F1B stages store for each other."""
 
 
 def is_spmd_pipeline(mesh: MeshShape, strategy: Strategy) -> bool:
@@ -51,7 +51,7 @@ def stage_layers(num_layers: int, mesh: MeshShape) -> int:
 
 
 def stage_slots(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
-    """Return how many layer slots the largest stage runs per microbatch; in an SPMD pipeline also empty ones."""
+    """Return how many layer slots the largest stage runs per microbatch, including empty ones in an SPMD pipeline."""
     virtual = strategy.virtual_stages if is_spmd_pipeline(mesh, strategy) else 1
     return virtual * chunk_slots(num_layers, mesh.pp, virtual)
 
@@ -62,13 +62,13 @@ def pre_pipeline_stack(program: Program, mesh: MeshShape, strategy: Strategy) ->
 
 
 def pre_pipeline_strategy(strategy: Strategy, stack: Stack) -> Strategy:
-    """Return the strategy for layers before the pipeline: remat recomputes them to their end if several form a loop."""
+    """Return the strategy for layers before the pipeline: several layers are a loop, recomputed as a whole."""
     return _recomputing(strategy, is_whole=stack.num_layers > 1)
 
 
 @lru_cache(maxsize=1 << 12)
 def _recomputing(strategy: Strategy, *, is_whole: bool) -> Strategy:
-    """Return the strategy with whole blocks recomputed, or only what backward needs."""
+    """Return the strategy with `recomputes_whole_blocks` set."""
     return replace(strategy, profile=replace(strategy.profile, recomputes_whole_blocks=is_whole))
 
 
@@ -94,7 +94,7 @@ def repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> dict[str, 
     }
     remaining = sum(stack.num_layers for stack in program.stacks)
     for stack in program.stacks:
-        # Stages are cut from all stacks in a row: the counts of the stacks add up to those of all layers.
+        # Stages are cut from the sequence of all stacks, so the counts of the stacks add up to those of all layers.
         count = stage_layers(remaining, mesh) - stage_layers(remaining - stack.num_layers, mesh)
         found[stack.name] = _alike(parts * count, parts * stack.num_layers / mesh.pp, once=count)
         remaining -= stack.num_layers
@@ -133,8 +133,8 @@ def _lockstep_repeats(program: Program, mesh: MeshShape, strategy: Strategy) -> 
 def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
     """Return how many layer inputs a device of an SPMD pipeline saves for backward at once.
 
-    GPipe saves the inputs of all ticks. 1F1B saves inputs of the microbatches in its slots, of one microbatch in
-    transit between paired stages, and of the one in progress.
+    GPipe: one per layer and tick. 1F1B: one per layer and microbatch: those in its slots, one in transit between paired
+    stages, and the one in progress.
     """
     schedule = schedule_of(mesh, strategy)
     chunk = chunk_slots(num_layers, mesh.pp, strategy.virtual_stages)
@@ -144,9 +144,9 @@ def kept_layers(num_layers: int, mesh: MeshShape, strategy: Strategy) -> int:
 
 
 def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: Layout) -> Iterator[Communicate]:
-    """Yield the sends of the stream between stages, its gradient back, and inputs that stages store for each other.
+    """Yield the sends between stages: the stream, its gradient, and inputs that stages store for each other.
 
-    If tp does not split the stream, stages with their own programs send one share from each tp device, and gather it on
+    If tp does not split the stream, stages with their own programs send a share from each tp device, and gather them on
     arrival (arXiv:2104.04473, section 4.1).
     """
     if mesh.pp == 1:
@@ -163,7 +163,7 @@ def stage_moves(program: Program, mesh: MeshShape, strategy: Strategy, layout: L
                 yield replace(_over_pp("stream", "all-gather", whole, phase, region), axes=("tp",))
         return
     schedule, layers = schedule_of(mesh, strategy), program.stacks[-1]
-    # With two stages the compiler sees that the gradient of the last tick is not used.
+    # With two stages the compiler removes the send of the last tick's gradient, which is unused.
     is_seen = schedule.kind == "1f1b" and schedule.warm_up == 1
     yield _over_pp("stream", "collective-permute", stream, "forward", region)
     yield replace(_over_pp("stream", "collective-permute", stream, "backward", region), skipped=int(is_seen))
@@ -184,7 +184,7 @@ def end_moves(
 ) -> Iterator[Communicate]:
     """Yield the collectives over pp at the ends of an SPMD pipeline, whose stages share the embedding and unembedding.
 
-    They bring the stream to the first stage and from the last. is_shared: as in `is_shared_before`.
+    They move the stream to the first stage and from the last. is_shared: as in `is_shared_before`.
     """
     if not is_spmd_pipeline(mesh, strategy):
         return

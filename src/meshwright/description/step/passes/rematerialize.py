@@ -1,7 +1,7 @@
 """Rematerialize pass: which ops of a layer are recomputed for backward, given the values that a policy saves.
 
-A value that the policy has not saved is recomputed if backward reads it, or if recomputing another value needs it. So
-the last matmul of a layer is never recomputed, nor is its collective.
+An unsaved value is recomputed if backward, or another recomputed op, reads it. So the last matmul of a layer is never
+recomputed, nor is its collective.
 """
 
 from __future__ import annotations
@@ -20,42 +20,66 @@ KEPT: Mapping[Remat, frozenset[Tag]] = {
     "block": frozenset(),
     "offload": frozenset(),
     "alternate": frozenset({Tag.PRODUCT}),
+    "named": frozenset(),
 }
 """Values of a layer that each policy saves besides its input."""
 
 
+NAMED: Mapping[str, tuple[str, ...]] = {
+    "query": ("query",),
+    "key": ("key",),
+    "value": ("value",),
+    "context": ("attention_heads",),
+    "output": ("attention_added",),
+    "mlp": ("gate", "up"),
+    "down": ("mlp_added",),
+}
+"""What each node writes that a framework's policy can save by name: results of matmuls, and `context`, attention's."""
+
+
 def keeps_read(remat: Remat) -> bool:
-    """Whether a policy keeps the inputs of matmuls, so that no collective is recomputed for them."""
+    """Whether a policy saves the inputs of matmuls, so that no collective is recomputed for them."""
     return Tag.READ in KEPT[remat]
 
 
 @lru_cache(maxsize=1 << 12)
-def recomputed(nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False) -> frozenset[int]:
+def recomputed(
+    nodes: tuple[Node, ...], remat: Remat, *, is_whole: bool = False, saved: tuple[str, ...] = ()
+) -> frozenset[int]:
     """Return the positions of the nodes of a layer that are recomputed for backward.
 
     Args:
+        nodes: the nodes of the layer, in order.
+        remat: the policy.
         is_whole: with `block` and `offload`, recompute all, as frameworks do that recompute a block to its end.
+        saved: with `named`, the values that are saved, by the names in `NAMED`.
     """
     if is_whole and remat in ("block", "offload"):
         return frozenset(range(len(nodes)))
-    found = _needed(nodes, KEPT[remat])
+    kept = frozenset(name for value in saved for name in NAMED[value]) if remat == "named" else frozenset[str]()
+    found = _needed(nodes, KEPT[remat], kept)
     if remat == "alternate":
-        # Attention is kept, every second matmul is recomputed (torchtitan's selective checkpointing of ops).
+        # Attention is saved, every second matmul is recomputed (torchtitan's selective checkpointing of ops).
         products = [i for i, node in enumerate(nodes) if any(isinstance(work, Product) for work in node.work)]
         attention = {i for i, node in enumerate(nodes) if any(isinstance(work, Core) for work in node.work)}
         found = (found - attention) | set(products[1::2])
     return frozenset(found)
 
 
-def _needed(nodes: Sequence[Node], kept: frozenset[Tag]) -> set[int]:
-    """Return the positions of nodes whose result backward needs and no tag in `kept` saves, and of nodes they need."""
+def _needed(nodes: Sequence[Node], kept: frozenset[Tag], named: frozenset[str]) -> set[int]:
+    """Return the positions of nodes whose result backward needs and which is not saved, and of nodes they need.
+
+    kept: the tags of saved results. named: names of results of matmuls and of attention that are saved too.
+    """
     writers = _writers(nodes)
     waiting = [writers[i, name] for i, node in enumerate(nodes) for name in node.saved]
-    # Attention's backward reads its own result, so attention is the writer of a value it saves.
+    # Attention's backward reads its own output, so the writer of a saved value may be the node itself.
     found: set[int] = set()
     while waiting:
         writer = waiting.pop()
         if writer is None or writer in found or nodes[writer].tag in kept:
+            continue
+        if nodes[writer].writes in named and any(isinstance(work, Product | Core) for work in nodes[writer].work):
             continue
         found.add(writer)
         waiting.extend(writers[writer, name] for name in nodes[writer].reads)
@@ -63,9 +87,9 @@ def _needed(nodes: Sequence[Node], kept: frozenset[Tag]) -> set[int]:
 
 
 def _writers(nodes: Sequence[Node]) -> dict[tuple[int, str], int | None]:
-    """Return the position of the node that wrote each value a node reads or saves; None for the layer's input.
+    """Map (position of a node, value it reads or saves) to the position of the writer; None for the layer's input.
 
-    A name may be written several times, such as by rotation in place: a node reads the latest value before it.
+    A name may be written several times (rotation in place): a node reads the latest value before it.
     """
     last: dict[str, int] = {}
     found: dict[tuple[int, str], int | None] = {}

@@ -1,10 +1,10 @@
-"""Pipeline schedules: when each stage works on which microbatch; shared by kernels, costs and pictures.
+"""Pipeline schedules: which microbatch each stage works on in each slot. Used by the runtime, costs and pictures.
 
-All stages run the same program in lockstep, so a schedule is a sequence of slots: in each, all stages run forward or
+All stages run the same program in lockstep, so a schedule is a sequence of slots, in which all stages run forward or
 all run backward. With v virtual stages device i has chunks i, i + p, i + 2p … of the layers (arXiv:2104.04473, section
-2.2); groups of p microbatches pass all chunks in order, so that a device's output is always the next input of the next
-device. GPipe (arXiv:1811.06965) runs all microbatches forward, then backward in reverse order. 1F1B starts backward as
-soon as the first microbatch has passed all chunks, and alternates.
+2.2); groups of p microbatches pass all chunks in order, so each device's output is always the next device's next input.
+GPipe (arXiv:1811.06965) runs all microbatches forward, then backward in reverse order. 1F1B starts backward as soon as
+the first microbatch has passed all chunks, and alternates.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
-        """Number of forward slots; there are as many backward slots."""
+        """Number of forward slots, and of backward slots."""
         return self.units + self.stages - 1
 
     @property
@@ -104,15 +104,15 @@ class Schedule:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether stages store layer inputs for each other, so that all store as many (`runtime.pipeline.bpipe`)."""
+        """Whether stages store layer inputs for each other to balance memory (`runtime.pipeline.bpipe`)."""
         return self.kind == "1f1b" and self.virtual_stages == 1
 
     @property
     def kept(self) -> int:
         """Number of ticks whose inputs a device saves for backward at once.
 
-        GPipe: all. 1F1B: as many as stages, if stages store for each other; interleaved, from the forward of the first
-        chunk on the first stage to its backward.
+        GPipe: all. 1F1B: the number of stages, if stages store for each other. Interleaved: the ticks from the first
+        chunk's forward on the first stage to its backward.
         """
         if self.kind == "gpipe":
             return self.ticks
@@ -120,7 +120,7 @@ class Schedule:
 
     @property
     def most_kept(self) -> int:
-        """Most units whose inputs a device saves at once; if interleaved, counted from the first stage's cells."""
+        """Maximum number of units whose inputs a device saves at once; interleaved: counted on the first stage."""
         if self.kind == "gpipe" or self.is_balanced:
             return min(self.units, self.kept)
         waiting = most = 0
@@ -168,7 +168,7 @@ def chunk_layers(num_layers: int, chunks: int) -> tuple[int, ...]:
 def slot_layers(num_layers: int, stages: int, virtual_stages: int = 1) -> tuple[int | None, ...]:
     """Return the layer in each slot of a pipelined stack, stage by stage, chunk by chunk; None for an empty slot.
 
-    All chunks have as many slots as the longest has layers, so that every stage runs the same program.
+    Each chunk has one slot for every layer of the longest chunk, so that every stage runs the same program.
     """
     counts = chunk_layers(num_layers, stages * virtual_stages)
     starts = [sum(counts[:chunk]) for chunk in range(len(counts))]

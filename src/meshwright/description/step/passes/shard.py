@@ -1,7 +1,7 @@
 """Shard pass: mesh axes for the dims of every value, by the rules; reshards between layouts follow from the notation.
 
-Walks the ops of a region and yields a `Node` each: values read and written, and their shardings. A value that needs
-another sharding becomes a `Move`; `notation.reshard` derives its collectives.
+Yields a `Node` for each op of a region: values read and written, and their shardings. A change of sharding becomes a
+`Move`; `notation.reshard` derives its collectives.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class _BlockSharder:
         )
         work: list[Work] = [weight, product]
         if op.has_bias and op.num_experts:
-            # If tp sums the matmul, one of its devices adds the bias; the zero gradients of the others are summed too.
+            # If tp sums the matmul, one tp device adds the bias; the gradient sum includes the zeros of the others.
             summed = outermost_first({*tokens, *partial})
             array, bias = Array(op.name, self.layout.used(op.bias_dims)), f"{path}_bias"
             is_trained = bias not in self.layout.frozen
@@ -215,9 +215,9 @@ class _BlockSharder:
     def _branch(self, op: Linear, branch: LowRank, tag: Tag) -> Iterator[Node]:
         """Yield the low-rank branch of a matmul, added to the matmul's result.
 
-        Its inner value [tokens, rank] is resharded over tp instead of its input or output. If tp splits the columns, it
-        is computed from the stream between blocks, then gathered; if tp splits the rows, it is scattered to the layout
-        of that stream.
+        Instead of the branch's input or output, its inner value [tokens, rank] is resharded over tp: gathered if tp
+        splits the columns (it is computed from the stream between blocks), scattered to the layout of that stream if tp
+        splits the rows.
         """
         layout, rank = self.layout, (RANK, branch.rank)
         is_column = op.inputs[0][0] == "embed"
@@ -241,7 +241,7 @@ class _BlockSharder:
         if not partial:
             yield self._node(*out, added, reads=(split, op.target), writes=op.target, saved=saved, tag=tag)
         else:
-            # It is added after the matmul's own sum over tp, whose gradient is resharded differently (`_summed`).
+            # The branch is added after the matmul's sum over tp, whose gradient is resharded differently (`_summed`).
             self.branches[op.target] = made = f"{op.target} of low rank"
             yield self._node(*out, added, reads=(split,), writes=made, saved=saved)
 
@@ -287,7 +287,7 @@ class _BlockSharder:
         return self.entries.get(op.source, op.source)
 
     def _summed(self, sources: tuple[str, ...], target: str) -> Iterator[Node]:
-        """Yield the sum over tp of values with partial sums, added up first, in the layout of the residual stream."""
+        """Yield the sum of values, and its reduction over tp to the layout of the residual stream."""
         partial = tuple(name for name in sources if self.arrays[name].unreduced)
         if not partial:
             return
@@ -303,7 +303,7 @@ class _BlockSharder:
 
     def _rotary(self, op: Rotary) -> Iterator[Node]:
         """Yield the rotation of queries and keys in place."""
-        # A part of a value is rotated when the whole value is written (`_concat`).
+        # Parts of a value are rotated when the whole value is written (`_concat`).
         whole = tuple(self.arrays[value] for value in op.values if value not in self.parts)
         for value in op.values:
             passes = (PassOver(kind="rotary", arrays=whole),) if whole and value == op.values[0] else ()
@@ -354,7 +354,7 @@ class _BlockSharder:
     def _ring(self, key: Array, value: Array) -> Iterator[Work]:
         """Yield the ring sends over sp of keys, values and positions in both passes, and of gradients in float32.
 
-        With two devices the compiler notices that backward sends what was just sent for recomputation.
+        With two devices the compiler removes sends in backward that repeat those of the recomputation.
         """
         positions = Array("positions", self.layout.tokens, width="float32")
         phases: Phases = ("forward", "recompute", "backward")
@@ -395,18 +395,19 @@ class _BlockSharder:
         yield self._node(PassOver(kind=kind, arrays=(first,)), reads=op.sources, writes=op.target, saved=op.sources)
 
     def _sigmoid_gate(self, op: SigmoidGate) -> Iterator[Node]:
-        """Yield the multiplication of a block's output, summed first, by one number per token."""
+        """Yield the reduction of a block's output over tp, and its multiplication by one number per token."""
         yield from self._summed((op.source,), op.source)
         self.arrays[op.target] = source = replace(self.arrays[op.source], name=op.target)
         both = (op.source, op.by)
         yield self._node(PassOver(kind="gated", arrays=(source,)), reads=both, writes=op.target, saved=both)
 
     def _dispatch(self, op: Dispatch) -> Iterator[Node]:
-        """Yield the dispatch of rows to experts: all-to-all over ep, gather over tp; with ep=1 a stream's gather."""
+        """Yield the dispatch of rows: all-to-all over ep and gather over tp; without ep, a gather of the stream."""
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = Array(op.target, (Dim("R", None), Dim("D", self._embed())))
-        work: list[Work] = []
+        rows = Array(op.target, (Dim("E", op.num_experts, ep), *self.arrays[op.target].dims))
+        work: list[Work] = [PassOver(kind="dispatch", arrays=(rows,))]
         reads = op.source
         if ep:
             work.extend(dispatch_moves(ep, tp, self._embed(), op))
@@ -428,7 +429,9 @@ class _BlockSharder:
         layout = self.layout
         ep, tp = layout.axes("expert"), layout.axes("mlp")
         self.arrays[op.target] = after = self._stream(op.target)
-        work: list[Work] = []
+        count = next(each.num_experts for each in self.ops if isinstance(each, Dispatch))
+        rows = Array(op.target, (Dim("E", count, ep), Dim("R", None), after.dims[-1]))
+        work: list[Work] = [PassOver(kind="combine", arrays=(rows,))]
         if ep:
             work.extend(combine_moves(ep, tp, self._embed()))
         else:
@@ -446,7 +449,7 @@ class _BlockSharder:
             kinds.append("dropout")
         kinds *= self.num_additions
         if any(isinstance(each, Gated) and len(each.sources) > 1 for each in self.ops):
-            # The gradient of the input that gate and up share.
+            # Gate and up both have a gradient of their shared input.
             kinds.append("branch")
         passes = [PassOver(kind=kind, arrays=(stream,)) for kind in kinds]
         reads = (STREAM, *(name for name in op.sources if name not in partial), *(("added",) if partial else ()))

@@ -27,7 +27,7 @@ EMBEDDING, LOGITS = Region("embedding"), Region("logits")
 
 @lru_cache(maxsize=1 << 10)
 def embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> tuple[Node, ...]:
-    """Return the nodes before the layers. Devices that split a table's rows look up the same tokens and sum rows."""
+    """Return the nodes before the layers. Devices that split a table's rows look up the same tokens and sum."""
     return tuple(_embedding_nodes(ops, layout))
 
 
@@ -46,7 +46,7 @@ def _embedding_nodes(ops: tuple[EndOp, ...], layout: Layout) -> Iterator[Node]:
 def _lookup(op: Lookup, layout: Layout, split: tuple[str, ...]) -> Node:
     """Return the lookup: the gather of its table, and the sum of its rows into the residual stream's layout."""
     columns = Dim("D", op.columns[1])
-    # Positions are looked up for the tokens that a device has between blocks, ids for its tokens in matmuls.
+    # Positions are looked up for a device's tokens between blocks, token ids for its tokens in matmuls.
     tokens = layout.residual_tokens if op.is_positional else layout.tokens
     work: list[Work] = [_weight(op.name, (op.rows, op.columns), layout, outermost_first(axes_of(tokens)))]
     if not op.is_positional:
@@ -108,7 +108,7 @@ def _logits_nodes(ops: tuple[EndOp, ...], layout: Layout, objective: Objective) 
 
 
 def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
-    """Return the matmul of every row with every row of the batch, the right ones split over tp; and the logits."""
+    """Return the matmul of all left rows with all right rows of a batch, split over tp; and its result, the logits."""
     split, width = layout.axes("vocab"), Dim("D", op.size)
     left = Array(op.left, (*layout.residual_tokens, width))
     right = replace(left, name=op.right)
@@ -132,7 +132,7 @@ def _dot_product(op: DotProduct, layout: Layout) -> tuple[Node, Array]:
 
 
 LOSS = "loss"
-"""Name of the mean over a step's tokens, or over its pairs, together with the means of their metrics."""
+"""Name of the all-reduce of the mean loss over tokens, or over pairs with their metrics."""
 
 PAIR_MEANS = 7
 """Numbers that a step of dpo averages over its pairs: the loss and six metrics (`training.preference`)."""

@@ -23,7 +23,7 @@ def _there(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, pha
 
 
 def _back(name: str, ep: tuple[str, ...], tp: tuple[str, ...], sent: Array, phases: Phases) -> Iterator[Exchange]:
-    """Yield the way back: reduce-scatter over tp, all-to-all over ep."""
+    """Yield the return of rows: reduce-scatter over tp, all-to-all over ep."""
     if tp:
         whole = replace(sent, dims=(Dim("CT", None), *sent.dims[1:]))
         yield Exchange(name=name, kind="reduce-scatter", axes=tp, array=whole, phases=phases)
@@ -49,14 +49,14 @@ def dispatch_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int, op: Dis
 
 
 def combine_moves(ep: tuple[str, ...], tp: tuple[str, ...], embed: int) -> Iterator[Exchange]:
-    """Yield the return of token copies. Backward sends no weights: experts apply each copy's routing weight."""
+    """Yield the return of token copies. Backward sends no routing weights, because experts apply them."""
     rows = Array("rows", (Dim("C", None), Dim("D", embed)))
     yield from _back("experts combine", ep, tp, rows, ("forward",))
     yield from _there("experts combine", ep, tp, rows, ("backward",))
 
 
 def routing_of_tokens(tp: tuple[str, ...], layout: Layout) -> Iterator[Exchange]:
-    """Yield the gathers of routing without ep: experts and weights of tp's tokens, or only the weights' gradient."""
+    """Yield the collectives of routing over tp, without ep: gathers of experts and weights, and sums of gradients."""
     if not tp:
         return
     array = Array("routing", (Dim("A", None),), width="float32")

@@ -1,9 +1,8 @@
 """The KV cache of generation: every row of a batch has its own position.
 
 A cache covers all layers with the same window, with `slots` tokens for each row: position p is in slot p mod slots.
-Layers with a window need no more slots than it has tokens, so that a new token replaces the one that left the window;
-other layers have a slot for every position. Slots of padding after a short prompt are masked until they are
-overwritten.
+With a window there is one slot for each of its tokens, so a new token replaces the one that left the window; without,
+there is a slot for every position. Slots of padding after a short prompt are masked until they are overwritten.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Cache(NamedTuple):
 
     With slots next to the head dim, TPUs write a token and read a layer without copying the whole cache.
 
-    In latent attention `key` holds the latent [layers, batch, 1, slots, rank], from which both keys and values follow,
+    In latent attention `key` holds the latent [layers, batch, 1, slots, rank], from which keys and values are computed,
     and `value` the rotary part of keys: one head that all queries share.
     """
 
@@ -59,12 +58,12 @@ def empty_caches(abstract: Caches) -> Caches:
 
 
 def split_axes(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
-    """Return the mesh axes that split a cache besides its heads; for a latent, with one head, those of heads too."""
+    """Return the mesh axes that split rows or slots of a cache; for a latent, which has no heads, also tp."""
     return layout.axes("embed") + layout.axes("group") + (layout.axes("kv_heads") if is_latent else ())
 
 
 def cache_spec(layout: ShardingContext, is_latent: bool) -> P:
-    """Return the sharding of a cache: heads over tp, and besides them its rows, its slots or nothing."""
+    """Return the sharding of a cache: heads over tp, and by `cache_split` its rows, its slots or nothing else."""
     parts = split_axes(layout, is_latent)
     rows = layout.axes("batch") + (parts if layout.cache_split == "batch" else ())
     slots = parts if layout.cache_split == "sequence" else ()
@@ -95,7 +94,7 @@ def with_prompts(cache: Cache, new: Cache, layer: Array | int, lengths: Array) -
 def _last_tokens(new: Array, lengths: Array, slots: int) -> Array:
     """Return each row's last `slots` tokens of `new` [b, s, k, h], in the slots of their positions: [b, slots, k, h].
 
-    Each device writes the tokens that it has; over sp the results are summed.
+    Each device writes its own tokens; results are summed over sp.
     """
     spec: Any = jax.typeof(new).sharding.spec
     along = spec[1] or ()

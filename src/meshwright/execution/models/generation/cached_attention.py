@@ -74,7 +74,7 @@ def write_and_attend(
         there = P(stored[0], None, heads, None, None)
     local = partial(_attend_on_device, read=read, parts=parts, across=across, scoring=scoring, is_latent=is_latent)
     result = P(*there[:3], across or there[3], None)
-    # Two reshards: rows are first split over fsdp, as those of latents are not yet; then heads are exchanged for rows.
+    # Two reshards: first split rows over fsdp (with latents they are not yet), then exchange heads for rows.
     rows = layout.axes("batch") + (layout.axes("embed") if layout.cache_split == "batch" else ())
     between = P(rows or None, None, heads, group, None)
     of_heads = P(there[2], there[3])
@@ -91,9 +91,9 @@ def write_and_attend(
 def _read_slots(
     positions: Array, key: Array, value: Array, *, slots: int, parts: tuple[str, ...], window: int | None
 ) -> tuple[Array, Array, Array]:
-    """Return a device's keys and values [b, k, t, h], and the mask of each query [b, s, t]. slots: of all devices."""
+    """Return a device's keys and values [b, k, t, h], and the mask of its queries [b, s, t]. slots: of all devices."""
     own = jnp.arange(key.shape[2]) + (lax.axis_index(parts) * key.shape[2] if parts else 0)
-    # How long ago a slot was written: the newest position that falls into it is at most the query's.
+    # Distance from the query back to the newest position that is in each slot.
     distance = (positions[:, :, None] - own[None, None]) % slots
     visible = distance <= positions[:, :, None]
     return key, value, visible if window is None else visible & (distance < window)
@@ -151,7 +151,7 @@ def _attend_on_device(
     weights = jnp.exp(scores - largest)
     sums = jnp.sum(weights, axis=-1, keepdims=True)
     if sinks is not None:
-        # Of the devices that have parts of a row, one adds its sink.
+        # If a row is split over devices, one of them adds its sink.
         own_share = jnp.exp(sinks - largest)
         sums += jnp.where(lax.axis_index(parts) == 0, own_share, 0.0) if parts else own_share
     product = jnp.einsum("bskgt,bkth->bskgh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)

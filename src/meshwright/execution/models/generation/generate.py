@@ -1,7 +1,8 @@
-"""Generate tokens: prefill the prompts in one program, then decode one token of every row a step from a KV cache.
+"""Generate tokens: prefill the prompts in one program, then decode one token of every row per step from a KV cache.
 
-Prompts may differ in length: each row has its own position. Weights are multiplied where they are stored, as a server
-is planned (`step.serve_ops`). With ring attention or Ulysses, prompts are sharded as in training.
+Prompts may differ in length: each row has its own position. Weights are stationary, as in the plan of a server
+Prompts may differ in length: each row has its own position. Weights are stationary, as in the plan of a server
+(`step.serve_ops`). With ring attention or Ulysses, prompts are sharded as in training.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ SLOTS = 64
 
 
 def decode_layout(model: ModelConfig, mesh: MeshShape, split: CacheSplit = "heads") -> ShardingContext:
-    """Return the sharding context of decoding. split: the dim of the cache that is split besides its heads."""
+    """Return the sharding context of decoding. split: the dim of the cache that is split in addition to heads."""
     return ShardingContext(mesh, generation_rules(model, mesh), cache_split=split)
 
 
@@ -97,7 +98,7 @@ def generate_tokens(
     Args:
         prompts: the tokens of each row, at least one.
         sampling: how the tokens of each row are chosen.
-        sp_method: how keys reach queries in prefill; models that cap their scores always gather keys.
+        sp_method: how keys reach queries in prefill; models with a softcap or sinks always gather keys.
     """
     num_prompts, split = len(prompts), cache_split(model, mesh, len(prompts))
     layout, of_prompts = decode_layout(model, mesh, split), prompt_layout(model, mesh, split, sp_method)
@@ -147,7 +148,7 @@ def generate_tokens(
 def switching_length(model: ModelConfig) -> int | None:
     """Return the length above which LongRoPE changes all rotary frequencies of a text; None for other models.
 
-    A cache holds keys rotated with the frequencies of shorter texts, so the text is prefilled again, as transformers
+    The cached keys are rotated with the frequencies of shorter texts, so the text is prefilled again, as transformers
     does for Phi-3.
     """
     scaling = model.rope_scaling
@@ -213,7 +214,7 @@ def programs(
         x, caches = _prefill(params, tokens, more, empty_caches(empty), model, of_prompts, dtype, sp_method)
         own = jax.reshard(more, of_prompts.spec("batch"))[:, None]
         places = jax.reshard(jnp.arange(x.shape[1]), P(jax.typeof(x).sharding.spec[1]))
-        # One token of each row is nonzero, so that the sum rounds nothing in the dtype of the stream.
+        # One term per row is nonzero, so the sum is exact in the dtype of the stream.
         x = lax.reduce_sum(jnp.where((places[None] == own - 1)[..., None], x, 0), axes=(1,))[:, None]
         x = jax.reshard(x, P())[:rows] if rows < x.shape[0] else x
         x = jax.reshard(x, layout.spec("batch", "sequence", "activation"))
@@ -286,7 +287,7 @@ def through_cache(
     caches: `Caches` if s is 1, or one `PagedCache` for each window. lengths: see `positions_in_cache`.
     """
     x, table = embed(params, tokens, PositionInfo(positions, {}), model, layout, dtype)
-    # Heads may have fewer rows on a device than the stream.
+    # On a device, heads may have fewer rows than the stream.
     rows = head_rows(layout, model.latent is not None) or None
     ends = None if lengths is None else jax.reshard(lengths, P(rows, None))
     info = positions_in_cache(jax.reshard(positions, P(rows, None)), model, ends)
@@ -308,7 +309,7 @@ def _through_layers(
     caches: tuple[Any, ...],
     model: ModelConfig,
 ) -> tuple[Array, Any]:
-    """Run all layers, in a loop over the cycles in which a stack's layers differ; returns the stream and the caches.
+    """Run all layers, in a loop over repeating cycles of layers; returns the stream and the caches.
 
     layer: (stack of one layer, stream, weights, cache of its window, index in that cache) -> stream and cache.
     """

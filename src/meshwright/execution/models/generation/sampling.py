@@ -63,7 +63,7 @@ class Sampling:
 
 
 class Samplers(NamedTuple):
-    """The `Sampling` of all rows, [rows] a field; a field without effect in any row is None, and costs nothing."""
+    """The `Sampling` of all rows, each field [rows]; None for a field that has no effect in any row."""
 
     temperature: Array | None
     top_k: Array | None
@@ -91,7 +91,7 @@ def likeliest_of(seed: Array) -> Samplers:
 
 
 def written_before(samplers: Samplers, prompts: Sequence[np.ndarray], vocab: int) -> Written:
-    """Return the tokens of prompts, as far as the penalties of their rows need them."""
+    """Return the `Written` of prompts; a field is None if no row's penalties need it."""
     seen = made = None
     if samplers.repetition_penalty is not None:
         seen = jnp.asarray(np.stack([np.isin(np.arange(vocab), prompt) for prompt in prompts]))
@@ -145,12 +145,12 @@ def choose(scores: Array, rows: Samplers, written: Written, step: Array) -> Arra
         keys = jax.vmap(lambda seed, step: jax.random.fold_in(jax.random.key(seed), step))(rows.seed, steps)
         return jnp.where(is_greedy, likeliest, jax.vmap(jax.random.categorical)(keys, kept))
 
-    # Greedy rows alone need no sort of the vocabulary and no random numbers.
+    # If all rows are greedy, no vocabulary is sorted and no random numbers are drawn.
     return jax.lax.cond(jnp.all(is_greedy), lambda: likeliest, draw)
 
 
 def _penalised(scores: Array, rows: Samplers, written: Written) -> Array:
-    """Apply the penalties of tokens that texts already have to the logits."""
+    """Apply the penalties for tokens that are already in each text."""
     if rows.repetition_penalty is not None and written.seen is not None:
         penalty = rows.repetition_penalty[:, None]
         scores = jnp.where(written.seen, jnp.where(scores > 0, scores / penalty, scores * penalty), scores)
@@ -163,7 +163,7 @@ def _penalised(scores: Array, rows: Samplers, written: Written) -> Array:
 
 
 def _likeliest(scores: Array) -> Array:
-    """Return each row's likeliest token, the first of equal ones; a split vocab's parts each propose one."""
+    """Return each row's likeliest token, the first of equal ones; each part of a split vocab proposes a candidate."""
     spec: Any = jax.typeof(scores).sharding.spec
     if spec[1] is None:
         return jnp.argmax(scores, axis=-1)
@@ -188,7 +188,7 @@ def _most_likely(scores: Array, rows: Samplers) -> Array:
         keep &= (rows.top_k[:, None] == 0) | (rank < rows.top_k[:, None])
     if rows.top_p is not None:
         shares = jax.nn.softmax(jnp.where(keep, ordered, -jnp.inf), axis=-1)
-        # A token is kept while those before it do not reach p; the first always is.
+        # Keep a token while the likelier ones sum to less than p; always keep the first.
         keep &= (jnp.cumsum(shares, axis=-1) - shares < rows.top_p[:, None]) | (rank == 0)
     least = jnp.min(jnp.where(keep, ordered, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(scores >= least, scores, -jnp.inf)
@@ -199,7 +199,7 @@ def _kept(scores: Array, rows: Samplers) -> Array:
     limits = [rows.top_k != 0] if rows.top_k is not None else []
     limits += [rows.top_p < 1] if rows.top_p is not None else []
     if limits:
-        # Sorting the vocabulary takes longer than all else here.
+        # Sorting the vocabulary is the slowest part here.
         is_limited = jnp.any(jnp.stack(limits))
         scores = jax.lax.cond(is_limited, lambda: _most_likely(scores, rows), lambda: scores)
     if rows.min_p is not None:

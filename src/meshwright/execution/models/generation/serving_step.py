@@ -22,7 +22,7 @@ from meshwright.mesh import MeshShape
 
 
 def check_served(serving: Serving, mesh: MeshShape) -> None:
-    """Raise if the steps that can be compiled do not cover a serving plan's dtypes, model or mesh."""
+    """Raise if no step can be compiled for a serving plan's dtypes, model or mesh."""
     for name in ("weight_dtype", "kv_dtype", "compute_dtype"):
         dtype_of(name, getattr(serving, name))
     if serving.kv_dtype != serving.compute_dtype:
@@ -43,7 +43,7 @@ def dtype_of(name: str, value: str) -> Dtype:
 
 
 def lower_prefill_step(mesh: Mesh, *, serving: dict[str, Any], cache: CacheSplit) -> jax.stages.Lowered:
-    """Lower the step that reads whole prompts of one length into a new cache and returns each likeliest next token."""
+    """Lower the prefill of whole prompts of one length: a new cache, and each prompt's likeliest next token."""
     read, shape = serving_from_data(serving), MeshShape(**mesh.shape)
     check_serving(read, ServingLayout(shape, cache))
     check_served(read, shape)

@@ -1,4 +1,4 @@
-"""Matmuls of a server's layers with weights that stay where they are stored (arXiv:2211.05102, section 3.2).
+"""Weight-stationary matmuls of a server's layers (arXiv:2211.05102, section 3.2).
 
 The stream [b, s, d] is split over fsdp along d. The first matmul of a block leaves partial sums over fsdp, its last one
 partial sums over sp and tp. `step.serving.SERVING_RULES` has the layouts, and `step.serve_ops` plans the same
@@ -34,10 +34,10 @@ LEAST_TPU_ROWS = 8
 def for_tpu_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
     """Put parameters, arrays or abstract ones, in the memory layout in which XLA:TPU multiplies them.
 
-    On other platforms they are unchanged. In this layout a weight of heads [layers, inputs, ..., head_dim] has each
-    head's matrix [inputs, head_dim] in one piece. In the default layout the heads of one input are together, and the
-    compiler rearranges each layer's weights in every step (libtpu 0.0.42.1): 13% of a step of Llama 3 8B, 64 rows on
-    v5e:4x4. `Layout.AUTO` chooses the same layout.
+    On other platforms they are unchanged. In this layout, each head's matrix [inputs, head_dim] of a weight [layers,
+    inputs, ..., head_dim] is contiguous. From the default layout the compiler would rearrange each layer's weights in
+    every step (libtpu 0.0.42.1): 13% of a step of Llama 3 8B, 64 rows on v5e:4x4. `Layout.AUTO` chooses the same
+    layout.
     """
     if mesh_platform() != "tpu":
         return params
@@ -63,8 +63,8 @@ def for_tpu_products(params: Mapping[str, Any], model: ModelConfig) -> Any:
 def pad_single_row(x: Array, layout: ShardingContext) -> Array:
     """On TPUs, pad x [b, s, ...] with rows of zeros if a device has a single row.
 
-    XLA:TPU multiplies one row by a weight on its vector unit, where that takes two to three times as long as eight rows
-    take on its matrix unit (libtpu 0.0.42.1, by its own cycles).
+    XLA:TPU multiplies a single row on the vector unit, two to three times as slow as eight rows on the matrix unit
+    (libtpu 0.0.42.1, by its own cycles).
     """
     rows = x.shape[0] // layout.mesh.degree(layout.axes("batch")) * x.shape[1]
     if mesh_platform() != "tpu" or rows > 1:
@@ -73,7 +73,7 @@ def pad_single_row(x: Array, layout: ShardingContext) -> Array:
 
 
 def multiply_stored(subscripts: str, x: Array, weight: Array, layout: ShardingContext, *, dtype: Any, out: P) -> Array:
-    """Return the einsum of x [b, s, ...] and a weight that stays where it is stored, with spec `out` and in `dtype`."""
+    """Return the einsum of x [b, s, ...] and a weight that is not gathered, with spec `out` and in `dtype`."""
     with jax.named_scope(WEIGHTS):
         rows = pad_single_row(x, layout)
         made = jnp.einsum(subscripts, rows, weight, preferred_element_type=dtype, out_sharding=out)
@@ -98,8 +98,8 @@ def stationary_product(x: Array, weight: Array, op: Linear, layout: ShardingCont
 def sum_of_heads(x: Array, op: Linear, layout: ShardingContext, *, is_latent: bool, is_prompt: bool) -> Array:
     """Sum queries, keys and values [b, s, *heads] over fsdp.
 
-    Tokens of prompts are scattered over fsdp; so are rows of single tokens if the cache splits them. is_latent: whether
-    keys and values come from a latent: then queries and latents are summed too, but not scattered.
+    Prompts' tokens are scattered over fsdp, as are decode rows if the cache splits them. is_latent: whether keys and
+    values come from a latent: then sums are not scattered.
     """
     heads = [name for name, _ in op.outputs]
     if is_prompt:
@@ -127,7 +127,7 @@ def head_rows(layout: ShardingContext, is_latent: bool) -> tuple[str, ...]:
 
 
 def scatter_hidden(x: Array, layout: ShardingContext) -> Array:
-    """Sum an MLP's first matmul [b, s, f] over fsdp; scatter it over f if the degree divides a device's share."""
+    """Sum an MLP's first matmul [b, s, f] over fsdp; a reduce-scatter over f if the degree divides f's local size."""
     along, width = layout.axes("embed"), layout.axes("mlp")
     if x.shape[-1] % layout.mesh.degree((*along, *width)):
         return layout.place(x, "batch", "sequence", "mlp")

@@ -134,10 +134,10 @@ class LoadedModel:
     def compile(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]) -> None:
         """Compile the programs that `generate` runs for these arguments, so that timing it excludes compilation."""
         for _ in itertools.islice(self._steps(*self._read(prompts, options)), 2):
-            pass  # One program reads the prompts, another decodes the tokens after the first.
+            pass  # One program prefills the prompts, another decodes.
 
     def losses(self, texts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Return the loss in nats of each token but the first of each text, given earlier ones: float32 [tokens - 1].
+        """Return, for each text, the loss in nats of every token after the first: float32 [tokens - 1].
 
         Texts may differ in length; each has at least two tokens.
         """
@@ -186,7 +186,7 @@ class LoadedModel:
         """Return the log probability in nats of each continuation after its context, for (context, continuation) pairs.
 
         As in the LM evaluation harness (https://github.com/EleutherAI/lm-evaluation-harness): spaces at a context's end
-        belong to the continuation, and texts longer than the trained length lose their beginning.
+        belong to the continuation, and texts longer than the trained length are truncated at the start.
         """
         rows, counts = self.continuations(pairs)
         return [-math.fsum(each[-count:].tolist()) for each, count in zip(self.losses(rows), counts, strict=True)]
@@ -345,7 +345,7 @@ class LoadedModel:
             num_tokens=how.max_tokens, sampling=how.sampling, dtype=DTYPES[self.dtype], sp_method=how.sp_method,
         )  # fmt: skip
         while True:
-            # Between steps, the caller's own mesh is current.
+            # Between steps, the caller's mesh is current.
             with jax.set_mesh(self.mesh):
                 tokens = next(steps, None)
             if tokens is None:

@@ -29,7 +29,7 @@ _NAMES: Mapping[StoredDtype, str] = {"bf16": "bfloat16", "f16": "float16", "f32"
 """Names of dtypes in config.json."""
 
 _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-"""Byte models have no token that begins or ends a text; without this, transformers uses the family's own."""
+"""Byte models have no special tokens; without these entries transformers uses the family's defaults."""
 
 
 def check_target(directory: str | Path) -> None:
@@ -68,7 +68,7 @@ def model_files(
     said = {name for name in ("dtype", "torch_dtype") if config.get(name, _NAMES[dtype]) != _NAMES[dtype]}
     changes: dict[str, Any] = dict.fromkeys(said, _NAMES[dtype])
     if model_from_hugging_face(config, name=model.name) != model:
-        changes |= hugging_face_config(model)  # Cut to fewer layers, say.
+        changes |= hugging_face_config(model)  # For example, fewer layers.
     # Weights that were loaded from fp8 blocks are written without quantization.
     kept = {name: value for name, value in config.items() if name != "quantization_config"}
     is_same = not changes and not is_part and len(kept) == len(config)

@@ -18,7 +18,7 @@ SHORTEST = 16
 """Texts are padded to a power of two from this length, or to the longest text, so that few programs are compiled."""
 
 LOGITS = 1 << 26
-"""Approximate number of logits of a batch on a device; they are the largest values of a forward pass."""
+"""Approximate number of logits of a batch on a device: the largest array of a forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, st
 
     Args:
         seq_len: input tokens of a window.
-        stride: tokens between starts of windows. Only predictions that earlier windows did not make count, so a smaller
-          stride gives tokens more context.
+        stride: tokens between starts of windows. Only tokens not predicted in earlier windows count, so a smaller
+            stride gives tokens more context.
     """
     if not 1 <= stride <= seq_len:
         raise MeshwrightError(f"stride is {stride}; it is from 1 to the {seq_len} tokens of a window")
@@ -83,7 +83,7 @@ def text_losses(losses: Losses, texts: Sequence[np.ndarray], *, seq_len: int, st
 
 
 def windows(count: int, seq_len: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each window's start and end, and the number of its last predictions that no earlier window makes."""
+    """Yield (start, end, number of last predictions that are new in this window) of each window."""
     start, done = 0, 0
     while done < count:
         end = min(start + seq_len, count)
@@ -104,7 +104,7 @@ def batches(
         padded = min(max(SHORTEST, 1 << (len(texts[order[0]]) - 2).bit_length()), longest)
         wanted = 1 << (-(-len(order) // groups) - 1).bit_length()
         rows = groups * max(1, min(wanted, 32, LOGITS // (padded * vocab)))
-        # Texts that need less padding start another batch.
+        # Texts that would need much padding go to another batch.
         numbers = [number for number in order[:rows] if 2 * (len(texts[number]) - 1) > padded or padded <= SHORTEST]
         order = order[len(numbers) :]
         tokens = np.zeros((rows, padded + 1), np.int32)

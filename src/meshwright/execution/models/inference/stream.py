@@ -20,10 +20,13 @@ StoppedBy = Literal["length", "token", "text"]
 class GenerateOptions(TypedDict, total=False):
     """Options of generation.
 
-    max_tokens: maximum number of tokens of each text (default 200). stop: strings that end a text. stop_tokens: tokens
-    that end a text; default: those in the model's files. sampling: one for all prompts, or one for each; default:
-    greedy. sp_method: how the prompt's queries reach keys split over sp: gather the keys, or send them round a ring, so
-    that no device holds all keys of a long prompt; default: as in training, else gather.
+    Attributes:
+        max_tokens: maximum number of new tokens per text (default 200).
+        stop: strings that end a text.
+        stop_tokens: tokens that end a text; default: those in the model's files.
+        sampling: one for all prompts, or one for each; default: greedy.
+        sp_method: how queries of a prompt reach keys split over sp: gather the keys, or send them round a ring, so that
+            no device holds all keys of a long prompt; default: as in training, else gather.
     """
 
     max_tokens: int

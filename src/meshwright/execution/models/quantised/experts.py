@@ -1,7 +1,7 @@
 """Grouped matmuls of experts on one device, optionally with operands quantized to 8 bits (see `quantised`).
 
-Each row has a scale, and so has each column of each expert's weight. For the gradient of a weight fp8 quantizes rows
-and cotangents, with a scale for each of their columns.
+Each row has a scale, and each column of each expert's weight. For weight gradients, fp8 quantizes rows and cotangents
+with a scale per column.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _over_rows(rows: Array, cotangent: Array, sizes: Array | None, formats: Pair
         return grouped_matmul_transposed(rows, cotangent, sizes, dtype)
     arrays = (rows, cotangent)
     if sizes is not None:
-        # Rows beyond those of all experts are undefined; they must not affect the scales.
+        # Rows beyond `sum(sizes)` are undefined and must not affect the scales.
         is_row = (jnp.arange(rows.shape[0]) < jnp.sum(sizes))[:, None]
         arrays = (jnp.where(is_row, array, 0) for array in arrays)
     left, right = (_rounded(array, dtype, rows.ndim - 2) for array, dtype in zip(arrays, formats, strict=True))

@@ -5,9 +5,9 @@ summed dim is sharded, each shard has its own scales, never larger than that of 
 before the sum over devices. So no collective is added, and a matmul whose summed dims are not sharded gives the same
 result on any mesh (bit-identical for int8, which is summed in int32).
 
-Forward quantizes both operands. Backward with int8 quantizes the matmul for the gradient of x and leaves the matmul for
-the gradient of a weight in the compute dtype, whose sum over many tokens needs it (SwitchBack, arXiv:2304.13013,
-section 2). fp8 quantizes both, gradients to the format with more range (arXiv:2209.05433, section 3).
+Forward quantizes both operands. Backward with int8 quantizes only the matmul for the gradient of x: the weight
+gradient, a sum over many tokens, needs the precision of the compute dtype (SwitchBack, arXiv:2304.13013, section 2).
+fp8 quantizes both, with cotangents in the format with more range (arXiv:2209.05433, section 3).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def multiply(
         kept = [dim for dim, letter in enumerate(letters) if letter in result]
         return qwix.quantize(array.astype(jnp.float32), dtype, channelwise_axes=kept)
 
-    # Not differentiated, so that the types need not be reduced.
+    # No gradient flows here, so drop `reduced` from the types.
     specs = tuple(P(*jax.typeof(array).sharding.spec.partitions) for array in (left, right))
     arrays = [jax.reshard(array, spec) for array, spec in zip((left, right), specs, strict=True)]
     if out_sharding is None:

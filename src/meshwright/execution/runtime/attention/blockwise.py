@@ -33,7 +33,7 @@ class Keys(NamedTuple):
 
 
 class SoftmaxState(NamedTuple):
-    """Online softmax so far, in float32: numerator [b, s, k, g, h], maximum score and normalizer [b, k, g, s]."""
+    """State of the online softmax, in float32: numerator [b, s, k, g, h], maximum score and normalizer [b, k, g, s]."""
 
     numerator: Array
     max_score: Array
@@ -52,8 +52,8 @@ class BackwardInputs(NamedTuple):
 def segments_after_query(query: Array, segments: Segments, keys: Keys) -> tuple[Array, Segments, Keys]:
     """Keep XLA from computing masks before the query is ready (optimization barrier); returns its arguments.
 
-    Segments are the same in every layer. Since masks depend only on segments, JAX would compute the masks of all blocks
-    before the first layer (JAX 0.10.2); together they are as large as all scores.
+    Segments are the same in every layer. Masks depend only on segments, so JAX would compute the masks of all blocks
+    before the first layer (JAX 0.10.2), together as large as all scores.
     """
     query, segments, of_keys = jax.lax.optimization_barrier((query, segments, keys.segments))
     return query, segments, keys._replace(segments=of_keys)
@@ -149,7 +149,7 @@ def block_size(length: int) -> int:
 def _update_block(state: SoftmaxState, query: Array, segments: Segments, keys: Keys, mask: Mask) -> SoftmaxState:
     scores = _scores(query, segments, keys, mask)
     top = jnp.maximum(state.max_score, scores.max(axis=-1))
-    # The maximum of a query without a visible key so far is minus infinity.
+    # Minus infinity for a query without a visible key so far.
     base = jnp.where(jnp.isneginf(top), 0.0, top)
     weights, fade = jnp.exp(scores - base[..., None]), jnp.exp(state.max_score - base)
     value = keys.value

@@ -3,8 +3,8 @@
 FlashAttention-2 (arXiv:2307.08691) as three kernels: forward, backward for queries, backward for keys. They mask by
 token positions and document ids, and take and return an unnormalized softmax state, so that keys may arrive chunk by
 chunk in any order. Splash attention, the kernel that ships with JAX, has no public backward for such chunks (0.10.2).
-Fully masked blocks are neither fetched nor computed, and fully visible ones are not masked; the bounds of a block's
-positions and document ids decide which it is.
+Fully masked blocks are neither fetched nor computed, and fully visible ones are not masked, as decided by the bounds of
+each block's positions and document ids.
 
 Queries are scaled, with heads before tokens: [b, n, s, h] with n = k g heads; keys and values [b, k, t, h]; softmax
 sums [b, n, 1, s]. Lengths are multiples of `LANES`. Letters of dims are as in `blockwise`.

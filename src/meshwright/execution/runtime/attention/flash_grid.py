@@ -1,4 +1,4 @@
-"""The grid of the Pallas attention kernels: blocks of queries and keys, and which of them each grid step works on.
+"""The grid of the Pallas attention kernels: the block of queries and the block of keys of each grid step.
 
 Queries are [b, n, s, h] with n = k g heads, keys and values [b, k, t, h], softmax sums [b, n, 1, s]; letters of dims as
 in `blockwise`. Inside a kernel blocks have no batch and head dims.
@@ -126,7 +126,7 @@ class Grid:
                 scratch_shapes=[pltpu.VMEM((self.rows, LANES), jnp.float32)] * num_scratch,
             ),
             out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for _, array in carried],
-            # The bounds count among the operands.
+            # Operands 0 and 1 are the bounds.
             input_output_aliases={2 + index: index for index in range(len(carried))},
             cost_estimate=self._cost(num_products, arrays),
             name=name,
@@ -197,9 +197,9 @@ def _lines(segments: Segments, batch: int) -> Array:
 def _block_size(length: int, head_dim: int) -> int:
     """Return the tokens per block. No block crosses the middle of a length: in zigzag order the halves are far apart.
 
-    The sizes come from the instructions compiled for v5e (benchmarks/tpu_attention.py): forward keeps the matrix units
-    busy for 60% of the cycles of an unmasked block of 512 tokens, and for 90% for 1,024 tokens, with heads of 128. With
-    larger heads, blocks of 1,024 exceed the 16 MiB of VMEM that a v4 gives a kernel.
+    Sizes are chosen from code compiled for v5e (benchmarks/tpu_attention.py): with heads of 128, forward keeps the
+    matrix units busy for 60% of an unmasked block of 512 tokens, and for 90% with 1,024. With larger heads, blocks of
+    1,024 exceed the 16 MiB of VMEM that a v4 gives a kernel.
     """
     sizes = (1024, 512, 256) if head_dim <= LANES else (512, 256)
     return next((size for size in sizes if length % (2 * size) == 0), LANES)

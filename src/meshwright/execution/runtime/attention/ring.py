@@ -1,8 +1,8 @@
 """Ring attention over a sequence sharded on a mesh axis: keys and values circulate, queries stay.
 
-RingAttention (arXiv:2310.01889). Keys and values are sent in their own dtype while the previous chunk is processed. In
-backward their float32 gradients circulate with them and return to their device. Zigzag order balances the work of a
-causal sequence.
+RingAttention (arXiv:2310.01889). Keys and values are sent on, in their own dtype, while they are processed. In backward
+their float32 gradients circulate with them and return to their device. Zigzag order balances the work of a causal
+sequence.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from meshwright.execution.runtime.shards import match_varying
 Tree = TypeVar("Tree")
 
 Sums = tuple[Array, Array]
-"""Float32 gradients of a chunk's keys and values so far."""
+"""Accumulated float32 gradients of a chunk's keys and values."""
 
 Carry = tuple[Array, Keys, Sums | None]
-"""Gradient of the queries so far, the current keys, and the gradients of the previous chunk of keys."""
+"""Accumulated gradient of the queries, the current keys, and the gradients of the previous chunk of keys."""
 
 
 class Steps(Protocol):
@@ -59,7 +59,7 @@ class Steps(Protocol):
     def backward(
         self, gradient: Array, inputs: BackwardInputs, segments: Segments, keys: Keys, mask: Mask, /
     ) -> tuple[Array, Array, Array]:
-        """Return the queries' gradient so far plus that through these keys, and the keys' and values' gradients."""
+        """Return the queries' gradient with these keys' contribution, and the keys' and values' gradients."""
         ...
 
 

@@ -70,7 +70,7 @@ def attend(
     if axes and method == "ulysses":
         check_divides("kv_heads", key.shape[2], layout.mesh, (*layout.axes("kv_heads"), *axes))
     if value.shape[-1] != query.shape[-1]:
-        # Only this kernel supports values whose head dim differs from the queries'.
+        # The only implementation with values whose head dim differs from the queries'.
         kernel = "blockwise"
     elif axes and method != "ulysses":
         kernel = select_kernel_for_chunks(query.shape[1] // layout.mesh.degree(axes))

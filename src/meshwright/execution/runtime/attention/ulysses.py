@@ -1,9 +1,9 @@
 """Attention over a sharded sequence without a ring: all tokens for some heads (Ulysses), or all keys for all heads.
 
 Ulysses (arXiv:2309.14509) exchanges heads for tokens with an all-to-all, attends over whole sequences with a share of
-the heads, and exchanges back. It sends (H + K) / K / P times the bytes that gathering keys and values sends, with K kv
-heads and H query heads over P devices. Gathering keys and values (Llama 3's context parallelism, arXiv:2407.21783,
-section 3.3.2) works with any number of heads and any order of tokens. Both are called inside `jax.shard_map`.
+the heads, and exchanges back. With K kv heads and H query heads over P devices, it sends (H + K) / (K P) times the
+bytes of gathering keys and values. Gathering keys and values (Llama 3's context parallelism, arXiv:2407.21783, section
+3.3.2) works with any number of heads and any order of tokens. Both are called inside `jax.shard_map`.
 """
 
 from __future__ import annotations

@@ -40,10 +40,13 @@ Keep = Callable[[Array], Array]
 class Dispatched(NamedTuple):
     """The rows that a device's experts process, and the function that combines their results.
 
-    rows: dropless [m, d], sorted by expert, undefined beyond the sum of `sizes`; with a capacity [experts, slots, d].
-    shares: router weight of each row, shaped as rows with d = 1. sizes: rows per expert [experts]; None with a
-    capacity. dropped: copies of this device's tokens without a slot, per expert [experts]. combine: maps the experts'
-    outputs, still partial sums over tp, to the output of each dispatched token.
+    Attributes:
+        rows: dropless [m, d], sorted by expert, undefined beyond the sum of `sizes`; with a capacity [experts, slots,
+            d].
+        shares: router weight of each row, shaped as `rows` with d = 1.
+        sizes: rows per expert [experts]; None with a capacity.
+        dropped: copies of this device's tokens without a slot, per expert [experts].
+        combine: maps the experts' outputs, still partial sums over tp, to the output of each dispatched token.
     """
 
     rows: Array
@@ -86,7 +89,7 @@ def dispatch_combine(x: Array, routing: Choice, experts: Experts, axes: ExpertAx
         added = scatter(found.combine(y).reshape(x.shape), first, dim=1)
         return jax.lax.psum(added, axes.width) if axes.width and not axes.tokens else added
 
-    # Devices that gathered each other's tokens count the same copies.
+    # Devices that gathered each other's tokens all count the same copies.
     alike = jax.lax.axis_size(first) if first else 1
     return found._replace(dropped=found.dropped / alike, combine=combine)
 

@@ -57,7 +57,7 @@ class Copies(NamedTuple):
     counts: Array
 
     def permutations(self, among: Permutation, num_tokens: int) -> tuple[Permutation, Permutation]:
-        """Return the sort followed by a permutation `among` of the sorted copies, applied to tokens and to copies."""
+        """Combine the sort with a permutation `among` sorted copies; return it for arrays of tokens and of copies."""
         sources, destinations = among.sources[:, 0], among.destinations[:, 0]
         copies = jnp.where(sources >= 0, self.order[sources], -1)
         slots = destinations[self.place]
@@ -95,7 +95,7 @@ def pad_groups(sizes: Array, *, capacity: int, num_rows: int) -> Permutation:
 
 
 def group_by_expert(counts: Array, *, capacity: int) -> Permutation:
-    """Sort received rows by expert: n sources sent `capacity` rows each, of which counts [n, experts] are filled.
+    """Sort received rows by expert: n sources sent `capacity` rows each, with counts [n, experts] of filled rows.
 
     Unfilled rows come last.
     """

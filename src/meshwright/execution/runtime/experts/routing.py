@@ -26,7 +26,8 @@ def route(
     choice_bias: [experts], added to the scores for the choice alone; None if `routing` has no bias.
     """
     if routing.scores == "softmax" and choice_bias is None and routing.num_groups == 1:
-        # A softmax keeps the order of its logits; one over the chosen ones alone is normed (Mixtral, arXiv:2401.04088).
+        # Top-k of logits equals top-k of the softmax; a softmax over the chosen logits is normalised (Mixtral,
+        # arXiv:2401.04088).
         top, chosen = jax.lax.top_k(logits, num_active)
         if routing.is_normed:
             return Choice(chosen, _scaled(jax.nn.softmax(top, axis=-1), routing))
@@ -53,7 +54,7 @@ def _scaled(shares: Array, routing: Routing) -> Array:
 
 
 def _of_best_groups(keys: Array, routing: Routing) -> Array:
-    """The keys [..., experts] by which experts are chosen, minus infinity outside the best groups."""
+    """Return the selection scores `keys` [..., experts], minus infinity outside the best groups."""
     if routing.num_groups == 1:
         return keys
     grouped = keys.reshape(*keys.shape[:-1], routing.num_groups, -1)

@@ -1,13 +1,13 @@
 """Balanced storage of saved layer inputs in 1F1B: every device holds as many microbatches as there are stages.
 
-In lockstep stage s needs its saved inputs for 2 (p - 1 - s) + 1 ticks: the first stage almost 2 p, the last stage 1.
+In lockstep, stage s needs its saved inputs for 2 (p - 1 - s) + 1 ticks: almost 2 p on the first stage, 1 on the last.
 Pairs of stages s and p - 1 - s share the load, as in BPipe (Kim et al., Memory-Balanced Pipeline Parallelism for
 Training Large Language Models, ICML 2023), so that each holds p microbatches.
 
 An early stage sends its saved inputs to its partner at once, gets them back after p - 1 - 2 s ticks, and holds them for
 the p ticks until their backward. A late stage holds its own and its partner's inputs, p microbatches in all. One
-permute a tick, of the inputs of a chunk's layers, serves both directions: early stages send their newest inputs, late
-stages the oldest of their partner's, and received inputs take the slot that became free. This adds one layer input per
+permute per tick, of the inputs of a chunk's layers, serves both directions: early stages send their newest inputs, late
+stages return the oldest of their partner's, and received inputs take the freed slot. This adds one layer input per
 layer to the traffic between stages. No computation waits for the permute within its tick, but over a slow network it
 may take longer than a tick.
 
@@ -31,8 +31,8 @@ from meshwright.execution.runtime.shards import STAGES
 class SavedInputs(NamedTuple):
     """Layer inputs awaiting backward.
 
-    slots: [slots, c, p, ...]. in_flight: inputs in transit between partners [c, p, ...]; None if partners exchange
-    nothing. in_flight_slot: the slot of each stage that will receive them, [p].
+    slots: [slots, c, p, ...]. in_flight: inputs in transit between partners [c, p, ...]; None without an exchange.
+    in_flight_slot: the slot of each stage that will receive them, [p].
     """
 
     slots: Array
@@ -60,7 +60,7 @@ def slots_in_tick(pipeline: Pipeline, tick: Array, unit: Unit) -> Slots:
     p, life = schedule.stages, schedule.age(stages, 0) + 1
     is_late, ticks_here = life < p, jnp.minimum(life, p)
     own = tick % ticks_here
-    # With as many slots as ticks, the next slot is the oldest.
+    # Slots are used in rotation, so the next slot is the oldest.
     return Slots(own, jnp.where(is_late, life + tick % jnp.maximum(p - life, 1), own), (tick + 1) % ticks_here)
 
 

@@ -58,7 +58,7 @@ def wait_for_input(
 ) -> Callable[[Tree, Array, Tree, Array], LayerOutput]:
     """Keep XLA from using a layer's weights before its input is ready (optimization barrier).
 
-    Values that depend on weights alone, such as gathered weights, are equal in all ticks; JAX would compute them for
+    Values that depend only on weights, such as gathered weights, are equal in all ticks, so JAX would compute those of
     all layers before the first layer (JAX 0.10.2). Apply this inside a remat policy.
     """
 

@@ -1,4 +1,4 @@
-"""Insert a microbatch into the first stage of a pipeline; all stages compute it, or each stage a share."""
+"""Insert a microbatch, which every stage has computed in whole or in part, into the first stage of a pipeline."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class State(NamedTuple):
     """The state between ticks.
 
     arriving: input from the previous stage, [p, ...]. returning: gradient from the next stage. saved: layer inputs
-    awaiting backward. of_ends, of_layers: parameter gradients so far. sums: sums of the forward passes so far.
+    awaiting backward. of_ends, of_layers: accumulated parameter gradients. sums: accumulated losses and stats.
     """
 
     arriving: Array
@@ -76,7 +76,7 @@ def pipelined_loss_1f1b(pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tr
 def _forward(
     pipeline: Pipeline, ends: Tree, layers: Tree, inputs: Tree
 ) -> tuple[tuple[Array, tuple[Array, Tree]], tuple[Tree, Tree]]:
-    """Return the result of `pipelined_loss`, and the gradients of the loss, which are all that backward needs."""
+    """Return the result of `pipelined_loss`, and the gradients of the loss as residuals for backward."""
     schedule, data = pipeline.schedule, PipelineData(ends, by_chunk(layers, pipeline), inputs)
 
     def tick(state: State, number: Array, *, is_forward: bool, is_backward: bool) -> tuple[State, None]:

@@ -1,4 +1,4 @@
-"""Pipeline parallelism as one SPMD program: stages over a mesh axis, one permute a tick.
+"""Pipeline parallelism as one SPMD program: stages over a mesh axis, one permute per tick.
 
 Every array has an extra dim for the stages, sharded over the axis and mapped over. All devices run one program in
 lockstep without diverging branches, and a layer keeps its shardings over the other axes of an explicit mesh. An idle
@@ -55,10 +55,13 @@ class StageWork(NamedTuple):
 class Pipeline:
     """The functions and the schedule of a pipeline. The functions work on arrays without a stage dim.
 
-    first: (ends, input) -> x, the first layer's input; stages may shard its first dim. layer: (weights, x, input,
-    number) -> output of the layer of this number, finite for zeros. last: (ends, x, input) -> the loss of a
-    microbatch, a scalar or parts [n] that add up to it; loss_shape: its shape. ends: parameters before and after the
-    layers (embedding, head).
+    `ends` are the parameters before and after the layers (embedding, head), `input` is a microbatch.
+
+    Attributes:
+        first: (ends, input) -> x, the first layer's input; stages may shard its first dim.
+        layer: (weights, x, input, number) -> output of layer `number`, finite for zeros.
+        last: (ends, x, input) -> the loss of a microbatch, a scalar or parts [n] that add up to it.
+        loss_shape: the shape of `last`'s result.
     """
 
     first: Callable[[Tree, Tree], Array]
@@ -140,7 +143,7 @@ def zero_sums(pipeline: Pipeline, data: PipelineData) -> Sums:
 
 
 def mean_loss(pipeline: Pipeline, sums: Sums) -> tuple[Array, tuple[Array, Tree]]:
-    """Return the mean loss, and without gradients the mean result of `last` and the stats stacked over slots."""
+    """Return (mean loss, (mean result of `last`, stats stacked over slots)); the second part has no gradient."""
     losses, stats = sums.of_layers
     means = sums.loss / pipeline.schedule.microbatches
     loss = jnp.sum(means)
@@ -223,7 +226,7 @@ def last_stage_loss(pipeline: Pipeline, data: PipelineData, x: Array, tick: Arra
     unit = pipeline.schedule.forward(tick - pipeline.schedule.stages + 1)
 
     def loss() -> Array:
-        # `jnp.sum` would communicate in float32; a sum with one term that is not zero needs no wider dtype.
+        # `jnp.sum` would communicate in float32; a sum with one nonzero term is exact in any dtype.
         is_last = broadcast_flags(pipeline.stages == pipeline.schedule.stages - 1, x)
         done = lax.reduce_sum(jnp.where(is_last, x, 0), (0,))
         return pipeline.last(data.ends, done, select_microbatch(data.inputs, unit.microbatch))
@@ -275,7 +278,7 @@ def active_layers(pipeline: Pipeline, unit: Unit) -> Array | None:
     least = min(counts)
     if least == max(counts):
         return None
-    # The longer chunks, by one layer, are the first.
+    # The first chunks are one layer longer.
     is_longer = _chunk_number(pipeline, unit) < pipeline.num_layers - least * len(counts)
     count = least + is_longer.astype(jnp.int32)
     return jnp.arange(max(counts))[:, None] < count[None]

@@ -1,8 +1,8 @@
 """The reference model of a run, live or precomputed, and its files in the run directory.
 
 `reference/` has the parameters of a live reference, in the compute dtype, as a checkpoint for any mesh; or
-`log_probabilities.npz` of a precomputed one. So a run can resume even if its initial weights are gone or changed. A
-policy with adapters needs these weights anyway: its live reference is its own frozen parameters, and nothing is stored.
+`log_probabilities.npz` of a precomputed one. So a run can resume even if its initial weights are gone or changed. The
+live reference of a policy with adapters is its own frozen parameters; nothing is stored.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def pair_inputs(
         return text | {"reference": jax.device_put(made, rows)}
 
     def keep() -> None:
-        # The base of adapters is read or initialised again on resume, and checked (`run_directory.frozen`).
+        # The base weights of adapters are read or initialised again on resume, and checked (`run_directory.frozen`).
         if not has_adapters:
             _save(directory, config, params)
 

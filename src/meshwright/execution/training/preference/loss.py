@@ -1,7 +1,7 @@
 """Losses of pairs of a chosen and a rejected answer, from their log-probabilities under policy and reference.
 
-DPO (arXiv:2305.18290, equation 7), its conservative form, in which a label may be wrong (Mitchell 2023,
-ericmitchell.ai/cdpo.pdf), and IPO (arXiv:2310.12036, equation 17).
+DPO (arXiv:2305.18290, equation 7), conservative DPO for noisy labels (Mitchell 2023, ericmitchell.ai/cdpo.pdf), and IPO
+(arXiv:2310.12036, equation 17).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Preference:
     """The loss of a preference pair.
 
     Args:
-        loss: `dpo`, or `ipo`, which holds the margin at 1 / (2 beta) instead of letting it grow without bound.
+        loss: `dpo`, or `ipo`, which pulls the margin to 1 / (2 beta) instead of letting it grow without bound.
         beta: strength with which the policy is kept near the reference.
         label_smoothing: for `dpo`, the assumed share of pairs whose labels are swapped.
     """

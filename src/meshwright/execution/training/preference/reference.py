@@ -43,7 +43,7 @@ def reference_step(own: ReferencePass) -> Callable[..., Array]:
     def run(params: Any, batch: Mapping[str, Array]) -> Array:
         if count == 1:
             return part(params, batch)
-        # Without the barrier XLA gathers the weights once for all microbatches, and keeps them whole all that time.
+        # Without the barrier XLA gathers the weights once for all microbatches, and keeps them whole.
         each = lambda batch: part(*jax.lax.optimization_barrier((params, batch)))  # noqa: E731
         batches = {name: microbatches(array, count, layout, together=2) for name, array in batch.items()}
         return _in_rows(jax.lax.map(each, batches), layout)

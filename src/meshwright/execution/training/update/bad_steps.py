@@ -1,7 +1,7 @@
-"""Bad steps, which end the run or are skipped: NaN or infinite loss or gradients, or gradients far above earlier ones.
+"""Bad steps, which end the run or are skipped: loss or gradients not finite, or a gradient norm far above earlier ones.
 
 A skipped step leaves parameters and moments unchanged inside the compiled step, which receives a limit for its gradient
-norm. The limit follows from the norms of earlier steps in `metrics.jsonl`, so a resumed run skips the same steps.
+norm. The limit is computed from the norms of earlier steps in `metrics.jsonl`, so a resumed run skips the same steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FEWEST = 16
 """Minimum number of norms for a median; with fewer, no norm is a spike."""
 
 DELAY = 3
-"""Steps between a step and the newest norm in its median, because batches are sent before metrics are read."""
+"""Distance in steps to the newest norm in a step's median, because batches are sent before metrics are read."""
 
 FILE = "bad_steps.jsonl"
 

@@ -43,11 +43,11 @@ class Optimizer:
 
     Args:
         learning_rate: the highest rate, reached at the end of the warm-up.
-        schedule: the rate after the warm-up. cosine, linear: falls to `final_rate` of the highest at `decay_steps`. wsd
-            (arXiv:2404.06395): stays, and falls in the last `decay_share` of the steps after the warm-up. constant:
-            stays.
-        first_rate: the rate at the first step as a share of the highest; None for 1 / warmup_steps. 0 in runs of
-            versions before this setting.
+        schedule: the rate after the warm-up. cosine, linear: decays to `final_rate` of the highest at `decay_steps`.
+            wsd (arXiv:2404.06395): stays constant, and decays in the last `decay_share` of the steps after the warm-up.
+            constant: no decay.
+        first_rate: the rate at the first step as a share of the highest; None for 1 / warmup_steps. 0 in configs from
+            before this setting.
         weight_decay: share of a weight subtracted per step, times the learning rate; not for parameters in `no_decay`.
         b1, b2, eps: constants of AdamW (arXiv:1711.05101) and Lion (arXiv:2302.06675).
         momentum: Muon's momentum.
@@ -140,7 +140,7 @@ class Optimizer:
 
     @property
     def _falls_from(self) -> int:
-        """The step from which the wsd rate falls."""
+        """The step at which the decay of wsd begins."""
         return self.end - max(1, round(self.decay_share * (self.end - self.warmup_steps)))
 
     def rate(self, step: int) -> float:

@@ -18,7 +18,7 @@ def is_bad(loss: Array, norm: Array, limit: Array) -> Array:
 
 
 def unless(bad: Array, before: Any, after: Any) -> Any:
-    """Return the state after a step, or the state before it if the step is bad; the learning-rate count advances."""
+    """Return the state after a step, or before it if the step is bad; the schedule's step count always advances."""
     return jax.tree.map(
         lambda old, new: new if is_schedule(new) else jax.lax.select(bad, old, new),
         before,

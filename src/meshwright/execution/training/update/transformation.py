@@ -1,4 +1,4 @@
-"""The optimizers that a strategy names, in Optax: how gradients, which are already clipped, change parameters."""
+"""The optimizers of a strategy as Optax transformations of clipped gradients."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _scaled(made: optax.GradientTransformation, optimizer: Optimizer) -> optax.G
 
 
 def _with_standard_promotion(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Wrap a transformation in standard dtype promotion, because Optax raises a float decay to an integer count."""
+    """Wrap a transformation in standard dtype promotion, because Optax computes float ** int (decay ** count)."""
 
     def init(params: Any) -> Any:
         with jax.numpy_dtype_promotion("standard"):

@@ -1,7 +1,7 @@
 """Evaluation of a run: loss on held-out text, and multiple-choice tasks.
 
-Parameters are not copied: the programs read the sharded arrays of the state. The loss uses the forward pass of the
-training step; without a backward pass it needs less memory than the step, so the planned peak memory holds.
+The programs read the state's sharded arrays without copies. The loss uses the forward pass of the training step, which
+needs less memory than the whole step, so the planned peak is not exceeded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HeldOutBatches(Protocol):
     def __getitem__(self, number: int) -> Mapping[str, Array]: ...
 
     def loss_tokens(self, number: int) -> int:
-        """Return the number of tokens of a batch whose loss counts."""
+        """Return how many tokens of a batch have a loss."""
         ...
 
 
@@ -48,7 +48,7 @@ class HeldOutPairs(NamedTuple):
 
 
 class _StoppedError(Exception):
-    """Raised inside an evaluation when the run is asked to stop."""
+    """Raised inside an evaluation when the run must stop."""
 
 
 class Evaluator:
@@ -90,7 +90,7 @@ class Evaluator:
     def __call__(self, params: Any, is_stopping: Callable[[], bool] = lambda: False) -> Row | None:
         """Evaluate parameters; return the metrics and the time taken (`eval_seconds`). Call under `jax.set_mesh`.
 
-        is_stopping: asked before each batch; if true, the evaluation is abandoned and the result is None.
+        is_stopping: called before each batch; if true, the evaluation is abandoned and the result is None.
         """
         began = time.perf_counter()
         row: Row = {}
@@ -116,7 +116,7 @@ class Evaluator:
         """Return the mean loss per token in nats, its exponential (perplexity), and the number of tokens that count."""
         losses, counts = [], []
         for number in self._numbers(is_stopping):
-            # Read one by one: simulated devices, which share cores, would time out on each other.
+            # Wait for each batch: simulated devices share cores, and collectives of overlapping batches would time out.
             losses.append(float(jax.device_get(self._means(params, batches[number])[0])))
             counts.append(batches.loss_tokens(number))
         tokens = sum(counts)

@@ -1,8 +1,8 @@
 """Goodput: where the time of a run went, over all its restarts, as AXLearn accounts for it.
 
-Every second from the start of the first process to the last row is in one account (https://github.com/apple/axlearn,
-`axlearn/cloud/gcp/measurement.py`, names the events; our accounts of lost time are the badput categories of Google's
-ml-goodput-measurement).
+Every second from the start of the first process to the last row is in one account. Events are named as in
+https://github.com/apple/axlearn, `axlearn/cloud/gcp/measurement.py`; accounts of lost time are the badput categories of
+Google's ml-goodput-measurement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_ROWS = {
     "evaluation": "eval_seconds",
     "starting": "startup_seconds",
 }
-"""The account to which each of these fields of a row is added."""
+"""For each account, the field of a row that is added to it."""
 
 
 def goodput(rows: Sequence[Row], restarts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -77,7 +77,7 @@ class RunLog:
         start: number of steps taken before. compiled: record of the compiled step.
         """
         from meshwright.execution.training.watch.tensorboard import (
-            TensorBoardEvents,  # Of [train]; `report` only reads a run.
+            TensorBoardEvents,  # Needs the extra `train`; `report`, which only reads a run, does not.
         )
 
         write_file(self._directory / COMPILED, json.dumps(compiled.to_json(), indent=2) + "\n")
@@ -85,7 +85,7 @@ class RunLog:
         if self._wandb is not None:
             try:
                 self._writers.append(WandbRun(self._directory, self._wandb, self._config))
-            except MeshwrightError as error:  # A run is not lost because a server is not there.
+            except MeshwrightError as error:  # An unreachable server must not end the run.
                 self._on_note(str(error))
 
     def add(self, row: Row) -> None:
@@ -101,13 +101,13 @@ class RunLog:
         self._write(of, fields)
 
     def flush(self) -> None:
-        """Write lines that `metrics.jsonl` did not accept earlier; raise if it still does not."""
+        """Write lines that could not be written to `metrics.jsonl` earlier; raise if they still cannot."""
         while self._unwritten:
             append_metrics(self._directory, self._unwritten[0])
             del self._unwritten[0]
 
     def _append(self, fields: Row) -> None:
-        """Add a line to `metrics.jsonl`; if the disk is full, keep the line, because that may pass."""
+        """Add a line to `metrics.jsonl`; on a full disk, keep the line for later."""
         is_first = not self._unwritten
         self._unwritten.append(fields)
         try:

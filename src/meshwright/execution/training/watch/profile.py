@@ -91,7 +91,7 @@ class Profiler:
         if taken == self._steps.last:
             self._write()
         elif taken == self._steps.first - 1:
-            if jax.process_index() == 0:  # The others write only after steps in which this process takes part.
+            if jax.process_index() == 0:  # The others write only after steps that include this process.
                 shutil.rmtree(self._folder, ignore_errors=True)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # Tracing every Python call would slow the steps.
@@ -136,7 +136,7 @@ def by_device(traces: Mapping[int, DeviceTrace]) -> dict[str, Any]:
         MeshwrightError: a trace is of a device that this process does not have.
     """
     everywhere = jax.devices()
-    # A trace numbers simulated devices by id, which differs between processes, and others by position in the machine.
+    # Traces number simulated devices by id, which differs between processes, and others by their local hardware id.
     here = {
         device.id if device.platform == "cpu" else device.local_hardware_id: device for device in jax.local_devices()
     }

@@ -12,7 +12,7 @@ TOLERANCE = 0.15
 """Relative shortfall above which a note is printed."""
 
 WARM_UP, WINDOW = 5, 20
-"""Steps of a process that are ignored first, and steps per comparison after them, whose mean time is compared."""
+"""Number of first steps of a process that are ignored, and number of steps per comparison after them."""
 
 _REASONS = {
     "input_seconds": "waiting for input",
@@ -25,7 +25,7 @@ _REASONS = {
 class Shortfall:
     """Compares the mean step time after warm-up with the plan; call with each row in order.
 
-    Evaluation time is not a shortfall. For simulated devices only waiting time counts, because the plan assumes devices
+    Evaluation time does not count. For simulated devices only waiting time counts, because the plan assumes devices
     that do not share cores.
 
     Args:

@@ -1,7 +1,7 @@
 """Read a profile: the collectives that ran, by axes and phase, and how busy each device was.
 
-A trace names the ops that ran; their bytes, mesh axes and phase come from the HLO of the compiled step
-(`hlo.collectives.each_collective`). Counts come from the trace, so bytes are measured too.
+A trace has names and counts of the ops that ran; their bytes, mesh axes and phase are from the HLO of the compiled step
+(`hlo.collectives.each_collective`).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def measured_step(
     not_seen = 0
     runs = count_executions(module)
     for instruction, entries in each_collective(module, mesh, runs):
-        # In a trace, ops that the compiler has fused have the name of their fusion.
+        # In a trace, fused ops have the name of their fusion.
         begin = _outer_name(module, instruction.computation, instruction.name)
         names = {begin, *_done_names(module, begin, instruction.computation)}
         counts = [trace.op_counts.get(begin, 0) for trace in devices.values()]
@@ -181,7 +181,7 @@ def _outer_name(module: Module, computation: str, name: str) -> str:
 
 
 def _done_names(module: Module, name: str, computation: str) -> list[str]:
-    """Return the ops that end an asynchronous collective: waiting there counts as the collective."""
+    """Return the ops that end an asynchronous collective: waiting in them counts as the collective's time."""
     instructions = module.computations[computation].instructions
     if name not in instructions or not instructions[name].opcode.endswith("-start"):
         return []

@@ -30,7 +30,7 @@ class WandbRun:
         own = {"id": file.read_text(encoding="utf-8").strip(), "resume": "allow"} if file.is_file() else {}
         try:
             self._run = wandb.init(project=project, dir=str(directory), name=directory.name, config=dict(config), **own)
-        except Exception as error:  # It raises errors of its own for a wrong key, no network, an unknown project.
+        except Exception as error:  # The library has its own errors: wrong key, no network, unknown project.
             raise MeshwrightError(
                 f"Weights & Biases cannot be reached: {str(error).splitlines()[0][:200]}; the run goes on without it"
             ) from None

@@ -11,15 +11,25 @@ HBM_SHARE = 0.88
 github.com/microsoft/vidur, data/profiling (commit 7d47513), `add` of Llama-2-70B.
 """
 
+TPU_GATHER_SHARE = 0.2
+"""Fraction of HBM bandwidth at which a TPU reads or writes rows in the order of routing.
+
+Estimate from published steps of MoE models in MaxText on TPU7x, which nothing else explains
+(`benchmarks/published_runs.py`).
+"""
+
+TPU_GROUPED_SHARE = 0.5
+"""Rate of grouped matmuls on a TPU, whose groups have any number of rows, relative to a dense one; source: the same."""
+
 OVERLAP_SLOWDOWN = 0.189
-"""Slowdown of a GPU's ops beside a collective, which takes multiprocessors and power (arXiv:2507.03114)."""
+"""Slowdown of a GPU's ops while a collective runs and takes multiprocessors and power (arXiv:2507.03114)."""
 
 SPREAD = 0.08
-"""Spread of an op's time over GPUs of one kind (arXiv:2208.11035): each runs at the clock that its power allows."""
+"""Spread of an op's time over GPUs of one kind, whose power limits allow different clocks (arXiv:2208.11035)."""
 
 
 def contention_seconds(hidden_seconds: float, system: System) -> float:
-    """Return the seconds that ops lose to collectives that run beside them. TPUs lose none: DMA engines move data."""
+    """Return the seconds by which concurrent collectives slow ops down; 0 on TPUs, where DMA engines move the data."""
     return OVERLAP_SLOWDOWN * hidden_seconds if system.chip.kind == "gpu" else 0.0
 
 

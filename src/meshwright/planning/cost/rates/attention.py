@@ -41,7 +41,7 @@ LONG = 16384
 """The sequence length, in tokens, from which the rates no longer grow."""
 
 BACKWARD_FLOPS = 2.5
-"""Flops of a fused kernel's backward relative to forward: five matmuls for two (arXiv:2307.08691, section 4.1)."""
+"""Backward flops of a fused kernel over its forward flops: five matmuls to two (arXiv:2307.08691, section 4.1)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class AttentionTime:
 
 
 def fused_attention_time(flops: float, seq_len: int, head_dim: float, kernel: str, system: System) -> AttentionTime:
-    """Return the seconds of causal attention in bf16, by `flash` (FlashAttention-2) or `cudnn`; flops: forward."""
+    """Return the seconds of causal attention in bf16 by `flash` (FlashAttention-2) or `cudnn`; flops: forward only."""
     forward, backward = _shares(system, kernel, seq_len, head_dim)
     ideal = flops / system.peak("bf16")
     return AttentionTime(ideal / forward, BACKWARD_FLOPS * ideal / backward)
@@ -75,7 +75,7 @@ def tpu_chunk_kernel(length: int) -> Literal["flash", "blockwise"]:
 
 
 def tpu_block(head_dim: float) -> int:
-    """Return the most queries, or keys, in a block of a TPU's kernel (`execution/runtime/attention/kernels.py`).
+    """Return the largest block of queries or keys in a TPU's kernel (`execution/runtime/attention/kernels.py`).
 
     Larger blocks have less overhead and compute more masked scores. For wide heads they do not fit on the chip.
     """
@@ -99,7 +99,7 @@ def attention_share(system: System) -> float:
 
 @lru_cache(maxsize=1 << 10)
 def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple[float, float]:
-    """Return the fractions of bf16 peak, forward and backward, at most what matmuls reach under the power limit."""
+    """Return the fractions of bf16 peak, forward and backward, capped at what matmuls reach under the power limit."""
     if system.chip.kind == "tpu":
         return _tpu_shares(system, seq_len, head_dim)
     if system.chip.kind != "gpu":
@@ -123,7 +123,9 @@ def _shares(system: System, kernel: str, seq_len: int, head_dim: float) -> tuple
 
 
 def _tpu_shares(system: System, seq_len: int, head_dim: float) -> tuple[float, float]:
-    """Return the fractions of peak on a TPU, whose kernels compute whole blocks: on average (n + 1) / 2 of n in a row.
+    """Return the fractions of peak on a TPU, forward and backward.
+
+    Kernels compute whole blocks: causal attention computes on average (n + 1) / 2 of the n blocks of keys.
 
     Backward is two kernels with seven matmuls in all; two are recomputed, and five are counted.
     """

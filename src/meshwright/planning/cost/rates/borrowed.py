@@ -9,11 +9,11 @@ from meshwright.planning.cost.rates.data_files import tpu_attention_shares, tpu_
 from meshwright.planning.cost.rates.efficiency import relative
 
 LENDER = "v5p"
-"""The TPU whose figures are used for one whose kernels and matmuls were not compiled."""
+"""The TPU whose figures are used for TPUs for which no kernels and matmuls were compiled."""
 
 
 def borrowed_figures(system: System) -> dict[str, tuple[str, ...]]:
-    """Return borrowed figures by the chip they come from; none for simulated devices, which use a roofline.
+    """Return the names of the borrowed figures, by source chip; empty for simulated devices, which use a roofline.
 
     Every borrowed figure is a fraction of the chip's own peak or bandwidth.
     """

@@ -119,10 +119,10 @@ def _gather_on_torus(nbytes: float, placement: Placement) -> Term:
 
 
 def _exchange_on_torus(nbytes: float, placement: Placement) -> Term:
-    """Return the time of an all-to-all on a torus: that of the slowest axis, as all axes work at once.
+    """Return the time of an all-to-all on a torus: the time of the slowest axis, because all axes work at once.
 
-    On an axis of n each device sends floor(n^2/4) / n^2 of n operands over its links, half each way round a ring (V /
-    4W: scaling book, sharding, AllToAll) and all through the middle link of a line.
+    In a line of n devices, the middle link carries n floor(n^2 / 4) / n^2 operands each way. In a ring, which has two
+    ways between devices, each link carries half as much (V / 4W: scaling book, sharding, AllToAll).
     """
     terms: list[Term] = []
     for ring in placement.rings:
@@ -156,10 +156,10 @@ def _on_level(kind: Kind, nbytes: float, degree: int, crossing: Crossing) -> Ter
 
 
 def _latency(kind: Kind, placement: Placement) -> float:
-    """Return the time of the hops alone: around half of each ring, along each line, up a tree of log2 n at each level.
+    """Return the time of the hops alone: half of each ring, each whole line, log2 n at each level of switches.
 
-    Scaling book, sharding (a note on ICI latency) and gpus (tree reduction). A permute and an all-to-all go straight
-    through a level; a permute goes to the neighbour, but from the last device of a line to the other end.
+    Scaling book, sharding (a note on ICI latency) and gpus (tree reduction). A permute and an all-to-all cross a level
+    once. On a torus a permute takes one hop; on a line the last device sends to the first, across the whole line.
     """
     hops = 0.0
     for ring in placement.rings:

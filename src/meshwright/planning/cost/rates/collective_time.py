@@ -25,7 +25,7 @@ def achieved_seconds(kind: Kind, nbytes: float, layout: MeshPlacement, axes: tup
 
     Args:
         kind: as the program runs it (for a plan's collective use `planned_seconds`).
-        nbytes: as in `record.Collective`; for a permute times the hops that it takes on a torus.
+        nbytes: as in `record.Collective`; for a permute, multiplied by its hops on a torus.
         layout: the mesh laid over its system.
         axes: the mesh axes of its groups.
     """
@@ -41,8 +41,8 @@ def _achieved(kind: Kind, nbytes: float, system: System, placement: Placement) -
 def planned_seconds(move: Collective, layout: MeshPlacement) -> float:
     """Return the seconds of all runs of a planned collective, as the chip's compiler implements it.
 
-    Shards sent round tp during matmuls are sent as two halves, one each way, if the torus' links form a ring. Between
-    slices only shards are sent, although each slice runs an all-reduce instead of a reduce-scatter.
+    A collective matmul over tp sends each shard as two halves, one each way, if the torus' links form a ring. Between
+    slices only shards are sent, even where each slice runs an all-reduce instead of a reduce-scatter.
     """
     kind, nbytes, placement = move.kind, move.bytes / move.count, layout.placement(move.axes)
     if kind == "collective-permute" and move.axes == ("tp",):
@@ -72,5 +72,5 @@ def reduce_scatter_runs_as_all_reduce(move: Collective, layout: MeshPlacement) -
 
 
 def _degree_inside(placement: Placement) -> int:
-    """Return the number of devices within one slice that a collective is over."""
+    """Return the number of a collective's devices that are in one slice."""
     return placement.chip_members * math.prod(ring.size for ring in placement.rings)

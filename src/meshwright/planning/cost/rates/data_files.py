@@ -82,9 +82,9 @@ def tpu_products() -> TpuProducts:
 
 @cache
 def tpu_layer_shares() -> Mapping[str, Mapping[str, float]]:
-    """Return the speed of a layer in one program, as a fraction of its ops' speeds alone, by chip.
+    """Return, by chip, how fast ops run inside a layer, as fractions of their speed when compiled alone.
 
-    Made by `benchmarks/tpu_layers.py`.
+    Written by `benchmarks/tpu_layers.py`.
     """
     return _read("tpu_layers")["chips"]
 

@@ -123,12 +123,12 @@ def _tile_reuse(half: float) -> tuple[tuple[tuple[int, int], float], ...]:
 
 @cache
 def launch_seconds(system: System) -> float:
-    """Return the time of starting a kernel on a device, which no op on a GPU is shorter than; 0 on other chips."""
+    """Return the launch time of a kernel, the lower limit of an op's time on a GPU; 0 on other chips."""
     return gpu_figures(system.chip.name).launch_seconds if system.chip.kind == "gpu" else 0.0
 
 
 def gpu_figures(name: str) -> GpuFigures:
-    """Return the figures of a GPU. Those that were not measured use a related GPU's, with their own multiprocessors."""
+    """Return the figures of a GPU. If they were not measured, all but its multiprocessors are a related GPU's."""
     data = gpu_products()
     return GpuFigures(
         multiprocessors=data["multiprocessors"].get(name, data["multiprocessors"]["h100"]),
@@ -178,7 +178,7 @@ class _Table:
 
 @cache
 def _tpu_table(name: str) -> _Table:
-    """Return the table of a TPU. Those without (v3, custom chips) use v5p's, as fractions of their own peak."""
+    """Return the table of a TPU. TPUs without one (v3, custom chips) use v5p's fractions of peak."""
     data = tpu_products()
     chip = data["chips"].get(name, data["chips"]["v5p"])
     sizes = tuple(tuple(data["grid"][dim]) for dim in "mkn")
@@ -190,10 +190,11 @@ def _tpu_table(name: str) -> _Table:
 
 @cache
 def layer_shares(system: System) -> Mapping[str, float]:
-    """Return the speed of a layer's attention through scores, and of its other ops, as fractions of their speed alone.
+    """Return how fast ops run inside a layer, as a fraction of their speed when compiled alone.
 
-    On TPUs by the compiler's estimates for a layer of Llama 2 (`benchmarks/tpu_layers.py`): norms and reductions are
-    fused into matmul kernels, and weights are copied to other layouts. On GPUs both are 1: kernels run one by one.
+    One fraction for attention through scores, one for the other ops. On TPUs: the compiler's estimates for a layer of
+    Llama 2 (`benchmarks/tpu_layers.py`): norms and reductions are fused into matmul kernels, and weights are copied to
+    other layouts. On GPUs both are 1: kernels run one by one.
     """
     if system.chip.kind != "tpu":
         return {"attention": 1.0, "rest": 1.0}

@@ -23,6 +23,7 @@ RECOMPUTED: Mapping[Remat, float] = {
     "attention": 0.0,
     "matmuls": 0.5,
     "alternate": 0.5,
+    "named": 0.5,
     "block": 1.0,
     "offload": 1.0,
 }

@@ -73,7 +73,7 @@ def collective_efficiency(system: System, time: CollectiveTime) -> float:
 
 
 def _ways(time: CollectiveTime) -> Iterator[tuple[float, float]]:
-    """Yield NCCL's algorithms across nodes: the seconds of sequential steps and the fraction of full rate of each.
+    """Yield (seconds of sequential steps, fraction of full rate) of each NCCL algorithm across nodes.
 
     A ring of n devices in m nodes takes n - 1 steps, m - 1 of them between nodes; an all-reduce takes twice that. A
     tree goes up and down its levels. Steps inside a node are part of the measured start.

@@ -23,11 +23,13 @@ from meshwright.record import Bound, Collective
 
 @dataclass(frozen=True)
 class Intensity:
-    """Flops per byte, of memory traffic or of one collective, and the flops per byte of the hardware.
+    """Arithmetic intensity of an implementation, against memory traffic or one collective, beside the hardware's.
 
-    dims: the value as an expression of dims; empty if the flops are of several matmuls. hardware: peak flops over
-    memory bandwidth, or over that of the links, used both ways as in large rings. here: the same with the collective's
-    time on the actual links: open lines, few chips, latency.
+    Attributes:
+        value: flops per byte.
+        dims: the value as an expression of dims; empty if the flops are of several matmuls.
+        hardware: peak flops over bandwidth: of memory, or of links used both ways, as in large rings.
+        here: the same over the bandwidth that the collective gets on the actual links (open lines, few chips, latency).
     """
 
     value: float
@@ -40,10 +42,13 @@ class Intensity:
 class PricedImplementation:
     """An implementation of a matmul and its times on one device at full rate, which are lower bounds.
 
-    collectives: each with its seconds. communication_seconds: the sum of these. network: intensity of the longest
-    collective; None if there is none. memory: intensity of memory traffic; None without a matmul. threshold: the
-    condition under which compute takes longer than its strongest rival: memory, if memory takes longer than the
-    collectives or there are none, else the collectives. None without a matmul.
+    Attributes:
+        collectives: each with its seconds.
+        communication_seconds: sum over the collectives.
+        memory: intensity against memory traffic; None without a matmul.
+        network: intensity against the longest collective; None if there is none.
+        threshold: condition for being compute bound, against memory or collectives, whichever takes longer; None
+            without a matmul.
     """
 
     implementation: Implementation
@@ -80,7 +85,7 @@ class PricedImplementation:
 class PricedProduct:
     """A matmul or resharding with its priced implementations.
 
-    implementations: cheapest first. chosen: the implementation that was written, or else the cheapest.
+    implementations: cheapest first. chosen: the implementation that the expression prescribes, else the cheapest.
     """
 
     inference: Inference
@@ -125,8 +130,8 @@ class PricedProduct:
 def price(inference: Inference, system: System, *, dtype: str = "bf16") -> PricedProduct:
     """Return the cost of each implementation of a sharded matmul on its mesh, laid over the system, cheapest first.
 
-    They are ordered by the time with hidden collectives, then by the time without. Raises an error if the mesh does not
-    fit the system, or an element of the dtype has another size than in the matmul's description.
+    Sorted by the time with hidden collectives, then by the time without. Raises an error if the mesh does not fit the
+    system, or if the dtype's size is not the element size of `inference`.
     """
     if dtype_bytes(dtype) != inference.sizes.element_bytes:
         raise MeshwrightError(
@@ -142,7 +147,7 @@ def price(inference: Inference, system: System, *, dtype: str = "bf16") -> Price
 
 @dataclass(frozen=True)
 class _Load:
-    """A collective, its time, and the flops that the chip does in the time of one of its bytes (`Intensity`)."""
+    """A collective, its time, and the hardware's flops per byte for it (`Intensity.hardware` and `here`)."""
 
     step: Communicate
     time: CollectiveTime
@@ -151,7 +156,7 @@ class _Load:
 
 
 def _load(step: Communicate, layout: MeshPlacement, peak: float) -> _Load:
-    """Return the load of a collective on the links that its axes run over."""
+    """Return a collective with its time and the hardware's flops per byte on its links."""
     placement = layout.placement(step.axes)
     time = collective_seconds(step.kind, step.bytes, placement)
     closed = replace(placement, rings=tuple(replace(ring, is_wrapped=True) for ring in placement.rings))
@@ -205,7 +210,7 @@ def _threshold(
 ) -> Threshold | None:
     """Return the condition under which an implementation is compute bound; None without a matmul.
 
-    is_memory: whether memory takes longest and is the other side of the condition; else its collectives are.
+    is_memory: compare with memory traffic, which takes longest; else with the collectives.
     """
     if not way.products:
         return None

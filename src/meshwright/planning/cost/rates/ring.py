@@ -1,13 +1,12 @@
 """Exposed time of ring attention: the sends of each ring step overlap with the attention of that step.
 
-They are as `execution/runtime/attention/ring.py` implements them: P ring steps forward and P backward. Keys and values
-are sent on when they arrive, during the attention of that step, in all steps but the last. In backward, the gradients
-of the first two steps are not sent, and those of others follow the keys one step later. The last send, which returns a
-device's own gradients, overlaps with the matmuls of the queries' gradient.
+As implemented in `execution/runtime/attention/ring.py`, with P ring steps forward and P backward: each step but the
+last forwards the keys and values that it attends to. In backward, gradients follow the keys one step later; the first
+two steps send none. The last send, which returns a device's own gradients, overlaps with the matmuls of the queries'
+gradient.
 
-The TPU compiler schedules the sends so (libtpu 0.0.42.1, default effort): for two layers of 32 heads on an embed of
-1024, with S = 32K over sp=8 of v5e:2x4, only the last send is exposed, 0.28 ms of 27.5 ms of sends; the plan has 0.82
-ms.
+The TPU compiler schedules the sends this way (libtpu 0.0.42.1, default effort): for two layers of 32 heads with embed
+1024 and S = 32K, over sp=8 of v5e:2x4, only the last send is exposed, 0.28 of 27.5 ms; predicted are 0.82 ms.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from meshwright.record import Collective, Phase
 class RingWork:
     """Compute of one layer on one microbatch while arrays are sent round a ring of `degree` devices.
 
-    turn: seconds of attention in a ring step, equal for all steps in zigzag order. after: seconds of the matmuls of the
-    queries' gradient.
+    turn: seconds of attention in one ring step; with zigzag order all steps are equal. after: seconds of the matmuls of
+    the queries' gradient.
     """
 
     degree: int

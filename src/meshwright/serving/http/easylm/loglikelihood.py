@@ -99,7 +99,7 @@ async def loglikelihood_rolling(state: AppState, body: RollingRequest) -> Rollin
 
 
 class _Window(NamedTuple):
-    """A sequence of which the last `num_scored` tokens are scored."""
+    """A sequence whose last `num_scored` tokens are scored."""
 
     tokens: list[int]
     num_scored: int

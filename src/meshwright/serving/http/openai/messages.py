@@ -106,8 +106,8 @@ async def chat_prompt(
         param: the field of the messages, for errors.
         tools: the tools, in the template's format.
         variables: additional variables of the template.
-        most: maximum tokens of the prompt, checked by its characters; None for no limit.
-        kept: number of tokens at the end that the caller uses; the rest may be left out. None for all.
+        most: maximum tokens of the prompt, estimated from its characters; None for no limit.
+        kept: number of last tokens that the caller uses; earlier ones may be left out. None for all.
         ends: `add_generation_prompt` and `continue_final_message` of `apply_chat_template`.
 
     Raises:

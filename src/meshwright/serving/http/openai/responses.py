@@ -1,4 +1,4 @@
-"""Code shared by responses of completions and chat completions: usage, finish reasons, and building responses."""
+"""Shared code of completions and chat completions: usage, finish reasons, and building responses."""
 
 from __future__ import annotations
 

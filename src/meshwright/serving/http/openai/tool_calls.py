@@ -51,7 +51,7 @@ def call_constraint(tokenizer: Tokenizer, tools: Sequence[Tool], *, is_parallel:
 
 
 def _tag(tokenizer: Tokenizer, tag: str) -> str:
-    """Return a tag for a grammar: by name if it is a single token, which text in a grammar would not match."""
+    """Return a tag for a grammar: as a token reference if it is a single token, which literal text would not match."""
     is_token = len(tokenizer.encode(tag, add_special_tokens=False)) == 1
     return tag if is_token else json.dumps(tag)
 
