@@ -9,13 +9,13 @@ from typing import Any
 from jax.extend.core import Literal
 
 from meshwright.proof.programs.dims import Dims
-from meshwright.proof.programs.trace import CALLS, Body, Program
+from meshwright.proof.programs.trace import Body, Program
 
 Atoms = tuple[tuple[int, ...], ...]
 """The dims of an array, each as the numbers of its atoms."""
 
-INLINED = frozenset(CALLS) - {"remat2", "checkpoint"}
-"""Primitives that call a function, which XLA inlines. Loops, branches and recomputed parts stay programs."""
+APART = frozenset(("scan", "while", "cond", "remat2", "checkpoint"))
+"""Primitives whose programs stay programs: loops, branches and recomputed parts. XLA inlines all others."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,18 @@ def _flat(body: Body, dims: Dims, scope: str) -> Flat:
     }
     flat.given = tuple(range(len(body.jaxpr.invars)))
     flat.results = tuple(_inline(flat, body, dims, scope, numbers))
+    flat.ops = _needed(flat)
     return flat
+
+
+def _needed(flat: Flat) -> list[Op]:
+    """Return the ops whose results are read or that have effects; XLA removes all others."""
+    read, found = set(flat.results), list[Op]()
+    for op in reversed(flat.ops):
+        if op.equation.effects or not read.isdisjoint(op.outputs):
+            read.update(op.inputs)
+            found.append(op)
+    return found[::-1]
 
 
 def _add(flat: Flat, var: Any, body: Body, dims: Dims) -> int:
@@ -82,7 +93,7 @@ def _inline(flat: Flat, body: Body, dims: Dims, scope: str, numbers: dict[Any, i
     for place, equation in enumerate(body.jaxpr.eqns):
         inputs = tuple(number(var) for var in equation.invars)
         called, inner = body.called[place], f"{scope}/{equation.source_info.name_stack}"
-        if called and equation.primitive.name in INLINED:
+        if called and equation.primitive.name not in APART:
             own: dict[Any, int | None] = dict(zip(called[0].jaxpr.invars, inputs, strict=True))
             own.update((var, _add(flat, var, called[0], dims)) for var in called[0].jaxpr.constvars)
             numbers.update(zip(equation.outvars, _inline(flat, called[0], dims, inner, own), strict=True))

@@ -31,8 +31,21 @@ CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
 }
 """Primitives that call one program with their own operands, and the parameter that has it."""
+
+
+def called_program(equation: Any) -> ClosedJaxpr | None:
+    """Return the program that an equation calls with its own operands; None if it calls none, or a loop's or branches'.
+
+    A `shard_map` over one device is such a call, as whoever writes one for any mesh has it on a mesh of one.
+    """
+    name, parameters = equation.primitive.name, equation.params
+    if name == "shard_map" and parameters["mesh"].size == 1 and not parameters["jaxpr"].effects:
+        return closed(parameters["jaxpr"])
+    return closed(parameters[CALLS[name]]) if name in CALLS else None
 
 
 def scan_counts(parameters: Mapping[str, Any]) -> tuple[int, int]:
@@ -169,8 +182,8 @@ class _Walk:
     def _equation(self, equation: Any, operands: list[Shape]) -> tuple[tuple[Body, ...], list[Shape]]:
         """Return the programs that an equation calls, and the dims of its results."""
         name, parameters = equation.primitive.name, equation.params
-        if name in CALLS:
-            body = self.body(parameters[CALLS[name]], operands)
+        if (program := called_program(equation)) is not None:
+            body = self.body(program, operands)
             return (body,), [body.shape(var) for var in body.jaxpr.outvars]
         if name == "scan":
             return self._scan(parameters, operands)
