@@ -1,6 +1,7 @@
 """meshwright's own train step, traced like anybody's function, has the collectives that its declared plan predicts."""
 
 from collections import Counter
+from typing import Any
 
 import jax
 import pytest
@@ -15,7 +16,7 @@ from meshwright.mesh import MeshShape
 from meshwright.record import Record
 
 
-def declared_and_traced(model: str, mesh: str, **options):
+def declared_and_traced(model: str, mesh: str, **options: Any) -> tuple[Record, Record]:
     """The records of a model's declared plan, and of the same layout of its step, traced on one device."""
     plan = mw.plan(model, mesh=mesh, attention="scores", **options)
     layout = ShardingContext(MeshShape(), rules_of(plan.strategy))
@@ -35,6 +36,7 @@ def declared_and_traced(model: str, mesh: str, **options):
         and all(axis.is_stored == (axis.name == "fsdp") for axis in each.layout.axes)
         and all(len(axis.atoms) > 3 for axis in each.layout.axes if axis.name == "tp")
     )
+    assert chosen is not None
     return plan.predicted, chosen
 
 

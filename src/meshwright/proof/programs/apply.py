@@ -287,8 +287,8 @@ class Applied:
         """
         shape = body.shapes[equation.outvars[0]]
         leaf = self._of_state.get(of_any_order(self._dims(shape)))
-        is_gradient = leaf is not None and self._is_partial(equation, body)
-        spec = self._stored(shape, leaf) if is_gradient else self.spec(shape)
+        is_gradient = self._is_partial(equation, body)
+        spec = self._stored(shape, leaf) if leaf is not None and is_gradient else self.spec(shape)
         return constrain(value, NamedSharding(self.mesh, spec), equation)
 
     def _is_partial(self, equation: Any, body: Body) -> bool:
