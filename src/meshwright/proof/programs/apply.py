@@ -22,6 +22,7 @@ from jax.stages import Traced
 from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.carry import mesh_of
 from meshwright.options.values import MeshLike, read_mesh
+from meshwright.proof.programs.arrays import is_array
 from meshwright.proof.programs.classes import DimClass, classes_of, find_classes
 from meshwright.proof.programs.flat import Atoms
 from meshwright.proof.programs.layout import Axis, Layout, Sizes, dims_at_rest, of_any_order
@@ -118,16 +119,14 @@ class Applied:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; arguments with other shardings are moved first."""
         leaves = jax.tree.leaves((args, kwargs))
+        if len(leaves) > len(self._jaxpr.invars):
+            leaves = [leaf for leaf in leaves if is_array(leaf)]
         if [jnp.shape(leaf) for leaf in leaves] != [var.aval.shape for var in self._jaxpr.invars]:
             raise MeshwrightError(
                 "the arguments have other shapes than those that the table was applied for, or some are static; apply"
                 " it anew for other shapes, and bind static arguments with functools.partial"
             )
-        return jax.tree.unflatten(self._out_tree, self.jitted(*leaves))
-
-    @cached_property
-    def _out_tree(self) -> Any:
-        return jax.tree.structure(self.program.traced.out_info)
+        return self.program.returned.whole(self.jitted(*leaves))
 
     @cached_property
     def jitted(self) -> Any:

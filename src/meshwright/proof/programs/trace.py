@@ -15,6 +15,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.stages import Traced
 
+from meshwright.proof.programs.arrays import Tree, trace_arrays
 from meshwright.proof.programs.dims import Dims
 from meshwright.proof.programs.rules import RULES, Shape, fresh, new_results
 
@@ -83,7 +84,7 @@ class Program:
     """A traced function with the dims of all its values.
 
     arguments, results: the path of each leaf, as `params.kernel`, and its dims. state: the arguments that the function
-    returns updated, as the number of the result by that of the argument.
+    returns updated, as the number of the result by that of the argument. returned: the tree that it returns.
     """
 
     traced: Traced
@@ -92,6 +93,7 @@ class Program:
     arguments: tuple[tuple[str, Shape], ...]
     results: tuple[tuple[str, Shape], ...]
     state: Mapping[int, int]
+    returned: Tree
 
 
 def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
@@ -102,7 +104,7 @@ def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
         args: its positional arguments; only shapes and dtypes of arrays are used.
         kwargs: its keyword arguments.
     """
-    traced = function.trace(*args, **kwargs) if hasattr(function, "trace") else jax.jit(function).trace(*args, **kwargs)
+    traced, tree = trace_arrays(function, args, kwargs)
     closed, dims = traced.jaxpr, Dims()
     inputs = [fresh(aval.shape, dims) for aval in closed.in_avals]
     body = _Walk(dims).body(closed, inputs)
@@ -114,7 +116,7 @@ def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in returned]
     state = _state(zip(names, closed.in_avals, strict=True), zip(paths, closed.out_avals, strict=True))
     arguments, results = (tuple(zip(*pair, strict=True)) for pair in ((names, inputs), (paths, outputs)))
-    return Program(traced, body, dims, arguments, results, state)
+    return Program(traced, body, dims, arguments, results, state, tree)
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
