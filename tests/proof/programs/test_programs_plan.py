@@ -166,6 +166,32 @@ def test_what_does_not_fit_is_said_and_split_further():
     assert whole.predicted.memory_bytes["peak"] > 1.7e10
 
 
+@pytest.mark.parametrize(("on", "times"), [("v5e:2x4", 1), ("cpu:8", 4)])
+def test_gradients_that_a_loop_adds_up_are_summed_over_devices_once(on, times):
+    """XLA moves the all-reduce out of the loop; XLA:CPU does not."""
+
+    def step(params, batches):
+        def add(total, x):
+            gradients = jax.grad(lambda one: ((jnp.tanh(x @ one["up"]) @ one["down"]) ** 2).mean())(params)
+            return jax.tree.map(jnp.add, total, gradients), None
+
+        gradients, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), batches)
+        return jax.tree.map(lambda one, gradient: one - 0.1 * gradient, params, gradients)
+
+    batches = jax.ShapeDtypeStruct((4, 32, 64), jnp.float32)
+    plan = mw.plan(step, MLP, batches, on=on, mesh="dp=8", num_compiled=0)
+    record = next(
+        one.predicted
+        for one in plan.candidates
+        if one.layout
+        and one.layout.axes[0].atoms == {next(each.atom for each in plan.classes if each.size == 32)}
+        and not one.layout.store
+    )
+    sums = [move for move in record.collectives if move.kind == "all-reduce" and move.phase == "backward"]
+    assert sum(move.count for move in sums) == 2 * times
+    assert sum(move.bytes for move in sums) == 2 * 64 * 256 * 4 * times
+
+
 plan: Any = mw.plan  # also with arguments that its signature forbids
 
 WRONG = {

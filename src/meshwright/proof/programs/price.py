@@ -169,13 +169,18 @@ class Priced:
         for value, axes in _lost_axes(product, layout):
             size = layout.size(value) * layout.degree(axes)
             yield "all-gather", axes, product.phase, size, False, times
-        partial = _partial(product, layout)
-        if product.joins and self.system.chip.kind != "cpu":
-            # XLA:CPU has no pass that adds before it reduces (AllReduceReassociate).
+        partial, turns = _partial(product, layout), 1
+        if self.system.chip.kind != "cpu":
+            # XLA:CPU has no passes that add before they reduce.
+            turns = product.turns
             there = {axis for dim in product.joins if dim for axis in layout.table.get(dim[0], ())}
             partial = tuple(axis for axis in partial if axis not in there)
         if partial:
-            yield from self._sum(product.result, partial, product.phase, times, layout)
+            found = list(self._sum(product.result, partial, product.phase, times, layout))
+            # What is scattered is scattered in each turn of a loop.
+            turns = 1 if any(kind == "reduce-scatter" for kind, *_ in found) else turns
+            for kind, axes, phase, size, hides, count in found:
+                yield kind, axes, phase, size, hides, count // turns
 
     def _of_moved(self, moved: Moved, times: int, layout: Layout) -> Iterator[Sent]:
         splits = dict(zip(moved.operand.dims, layout.split(moved.operand.dims), strict=True))

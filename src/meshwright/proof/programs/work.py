@@ -73,6 +73,7 @@ class Product:
     batch: how many dims of the result are of both operands. rows: how many after these are of the left operand alone.
     inner: the dims that it sums over. window: the elements of a filter that meet a pixel, on average, for convolutions.
     joins: the dims that another matmul sums over, to whose result this one is added before anything else reads it.
+    turns: how many turns of a loop add up its result before anything else reads it.
     """
 
     phase: Phase
@@ -85,6 +86,7 @@ class Product:
     dtype: str
     window: float = 1
     joins: Atoms = ()
+    turns: int = 1
 
 
 @dataclass(frozen=True)
@@ -142,21 +144,28 @@ def work_of(program: Program, *, is_tpu: bool) -> Work:
     """
     flat, work = flatten(program), Work(is_tpu=is_tpu)
     copies = {number: argument for argument, number in enumerate(flat.given) if argument in program.state}
-    work.live = _collect(work, flat, 1, copies, set(), set())
+    work.live = _collect(work, flat, 1, copies, set(), set(), None)
     return work
 
 
 def _collect(
-    work: Work, flat: Flat, times: int, copies: dict[int, int], gathered: set[int], constants: set[int]
+    work: Work,
+    flat: Flat,
+    times: int,
+    copies: dict[int, int],
+    gathered: set[int],
+    constants: set[int],
+    caller: Op | None,
 ) -> Live:
     """Add the work of a program that runs `times` times.
 
     copies: the values that are copies of an argument that is state, with the argument's number. gathered: the arguments
-    that are gathered already. constants: the program's arguments that are computed from no array.
+    that are gathered already. constants: the program's arguments that are computed from no array. caller: the op
+    that calls the program.
     """
     reads, made = _reads(flat, constants, is_tpu=work.is_tpu)
     last = _last_uses(flat, reads, made)
-    joined = _joined(flat)
+    sums = _sums(flat, caller)
     live = Live()
 
     def is_constant(value: int) -> bool:
@@ -176,7 +185,7 @@ def _collect(
             inner = {ours: copies[theirs] for ours, theirs in given if theirs in copies}
             # XLA moves masks and the like, which JAX computes before a loop, back into it.
             known = {ours for ours, theirs in given[: _unchanged(op)] if theirs in reads and is_constant(theirs)}
-            called.append(_collect(work, program, turns, inner, before, known))
+            called.append(_collect(work, program, turns, inner, before, known, op))
         if not op.called:
             _follow(op, flat, copies)
             used = [value for value, is_used in zip(op.inputs, uses(op.equation), strict=True) if is_used]
@@ -184,7 +193,7 @@ def _collect(
                 one = flat.values[value]
                 sent = Value(one.dims, min(one.width, 2.0)) if work.is_tpu and _rounds(op) else one
                 work.gathered[(sent, _phase(op))] += times
-            _add(work, op, flat, times, joined)
+            _add(work, op, flat, times, sums)
             if op.name in MATMULS:
                 # What is computed on the way into a matmul is not written, but all that it comes from is read.
                 fused = (
@@ -291,30 +300,51 @@ def _newly_used(values: Sequence[int | None], copies: dict[int, int], gathered: 
     return found
 
 
-def _joined(flat: Flat) -> dict[int, Op]:
-    """Return the results of matmuls that are only added to another's, with the op of that other.
+@dataclass(frozen=True)
+class Summed:
+    """How the result of a matmul is added up before anything else reads it.
 
-    Of such results, as of the gradients of queries, keys and values by their common input, each device adds its partial
-    sums before they are summed over devices, in one all-reduce.
+    to: the matmul that it is added to, if there is one. turns: the turns of the loop that add it up.
     """
+
+    to: Op | None = None
+    turns: int = 1
+
+
+def _sums(flat: Flat, caller: Op | None) -> dict[int, Summed]:
+    """Return the results of matmuls that are only added to others, and those that a loop only adds up.
+
+    Each device adds its partial sums, as of the gradients of queries, keys and values by their common input, before
+    they are summed over devices in one all-reduce: those of a loop after it (AllReduceReassociate and
+    WhileLoopAllReduceCodeMotion of XLA).
+    """
+    carried, turns = dict[int, int | None](), 1
+    if caller is not None and caller.name == "scan":
+        consts, count = scan_counts(caller.equation.params)
+        turns = caller.equation.params["length"]
+        carried = dict(zip(flat.given[consts : consts + count], flat.results[:count], strict=True))
     uses_of = Counter(value for op in flat.ops for value in op.inputs)
     uses_of.update(flat.results)
     matmuls: dict[int, list[Op]] = {}
-    found: dict[int, Op] = {}
+    found: dict[int, Summed] = {}
     for op in flat.ops:
-        parts = [matmuls.get(value, []) if value is not None and uses_of[value] == 1 else [] for value in op.inputs]
+        once = [value if value is not None and uses_of[value] == 1 else -1 for value in op.inputs]
+        parts = [matmuls.get(value, []) for value in once]
         if op.name in MATMULS:
             matmuls[op.outputs[0]] = [op]
         elif op.name in ("add", "add_any") and all(parts):
             matmuls[op.outputs[0]] = [one for part in parts for one in part]
             *others, last = matmuls[op.outputs[0]]
-            found.update((one.outputs[0], last) for one in others)
+            found.update((one.outputs[0], Summed(to=last)) for one in others)
+        elif op.name in ("add", "add_any") and any(carried.get(value) == op.outputs[0] for value in once):
+            for one in [one for part in parts for one in part][-1:]:
+                found[one.outputs[0]] = Summed(turns=turns)
         elif op.name in ("convert_element_type", "transpose", "reshape"):
             matmuls[op.outputs[0]] = parts[0]
     return found
 
 
-def _add(work: Work, op: Op, flat: Flat, times: int, joined: dict[int, Op]) -> None:
+def _add(work: Work, op: Op, flat: Flat, times: int, sums: dict[int, Summed]) -> None:
     """Add the work of an op that calls no program."""
     name, phase = op.name, _phase(op)
     if name in OPAQUE:
@@ -327,10 +357,12 @@ def _add(work: Work, op: Op, flat: Flat, times: int, joined: dict[int, Op]) -> N
     moved: list[tuple[Any, Value, Atoms]] = []
     if name in MATMULS:
         product = _product(op, phase, inputs, result)
-        if (other := joined.get(op.outputs[0])) is not None:
-            there = [flat.values[value] if value is not None else Value((), 0.0) for value in other.inputs]
-            joins = _product(other, phase, there, flat.values[other.outputs[0]]).inner
-            product = replace(product, joins=joins)
+        if (summed := sums.get(op.outputs[0])) is not None:
+            product = replace(product, turns=summed.turns)
+            if (other := summed.to) is not None:
+                there = [flat.values[value] if value is not None else Value((), 0.0) for value in other.inputs]
+                joins = _product(other, phase, there, flat.values[other.outputs[0]]).inner
+                product = replace(product, joins=joins)
         work.products[product] += times
         work.kernels += times
         work.ragged += times * (name == "ragged_dot_general")
