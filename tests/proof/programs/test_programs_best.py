@@ -10,6 +10,12 @@ import meshwright as mw
 from meshwright.proof.program_plans.plan import compiled_candidate
 
 
+@pytest.fixture(autouse=True)
+def _of_other_people():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 def mlp(batch=2048, width=1024) -> Built:
     params = {"up": floats(width, 4 * width), "down": floats(4 * width, width)}
 
@@ -42,13 +48,12 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_layout_is_faster_than_the_plan(name):
     """29, 48, 52 and 63 layouts; a layout takes the compiler ten seconds or so."""
-    with jax.numpy_rank_promotion("allow"):
-        step, args = PROGRAMS[name]()
-        plan = mw.plan(step, *args, on="v5e:2x2")
-        every = [
-            one if one.compiled else compiled_candidate(one, plan.program, plan.classes, plan.system)
-            for one in plan.candidates
-        ]
+    step, args = PROGRAMS[name]()
+    plan = mw.plan(step, *args, on="v5e:2x2")
+    every = [
+        one if one.compiled else compiled_candidate(one, plan.program, plan.classes, plan.system)
+        for one in plan.candidates
+    ]
     seconds = [one.seconds for one in every if one.fits and one.seconds is not None]
     assert len(seconds) == len(every)
     assert plan.best.seconds is not None
