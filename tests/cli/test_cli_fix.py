@@ -49,6 +49,13 @@ def build():
 
 def number():
     return 3
+
+
+def constrained():
+    def step(x):
+        return jax.lax.with_sharding_constraint(x @ x.T, jax.sharding.PartitionSpec("data"))
+
+    return step, (jax.ShapeDtypeStruct((64, 64), jnp.float32),)
 """
 
 MISTAKES = [
@@ -60,6 +67,7 @@ MISTAKES = [
     (["none.py", "--on", "cpu:8"], ["there is no file none.py"]),
     (["wrong.py:build", "--on", "cpu:8"], ["wrong.py:1", "does not parse"]),
     (["none:build", "--on", "cpu:8"], ["cannot import 'none'"]),
+    (["helpers.py:constrained", "--on", "cpu:8"], ["constraints without a mesh", "jax.set_mesh"]),
 ]
 
 
