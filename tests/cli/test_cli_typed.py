@@ -91,6 +91,7 @@ CALLS = {
     "show": (None, ["show", "A[I_X]", "--mesh", "X=4", "--dims", "I=8"]),
     "show pipeline": (None, ["show", "pipeline", "--stages", "2", "--microbatches", "4"]),
     "chips": (None, ["chips"]),
+    "devices": (None, ["devices"]),
     "completion": (None, ["completion", "bash"]),
 }  # fmt: skip
 """The arguments of each command, where they are not those of its file, and the shortest call that works."""
