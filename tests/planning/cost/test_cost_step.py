@@ -122,7 +122,7 @@ def test_llama3_8b_gathers_its_16_gb_over_fsdp_each_way():
 
 @pytest.mark.parametrize(("mesh", "copies"), [(MeshShape(fsdp=8), 1), (MeshShape(ep=8), 1), (MeshShape(tp=2, ep=4), 2)])
 def test_tokens_are_moved_to_their_experts_and_back_through_memory(mesh, copies):
-    """Each device moves k rows of each of its tokens, of all its tp group; 12 k bytes an element of the stream in all."""
+    """Each device moves k rows of each token of its tp group; 12 k bytes an element of the stream in all."""
     workload = Workload(model=PRESETS["mixtral-8x7b"], batch=8, seq_len=4096, remat="none")
     step = train_step(workload, mesh)
     passes = [op for op in step.ops.computing["layers"].rest if getattr(op, "kind", "") in OF_EXPERTS]
