@@ -1,9 +1,11 @@
 """Trees with functions and texts among their leaves, as modules of Equinox are (`drive_libraries.py` has real ones)."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import meshwright as mw
 from meshwright.proof.programs.trace import trace
@@ -57,3 +59,17 @@ def test_what_a_jitted_function_inside_donates_stays_donated():
     layer, x = made()
     donated = [one.donated for one in jax.tree.leaves(trace(outer, layer, x).traced.args_info)]
     assert donated == [True, True, False]
+
+
+def test_fit_trains_a_module_whose_leaves_are_not_all_arrays(tmp_path: Path):
+    def train(layer: Layer, x: Any) -> tuple[Layer, Any]:
+        return step(layer, x, "train")
+
+    layer, x = made()
+    plan = mw.plan(train, layer, x, on="cpu:8", mesh="fsdp=8", num_compiled=0)
+    run = mw.fit(train, layer, lambda _: np.asarray(x), plan=plan, out=tmp_path, steps=2)
+    expected = layer
+    for _ in range(2):
+        expected, _ = train(expected, x)
+    assert run.state.activation is jax.nn.gelu
+    assert jnp.allclose(run.state.up, expected.up, atol=1e-5)
