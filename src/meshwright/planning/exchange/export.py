@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from meshwright.description.families.registry import PRESETS
@@ -79,6 +79,7 @@ def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelCo
         values["model_name"] = named
         if preset != model:
             values |= {"override_model_config": True, "base_num_decoder_layers": model.num_layers}
+    written = _WRITERS[framework](fields | {"model": named}, system)
     skipped = ("model.", "experts.") if named else ()
     for option, field in table.numbers.items():
         if fields.get(field) is not None and not field.startswith(skipped):
@@ -98,25 +99,32 @@ def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelCo
             values[option] = {"true": True, "false": False}.get(word, word)
     if not named:
         values |= {option: allowed[0] for option, allowed in table.structure.items()}
-    return values | _WRITERS[framework](fields | {"model": named}, system)
+    return values | written
 
 
 def _check_same(table: Table, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
     """Raise if settings say another plan than the one that they were written for."""
-    for field, value in fields.items():
-        if field in table.unsaid:
-            continue
-        theirs = read.get(field)
-        if theirs != value:
-            name = field.removeprefix("model.")
-            raise MeshwrightError(
-                f"{table.title} cannot say {name}={value}: its steps have {theirs}{_advice(field, theirs)}"
-            )
+    wrong = {
+        field: read.get(field) for field in fields if field not in table.unsaid and read.get(field) != fields[field]
+    }
+    if wrong:
+        said = ", ".join(f"{field.removeprefix('model.')}={_shown(fields[field])}" for field in wrong)
+        theirs = ", ".join(_shown(value) for value in wrong.values())
+        if "param_dtype" in wrong:  # Moments are as parameters unless a plan says their format.
+            wrong["moment_dtype"] = read["moment_dtype"]
+        advice = " ".join(filter(None, (_option(field, value) for field, value in wrong.items())))
+        hint = f"; plan with {advice}" if advice else ""
+        raise MeshwrightError(f"{table.title} cannot say {said}: its steps have {theirs}{hint}")
 
 
-def _advice(field: str, value: Any) -> str:
-    """Return the option of `meshwright plan` that sets a field to a value, for the end of a message; '' without one."""
+def _shown(value: Any) -> str:
+    """Return a value for a message, of an object its kind alone."""
+    return type(value).__name__ if is_dataclass(value) else str(value)
+
+
+def _option(field: str, value: Any) -> str:
+    """Return the option of `meshwright plan` that sets a field to a value; '' without one."""
     name = {"compute_dtype": "dtype"}.get(field, field)
     if name not in (*WORKLOAD_OPTIONS, *STRATEGY_OPTIONS) or value is None or value is False:
         return ""
-    return f"; plan with --{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+    return f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")

@@ -8,7 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from meshwright.errors import MeshwrightError
 from meshwright.planning.exchange.tables import Format
@@ -40,7 +40,7 @@ def read_values(path: Path) -> tuple[Format, Values]:
         raise MeshwrightError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict) or not data:
         raise MeshwrightError(f"{path} has no settings: it is neither YAML, nor TOML, nor a list of --flags")
-    return "yaml", _flat(data)
+    return "yaml", _flat(cast(dict[Any, Any], data))
 
 
 def write_values(values: Mapping[str, Any], kind: Format) -> str:
@@ -131,5 +131,6 @@ def _loader() -> Any:
         pass
 
     number = re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
-    return Loader
+    loader: Any = Loader
+    loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return loader

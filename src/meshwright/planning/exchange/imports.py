@@ -97,4 +97,5 @@ def _has(table: Table, option: str) -> bool:
     """Whether a framework's table has an option."""
     patterns = [pattern for patterns in table.nothing.values() for pattern in patterns]
     named = (table.numbers, table.words, table.structure, table.only, table.defaults)
-    return any(option in names for names in named) or any(fnmatchcase(option, pattern) for pattern in patterns)
+    is_named = any(option in names for names in named) or (bool(table.mesh_dim) and option == "mesh_dim")
+    return is_named or any(fnmatchcase(option, pattern) for pattern in patterns)

@@ -14,7 +14,7 @@ _DTYPES = {"f32": "f32", "float32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
 def read_sizes(settings: Settings) -> None:
     """Fill in the size of a head, which Levanter computes."""
     fields = settings.fields
-    if "model.embed" in fields and "model.num_heads" in fields:
+    if "model.embed" in fields and fields.get("model.num_heads", 0) > 0:
         fields["model.head_dim"] = fields["model.embed"] // fields["model.num_heads"]
 
 
@@ -23,7 +23,7 @@ def read(settings: Settings) -> None:
     _read_mesh(settings)
     _read_formats(settings)
     fields = settings.fields
-    length = settings.take("model.seq_len", 2048)
+    length = settings.whole("model.seq_len", 2048)
     fields["seq_len"] = settings.whole("train_seq_len", length)
     settings.means("train_seq_len", fields["seq_len"], f"seq_len={fields['seq_len']}")
     per_device = settings.whole("trainer.per_device_parallelism", -1)
@@ -41,10 +41,10 @@ def _read_mesh(settings: Settings) -> None:
     replicas = settings.whole("trainer.replica_ici_axis_size", 1)
     across = settings.whole("trainer.replica_dcn_axis_size", 1)
     model = settings.whole("trainer.model_axis_size", 1)
-    split = settings.take("trainer.tensor_parallel_axes", [])
+    split = settings.names("trainer.tensor_parallel_axes")
     if model > 1 and set(split) != {"mlp", "heads"}:
         raise settings.refusal("trainer.tensor_parallel_axes", f"is {split}; [mlp, heads] is read, the dims of tp here")
-    if settings.take("trainer.fsdp_axis", "embed") != "embed":
+    if settings.text("trainer.fsdp_axis", "embed") != "embed":
         raise settings.refusal("trainer.fsdp_axis", "is another than embed, which fsdp splits here")
     within = settings.part("devices of a slice", system.num_devices // system.num_slices, replicas * model)
     slices = settings.part("slices over replicas", system.num_slices, across)
@@ -61,10 +61,10 @@ def _read_mesh(settings: Settings) -> None:
 def _read_formats(settings: Settings) -> None:
     """Read jmp's policy, as `p=f32,c=bfloat16`."""
     option = "trainer.mp"
-    policy = str(settings.take(option, "f32"))
-    parts = (
-        dict(part.partition("=")[::2] for part in policy.split(",")) if "=" in policy else {"p": policy, "c": policy}
-    )
+    policy = settings.text(option, "f32")
+    parts = {"p": policy, "c": policy}
+    if "=" in policy:
+        parts = {part.partition("=")[0]: part.partition("=")[2] for part in policy.split(",")}
     stored, used = (_DTYPES.get(parts.get(key, ""), "") for key in ("p", "c"))
     if not stored or not used:
         raise settings.refusal(option, f"is {policy!r}; it is read as p=f32,c=bfloat16, of {', '.join(_DTYPES)}")

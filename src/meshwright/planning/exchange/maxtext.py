@@ -86,7 +86,7 @@ def _degrees(settings: Settings, kind: str, total: int, inferred: str) -> dict[s
 
 def _across(degrees: dict[str, int], num_slices: int) -> dict[str, int]:
     """Return by how much each axis crosses slices, which are outermost in the order of devices."""
-    left, found = num_slices, {}
+    left, found = num_slices, dict[str, int]()
     for axis in LAYOUT:
         found[axis] = math.gcd(degrees[axis], left)
         left //= found[axis]
@@ -112,7 +112,7 @@ def _read_batch(settings: Settings) -> None:
         settings.whole("num_layers_per_pipeline_stage", 1),
     )
     repeats, stages = settings.whole("num_pipeline_repeats", -1), fields["pp"]
-    if settings.left.pop("pipeline_delay_activation_forwarding", False):
+    if settings.flag("pipeline_delay_activation_forwarding"):
         raise settings.refusal("pipeline_delay_activation_forwarding", "is on; stages here send at once")
     if stages == 1:
         return
@@ -141,8 +141,8 @@ def _read_saved(settings: Settings) -> None:
     """Read the remat policies that name saved values, as `custom`."""
     saved = load_framework("maxtext").saved
     policy = settings.fields.pop("remat_policy", None)
-    chosen = {name: settings.take(name, "remat") for name in saved if name in settings.left}
-    stream = settings.take("decoder_layer_input", "device")
+    chosen = {name: settings.text(name, "remat") for name in saved if name in settings.left}
+    stream = settings.text("decoder_layer_input", "device")
     if policy is None:
         return
     if policy == "custom" and stream == "offload" and set(chosen.values()) <= {"remat"}:
@@ -164,7 +164,8 @@ def _read_saved(settings: Settings) -> None:
 
 def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
     """Return the options of the mesh, the batch and the pipeline."""
-    degrees, options = {axis: fields[axis] for axis in LAYOUT}, {}
+    options: dict[str, Any] = {}
+    degrees: dict[str, int] = {axis: fields[axis] for axis in LAYOUT}
     is_sharded = fields.get("zero_stage") == 1 and degrees["dp"] == 1
     if is_sharded:
         degrees |= {"dp": degrees["fsdp"], "fsdp": 1}

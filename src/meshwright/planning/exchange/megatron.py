@@ -26,7 +26,7 @@ def read_sizes(settings: Settings) -> None:
         left.setdefault("position-embedding-type", "rope")
     if "model.embed" not in fields:
         return
-    embed, heads = fields["model.embed"], fields.get("model.num_heads", 1)
+    embed, heads = fields["model.embed"], max(1, fields.get("model.num_heads", 1))
     fields.setdefault("model.head_dim", embed // heads)
     gated = 4 * embed * 2 // 3 // 64 * 64
     fields.setdefault("model.mlp", gated)
@@ -34,7 +34,8 @@ def read_sizes(settings: Settings) -> None:
         fields["model.num_kv_heads"] = heads
     if fields.get("experts.count"):
         fields.setdefault("experts.mlp", fields["model.mlp"])
-    unit = settings.whole("make-vocab-size-divisible-by", 128) * int(left.get(_DEGREES["tp"], 1))
+    tp = left[_DEGREES["tp"]] = settings.whole(_DEGREES["tp"], 1)  # Read again with the other degrees.
+    unit = max(1, settings.whole("make-vocab-size-divisible-by", 128) * tp)
     option = "padded-vocab-size" if "padded-vocab-size" in left else "vocab-size"
     if option not in left:
         return
@@ -72,7 +73,7 @@ def _read_sharding(settings: Settings) -> int:
         stage, option = 1, "use-distributed-optimizer"
     if settings.flag("use-megatron-fsdp"):
         option = "data-parallel-sharding-strategy"
-        strategy = settings.take(option, "no_shard")
+        strategy = settings.text(option, "no_shard")
         if strategy not in _SHARDING:
             raise settings.refusal(option, f"is {strategy!r}; it takes {', '.join(_SHARDING)}")
         stage = _SHARDING[strategy]
@@ -96,12 +97,11 @@ def _read_batch(settings: Settings, replicas: int) -> None:
     fields |= {"batch": batch, "num_microbatches": microbatches}
     settings.means("micro-batch-size", size, f"num_microbatches={microbatches}")
     settings.means("global-batch-size", batch, f"batch={batch}")
-    layers = settings.take("num-layers-per-virtual-pipeline-stage")
-    virtual = settings.whole("num-virtual-stages-per-pipeline-rank", 1)
-    if layers is not None:
-        num_layers = settings.model.num_layers if settings.model else 0
-        virtual = settings.part("layers over parts of stages", num_layers, fields["pp"] * int(layers))
-        settings.means("num-layers-per-virtual-pipeline-stage", layers, f"virtual_stages={virtual}")
+    virtual, option = settings.whole("num-virtual-stages-per-pipeline-rank", 1), "num-layers-per-virtual-pipeline-stage"
+    if option in settings.left:
+        layers, num_layers = settings.whole(option), settings.model.num_layers if settings.model else 0
+        virtual = settings.part("layers over parts of stages", num_layers, fields["pp"] * layers)
+        settings.means(option, layers, f"virtual_stages={virtual}")
     elif virtual > 1:
         settings.means("num-virtual-stages-per-pipeline-rank", virtual, f"virtual_stages={virtual}")
     fields |= {"virtual_stages": virtual, "schedule": "1f1b"}
@@ -131,7 +131,7 @@ def _read_recompute(settings: Settings) -> None:
     if settings.flag("recompute-activations"):
         granularity = "selective"
     method, count = settings.take("recompute-method"), settings.whole("recompute-num-layers", 1)
-    modules = str(settings.take("recompute-modules", "core_attn"))
+    modules = settings.text("recompute-modules", "core_attn")
     if granularity == "full" and (method != "uniform" or count != 1):
         raise settings.refusal("recompute-method", f"is {method} of {count} layers; uniform of 1 layer is read")
     if granularity == "selective" and modules != "core_attn":

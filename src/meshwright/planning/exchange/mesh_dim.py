@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from typing import Any
 
 from meshwright.planning.exchange.settings import Settings
 
@@ -20,7 +21,7 @@ def expand(settings: Settings) -> None:
 def read_sizes(settings: Settings) -> None:
     """Fill in the sizes that follow from others: as many kv heads as heads, and the size of a head."""
     fields = settings.fields
-    if "model.embed" in fields and "model.num_heads" in fields:
+    if "model.embed" in fields and fields.get("model.num_heads", 0) > 0:
         fields["model.num_kv_heads"] = fields["model.num_heads"]
         fields["model.head_dim"] = fields["model.embed"] // fields["model.num_heads"]
 
@@ -28,7 +29,7 @@ def read_sizes(settings: Settings) -> None:
 def _take_config(settings: Settings) -> None:
     """Take the sizes of `--load_llama_config=7b`."""
     option = "load_llama_config"
-    name = str(settings.take(option, ""))
+    name = settings.text(option)
     if not name:
         return
     if name not in settings.table.configs:
@@ -41,22 +42,22 @@ def _take_config(settings: Settings) -> None:
 
 def _take_updates(settings: Settings) -> None:
     """Put the entries of `--update_llama_config` in place of the model's flags."""
-    text = settings.take("update_llama_config", "")
+    text = settings.text("update_llama_config")
     if not text:
         return
-    match = _UPDATES.fullmatch(str(text).strip())
+    match = _UPDATES.fullmatch(text.strip())
     try:
-        call = ast.parse(f"dict({match[1]})" if match else "", mode="eval").body
-        entries = {word.arg: ast.literal_eval(word.value) for word in call.keywords}  # pyright: ignore[reportAttributeAccessIssue]
+        call: Any = ast.parse(f"dict({match[1]})" if match else "", mode="eval").body
+        entries: dict[str, Any] = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError, AttributeError):
         raise settings.refusal("update_llama_config", f"is {text!r}; it is read as dict(name=value, …)") from None
-    settings.put({f"llama.{name}": value for name, value in entries.items() if name})
+    settings.put({f"llama.{name}": value for name, value in entries.items()})
 
 
 def read(settings: Settings) -> None:
     """Read the mesh, the batch and its microbatches."""
     axes, option = settings.table.mesh_dim, "mesh_dim"
-    text = str(settings.take(option, ",".join("-1" if axis == "fsdp" else "1" for axis in axes)))
+    text = settings.text(option, ",".join("-1" if axis == "fsdp" else "1" for axis in axes))
     degrees = _degrees(settings, text.removeprefix("!"), axes)
     known = math.prod(degree for degree in degrees.values() if degree != -1)
     filled = settings.part("devices over mesh_dim", settings.system.num_devices, known)
@@ -66,7 +67,7 @@ def read(settings: Settings) -> None:
     settings.fields |= degrees
     settings.means(option, text, ", ".join(f"{axis}={degree}" for axis, degree in degrees.items()))
     option = "train_dataset.json_dataset.batch_size"
-    batch, steps = settings.whole(option, 8), settings.whole("optimizer.accumulate_gradient_steps", 1)
+    batch, steps = settings.whole(option), settings.whole("optimizer.accumulate_gradient_steps", 1)
     settings.fields |= {"batch": batch * steps, "num_microbatches": steps}
     settings.means(option, batch, f"batch={batch * steps}")
     settings.means("optimizer.accumulate_gradient_steps", steps, f"num_microbatches={steps}")

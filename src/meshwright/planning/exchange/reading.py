@@ -59,7 +59,7 @@ def read_options(
 
     Args:
         name: the framework.
-        values: its options, as `files.read_values` returns them.
+        values: its options, as `exchange.files.read_values` returns them.
         system: the hardware, whose devices the degrees divide.
         model: the model, where the options do not describe it; sizes that they have must be its own.
         model_name: the name of a model that is read from sizes and is no preset.
@@ -79,9 +79,12 @@ def read_options(
     settings.model = _read_model(settings, name, model, model_name)
     settings.fields |= settings.table.fixed
     settings.fields.setdefault("attention", "flash")
+    _check_seq_len(settings)
     _READERS[name](settings)
-    if settings.fields.get("attention") == "cudnn" and system.chip.kind != "gpu":
-        settings.fields["attention"] = "flash"
+    fields = settings.fields
+    has_parts = fields.get("sp", 1) > 1 and fields.get("sp_method") != "ulysses"
+    if fields["attention"] == "cudnn" and (system.chip.kind != "gpu" or has_parts):
+        fields["attention"] = "flash"  # The kernel that is planned here on such chips, and on parts of sequences.
     settings.take_only()
     nothing = settings.take_nothing()
     settings.check_all_known()
@@ -137,7 +140,7 @@ def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_
     table, fields = settings.table, settings.fields
     theirs = ""
     if name == "maxtext":
-        theirs = settings.take("model_name", "default")
+        theirs = settings.text("model_name", "default")
     elif name == "torchtitan":
         theirs = torchtitan.preset_name(settings)
     named = next((preset for preset, known in table.models.items() if known == theirs), "")
@@ -176,6 +179,13 @@ def _typed_fields(settings: Settings) -> set[str]:
         - {field for words in table.words.values() for field in words}
     )
     return {field for field in typed | computed if field.startswith("model.")}
+
+
+def _check_seq_len(settings: Settings) -> None:
+    """Raise if the file does not say the sequence length, and the framework has no default."""
+    options = [option for option, field in settings.table.numbers.items() if field == "seq_len"]
+    if options and "seq_len" not in settings.fields:
+        raise settings.refusal(options[0], "is missing")
 
 
 def _check_structure(settings: Settings) -> None:

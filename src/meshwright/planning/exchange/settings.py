@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 from meshwright.description.hardware.system import System
 from meshwright.description.step.model import Model
@@ -57,6 +57,17 @@ class Settings:
         if is_variable(value):
             raise self.refusal(option, f"is {value}, a variable of a shell; write its value")
         return default if value is None or value in ("None", "null") else value
+
+    def text(self, option: str, default: str = "") -> str:
+        """Return the value of an option as text; `default` if the file does not have it."""
+        return str(self.take(option, default))
+
+    def names(self, option: str) -> list[str]:
+        """Return the value of an option that is a list of names; empty if the file does not have it."""
+        value = self.take(option, [])
+        if not isinstance(value, list):
+            raise self.refusal(option, f"is {value!r}; it takes a list")
+        return [str(name) for name in cast(list[Any], value)]
 
     def number(self, option: str, default: float | None = None) -> float:
         """Return the value of an option that is a number; raises if it is none, or needed and missing."""

@@ -21,12 +21,12 @@ def read(settings: Settings) -> None:
     _read_checkpoints(settings)
     fields = settings.fields
     option = "parallelism.fsdp_reshard_after_forward"
-    policy = settings.take(option, "default")
+    policy = settings.text(option, "default")
     if policy not in ("default", "always", "never"):
         raise settings.refusal(option, f"is {policy!r}; it takes default, always or never")
     fields["zero_stage"] = 2 if policy == "never" or (policy == "default" and fields["pp"] > 1) else 3
     settings.means(option, policy, f"zero_stage={fields['zero_stage']}")
-    converters = settings.take("model.converters", [])
+    converters = settings.names("model.converters")
     if wrong := [name for name in converters if name != "float8"]:
         raise settings.refusal("model.converters", f"has {wrong[0]}; float8 is read, --matmul-dtype fp8 here")
     if converters:
@@ -69,8 +69,8 @@ def _read_batch(settings: Settings) -> None:
     fields |= {"batch": batch, "num_microbatches": steps}
     settings.means("training.local_batch_size", local, f"batch={batch}, num_microbatches={steps}")
     size = settings.whole("parallelism.pipeline_parallel_microbatch_size", 1)
-    schedule = settings.take("parallelism.pipeline_parallel_schedule", "1F1B")
-    points = settings.take("parallelism.pipeline_parallel_split_points", [])
+    schedule = settings.text("parallelism.pipeline_parallel_schedule", "1F1B")
+    points = settings.names("parallelism.pipeline_parallel_split_points")
     per_stage = settings.take("parallelism.pipeline_parallel_layers_per_stage")
     if fields["pp"] == 1:
         return
@@ -109,8 +109,8 @@ def _split_points(num_layers: int, num_stages: int) -> list[str]:
 
 def _read_checkpoints(settings: Settings) -> None:
     """Read which activations are saved."""
-    mode = settings.take("activation_checkpoint.mode", "selective")
-    option = str(settings.take("activation_checkpoint.selective_ac_option", "2"))
+    mode = settings.text("activation_checkpoint.mode", "selective")
+    option = settings.text("activation_checkpoint.selective_ac_option", "2")
     settings.left.pop("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns", None)
     remats = {"none": "none", "full": "block", "selective": "alternate" if option == "op" else ""}
     if not (remat := remats.get(mode, "")):
@@ -156,5 +156,5 @@ def write(fields: dict[str, Any], system: System) -> dict[str, Any]:
 
 def preset_name(settings: Settings) -> str:
     """Return the name under which a table has the model of a file, `llama3/8B`; empty if the file has none."""
-    name, flavor = settings.take("model.name", ""), settings.take("model.flavor", "")
+    name, flavor = settings.text("model.name"), settings.text("model.flavor")
     return re.sub("^/$", "", f"{name}/{flavor}")
