@@ -318,3 +318,13 @@ def test_wrong_values_of_any_option_end_in_one_line(name, text, on, tmp_path):
         for wrong in ([], [1], "", "x", -5, 0, 10**30, 1.5, True, None):
             with contextlib.suppress(MeshwrightError):
                 read_options(name, values | {option: wrong}, system)
+
+
+def test_an_export_is_refused_before_the_search(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("plan llama3-8b --on v5p:4x4x4 --batch 128 --export deepspeed x.json") == 2
+    assert "no export for 'deepspeed'; a plan is written for levanter" in capsys.readouterr().err
+    assert run("plan llama3-8b --on v5p:4x4x4 --batch 128 --sweep chips=64,128 --export maxtext x.yml") == 2
+    assert "--export changes nothing beside --sweep" in capsys.readouterr().err
+    assert run("plan llama3-8b --on v5p:4x4x4 --batch 128 --import x.yml") == 2
+    assert "--batch" in capsys.readouterr().err

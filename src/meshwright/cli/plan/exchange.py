@@ -13,6 +13,7 @@ from meshwright.cli.typed import check_all_read
 from meshwright.errors import MeshwrightError
 from meshwright.pictures.tables import collective_table, console, show, table
 from meshwright.pictures.text import folded
+from meshwright.planning.exchange.export import export_table
 from meshwright.planning.exchange.imports import Imported, import_settings
 from meshwright.planning.files import check_data_file
 from meshwright.planning.plan import Plan
@@ -33,6 +34,7 @@ def read_export(words: tuple[str, ...]) -> Export | None:
         raise MeshwrightError(
             f"--export {' '.join(words)} takes a framework and a file, as --export maxtext llama3.yml"
         )
+    export_table(words[0])
     return Export(words[0], Path(words[1]))
 
 
@@ -42,7 +44,7 @@ def export_plan(plan: Plan, export: Export | None, *, as_json: bool = False) -> 
         return
     unsaid = plan.export(export.framework, export.path)
     out = sys.stderr if as_json else sys.stdout
-    print(folded(f"wrote {export.path}, settings of {export.framework} that say this plan"), file=out)
+    print(folded(f"wrote {export.path}: {plan.mesh} as settings of {export.framework}"), file=out)
     for field, why in unsaid.items():
         print(folded(f"not in it: {field.rpartition('.')[2]}; {why}"), file=out)
 

@@ -17,7 +17,7 @@ from meshwright.planning.exchange import levanter, maxtext, megatron, torchtitan
 from meshwright.planning.exchange.files import write_values
 from meshwright.planning.exchange.plan_fields import plan_fields
 from meshwright.planning.exchange.reading import read_options
-from meshwright.planning.exchange.tables import Table, exchange_names, load_table
+from meshwright.planning.exchange.tables import Table, load_table
 from meshwright.planning.options import STRATEGY_OPTIONS, WORKLOAD_OPTIONS
 
 _WRITERS: Mapping[str, Callable[[dict[str, Any], System], dict[str, Any]]] = {
@@ -44,9 +44,7 @@ def export_settings(
     Raises:
         MeshwrightError: if the framework has no option or no value for a field of the plan; the message names it.
     """
-    table = load_table(framework) if framework in exchange_names() else None
-    if table is None or not table.can_export:
-        raise MeshwrightError(f"no export for {framework!r}; a plan is written for {', '.join(_WRITERS)}")
+    table = export_table(framework)
     fields = plan_fields(workload, mesh, strategy)
     values = _values(framework, table, fields, workload.config, system)
     try:
@@ -60,6 +58,13 @@ def export_settings(
         field: why for field, why in table.unsaid.items() if field in known or fields.get(field) != theirs.get(field)
     }
     return Exported(write_values(values, table.format), unsaid)
+
+
+def export_table(framework: str) -> Table:
+    """Return the table of a framework for which plans are written. Raises for any other name."""
+    if framework not in _WRITERS:
+        raise MeshwrightError(f"no export for {framework!r}; a plan is written for {', '.join(_WRITERS)}")
+    return load_table(framework)
 
 
 def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelConfig, system: System) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from meshwright.options.values import SystemLike, read_system
 from meshwright.planning.exchange.files import Format, read_values
 from meshwright.planning.exchange.reading import read_options
 from meshwright.planning.exchange.settings import Meaning
-from meshwright.planning.exchange.tables import Table, exchange_names, load_table
+from meshwright.planning.exchange.tables import Table, exchange_names, load_table, named_options
 from meshwright.planning.options import read_model
 from meshwright.planning.plan import Plan, make_plan
 from meshwright.support.files import as_path
@@ -96,6 +96,4 @@ def find_framework_of(kind: Format, values: Mapping[str, Any], path: Path) -> st
 def _has(table: Table, option: str) -> bool:
     """Whether a framework's table has an option."""
     patterns = [pattern for patterns in table.nothing.values() for pattern in patterns]
-    named = (table.numbers, table.words, table.structure, table.only, table.defaults)
-    is_named = any(option in names for names in named) or (bool(table.mesh_dim) and option == "mesh_dim")
-    return is_named or any(fnmatchcase(option, pattern) for pattern in patterns)
+    return option in named_options(table) or any(fnmatchcase(option, pattern) for pattern in patterns)

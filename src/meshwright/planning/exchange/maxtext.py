@@ -10,20 +10,14 @@ from meshwright.description.frameworks.framework import load_framework
 from meshwright.description.hardware.system import System
 from meshwright.description.step.strategy import XLA
 from meshwright.errors import MeshwrightError
-from meshwright.mesh import LAYOUT
+from meshwright.mesh import LAYOUT, OTHERS_AXES
 from meshwright.planning.exchange.settings import Settings
 
 OURS = {
-    "data": "dp",
-    "fsdp": "fsdp",
-    "fsdp_transpose": "fsdp",
-    "tensor": "tp",
-    "tensor_sequence": "tp",
-    "context": "sp",
-    "expert": "ep",
-    "pipeline": "pp",
+    axis: OTHERS_AXES.get(axis, axis).partition(",")[0]
+    for axis in ("data", "fsdp", "fsdp_transpose", "tensor", "tensor_sequence", "context", "expert", "pipeline")
 }
-"""The mesh axis of each axis of MaxText (`meshwright.mesh.OTHERS_AXES`); degrees of one axis are multiplied."""
+"""The mesh axis of each axis of MaxText that a train step has; degrees of one axis are multiplied."""
 
 _NOTES = {
     "fsdp_transpose": ", planned with weights along the embedding; MaxText splits them along the mlp too",

@@ -103,13 +103,18 @@ def _read_numbers(settings: Settings) -> None:
         value = settings.number(option, settings.table.defaults.get(option))
         settings.fields[field] = value
         if is_typed:
-            settings.means(option, value, f"{field.rpartition('.')[2]}={value}")
+            settings.means(option, value, f"{_shown(field)}={value}")
     if settings.fields.get("experts.count", 0) < 2:
         for field in [field for field in settings.fields if field.startswith("experts.")]:
             del settings.fields[field]
     for field in ("model.rope_theta", "model.norm_epsilon", "dropout", "z_loss", "experts.balance_weight"):
         if field in settings.fields:
             settings.fields[field] = float(settings.fields[field])
+
+
+def _shown(field: str) -> str:
+    """Return the name of a field for users: of options of `plan`, as their keywords have it."""
+    return "dtype" if field == "compute_dtype" else field.rpartition(".")[2]
 
 
 def _read_words(settings: Settings, name: str) -> None:
@@ -132,7 +137,7 @@ def _read_words(settings: Settings, name: str) -> None:
         settings.fields[field] = None if words[word] == "" else words[word]
         if is_typed:
             ours = words[word] if words[word] != "" else "off"
-            settings.means(option, value, f"{field.rpartition('.')[2]}={ours}")
+            settings.means(option, value, f"{_shown(field)}={ours}")
 
 
 def _read_model(settings: Settings, name: str, model: ModelConfig | None, model_name: str) -> Model:

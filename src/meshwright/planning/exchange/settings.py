@@ -12,7 +12,7 @@ from meshwright.description.hardware.system import System
 from meshwright.description.step.model import Model
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.planning.exchange.files import is_variable
-from meshwright.planning.exchange.tables import Table
+from meshwright.planning.exchange.tables import Table, named_options
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,7 @@ class Settings:
         """Raise for an option that is not known."""
         if self.left:
             option = next(iter(self.left))
-            known = (*self.table.numbers, *self.table.words, *self.table.only, *self.table.structure)
-            hint = did_you_mean(near_names(option, known))
+            hint = did_you_mean(self.shown(name) for name in near_names(option, named_options(self.table)))
             raise self.refusal(
                 option, f"is not read; {hint}leave it out of the file if it changes nothing of a step's time and memory"
             )

@@ -28,7 +28,6 @@ class Table:
     format: Format
     source: str  # The repository's file with the options.
     mesh_dim: tuple[str, ...] = ()  # The axes of its option `mesh_dim`, in order; empty: it has none.
-    can_export: bool = True
     models: Mapping[str, str] = field(
         default_factory=dict[str, str]
     )  # Its name of a preset, by the preset's name here.
@@ -42,9 +41,16 @@ class Table:
     # Values with which an option describes a decoder that is read from sizes; the first is written.
     structure: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, Any])
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict[str, Any])  # The one value that is read, and why.
+    # Options that make a field together, read by the framework's module, each with what it is here.
+    parts: Mapping[str, str] = field(default_factory=dict[str, str])
     # Patterns of options that change nothing of a step, by the reason.
     nothing: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, Any])
     unsaid: Mapping[str, str] = field(default_factory=dict[str, str])  # Why no option sets a field, by field.
+
+
+def named_options(table: Table) -> tuple[str, ...]:
+    """Return the options that a table names, other than those that change nothing."""
+    return (*table.numbers, *table.words, *table.parts, *table.structure, *table.only)
 
 
 def exchange_names() -> tuple[str, ...]:
