@@ -104,7 +104,7 @@ VALUES = {
     "--optimizer": "lion", "--output-len": "8", "--param-dtype": "bf16", "--prompt-len": "8", "--remat": "none",
     "--run": "runs/none", "--schedule": "gpipe", "--seq-len": "128", "--serve": "prefill", "--sp-method": "ring",
     "--stages": "4", "--sweep": "chips=4,8", "--tolerance": "0.5", "--top": "3", "--tp-stream": "whole",
-    "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default",
+    "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default", "--export": "maxtext x.yml",
     "--axes": "auto", "--coordinator": "localhost:1", "--data": "none.txt", "--learning-rate": "0.01",
     "--stuck-seconds": "60", "--restarts": "1", "--elastic": "2", "--name": "long", "--image": "none",
     "--claim": "runs",
@@ -155,6 +155,8 @@ def options_of(name):
 
 def typed(option, name):
     value = OTHER_VALUES.get((name, option.name)) or VALUES.get(option.name)
+    if option.takes == "many":
+        return [option.name, *value.split()]
     return [option.name] if option.takes == "none" else [option.name, value]
 
 

@@ -36,7 +36,13 @@ def rows(table):
         (option, f"{value if value != '' else 'empty'} alone: {why}") for option, (value, why) in table.only.items()
     )
     for reason, patterns in table.nothing.items():
-        yield "`, `".join(patterns), f"changes nothing: {reason}"
+        yield " ".join(patterns), f"no effect here: {reason}"
+
+
+def as_typed(option, kind):
+    """An option as users of its framework type it: a flag, or a key in its section of TOML."""
+    section, _, key = option.rpartition(".")
+    return f"--{option}" if kind == "flags" else f"[{section}] {key}" if kind == "toml" and section else option
 
 
 def tables():
@@ -44,15 +50,15 @@ def tables():
     parts = [HEADING]
     for name in ORDER:
         table = load_table(name)
-        dashes = "--" if table.format == "flags" else ""
         lines = [
             f"### {table.title}\n",
             f"Checked against {table.source}.\n",
             f"| {table.title} | here |",
             "| --- | --- |",
         ]
-        for option, ours in rows(table):
-            lines.append(f"| `{dashes}{option.replace('`, `', f'`, `{dashes}')}` | {ours.replace('|', ' ')} |")
+        for options, ours in rows(table):
+            typed = ", ".join(f"`{as_typed(option, table.format)}`" for option in options.split())
+            lines.append(f"| {typed} | {ours.replace('|', ' ')} |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 

@@ -93,7 +93,7 @@ def _print(imported: Imported, *, is_explained: bool) -> None:
     rows = [(meaning.theirs, meaning.ours) for meaning in imported.meanings]
     show(console(), table((imported.title, "here"), rows, left=(0, 1), folds=1))
     for reason, names in imported.nothing.items():
-        print(folded(f"change nothing ({reason}): {', '.join(names)}"))
+        print(folded(f"no effect here ({reason}): {', '.join(names)}"))
     print()
     print_head(plan)
     print_why(plan, is_explained=is_explained)
