@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax import ShapeDtypeStruct
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, Sharding
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -16,9 +17,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.step import abstract_batch, abstract_params
 from meshwright.mesh import divisors
-from meshwright.pictures.holdings import Holder, Holdings, Span, device_blocks
+from meshwright.pictures.drawings.holdings import Holder, Holdings, Span, device_blocks
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.planning.plan import Plan
+from meshwright.proof.program_plans.plan import ProgramPlan
 from meshwright.units import show_bytes, show_count
 
 Axes = tuple[tuple[str, ...], ...]
@@ -175,6 +177,14 @@ def plan_rows(plan: Plan) -> tuple[Row, ...]:
     return tree_rows({**params, "batch": abstract_batch(plan.workload, layout, mesh, plan.strategy)})
 
 
+def program_rows(plan: ProgramPlan) -> tuple[Row, ...]:
+    """Return a row for each array that a planned function takes; no devices are needed."""
+    found = zip(plan.program.arguments, plan.program.traced.jaxpr.in_avals, plan.abstract().in_shardings, strict=True)
+    return tuple(
+        _row(path, ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)) for (path, _), aval, sharding in found
+    )
+
+
 def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:
     """Return the rows as a table with totals in its title.
 
@@ -186,7 +196,7 @@ def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:
     panel = Panel(
         cells=tuple(tuple(map(Cell, _texts(row))) for row in rows),
         rows=tuple(row.path for row in rows),
-        columns=("type", "a device holds", "bytes a device", "copies"),
+        columns=("type", "a device holds", "bytes", "copies", "in all"),
         frame="table",
     )
     return Sketch(title=title, panels=(panel,))
@@ -223,6 +233,6 @@ def _texts(row: Row) -> tuple[str, ...]:
     """Return a row's cells; a spec without a mesh is printed after the type, which cannot express it."""
     kind = row.type if row.spec.startswith("P(") else f"{row.type} {row.spec}"
     if not row.copies:
-        return kind, "-", "-", "-"
+        return kind, "-", "-", "-", show_bytes(row.total_bytes) if row.total_bytes else "-"
     local = f"[{','.join(map(str, row.local_shape))}]"
-    return kind, local, show_bytes(row.bytes_per_device), str(row.copies)
+    return kind, local, show_bytes(row.bytes_per_device), str(row.copies), show_bytes(row.total_bytes)

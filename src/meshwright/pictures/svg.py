@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape, quoteattr
+from functools import partial
+from html import escape as escape_html
 
 from meshwright.pictures.colours import INK, RULE, WRONG
 from meshwright.pictures.scene import Box, Edge, Label, Line, Scene, moved
+
+# Not that of xml.sax, which loads urllib: chips and prices are printed in less time than that takes.
+escape = partial(escape_html, quote=False)
 
 _FONT = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 _SIZE = 13
@@ -19,6 +23,7 @@ _EDGES: dict[Edge, str] = {
     "outlined": f' stroke="{RULE}"',
     "marked": f' stroke="{INK}" stroke-width="2"',
     "exposed": f' stroke="{WRONG}" stroke-width="1.5"',
+    "sheet": f' stroke="{RULE}"',
 }
 
 
@@ -37,7 +42,7 @@ def element(scene: Scene, before: str = "") -> str:
     body = "\n".join(map(_item, scene.items))
     return (
         f'<svg role="img" width="{width}" height="{height}"'
-        f' viewBox="0 0 {width} {height}" font-family={quoteattr(_FONT)} font-size="{_SIZE}" fill="{INK}">\n'
+        f' viewBox="0 0 {width} {height}" font-family="{_FONT}" font-size="{_SIZE}" fill="{INK}">\n'
         f"{before}{body}\n</svg>\n"
     )
 
@@ -49,6 +54,7 @@ def _item(item: Box | Line | Label) -> str:
     if isinstance(item, Label):
         return _text(item.text, x, y + _BASE * _LINE, "start", ' font-weight="bold"' if item.is_bold else "")
     dashes = ' stroke-dasharray="4 3"' if item.is_dashed else ""
+    dashes += ' stroke-opacity="0.25"' if item.is_faint else ""
     x2, y2 = x + item.width * _CHARACTER, y + item.height * _LINE
     return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{item.colour or RULE}"{dashes}/>'
 
