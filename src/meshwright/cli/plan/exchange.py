@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.cli.plan.args import ImportArgs
 from meshwright.cli.plan.screen import print_head, print_terms, print_why
@@ -13,10 +13,11 @@ from meshwright.cli.typed import check_all_read
 from meshwright.errors import MeshwrightError
 from meshwright.pictures.tables import collective_table, console, show, table
 from meshwright.pictures.text import folded
-from meshwright.planning.exchange.export import export_table
-from meshwright.planning.exchange.imports import Imported, import_settings
 from meshwright.planning.files import check_data_file
 from meshwright.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from meshwright.planning.exchange.imports import Imported
 
 
 class Export(NamedTuple):
@@ -34,6 +35,8 @@ def read_export(words: tuple[str, ...]) -> Export | None:
         raise MeshwrightError(
             f"--export {' '.join(words)} takes a framework and a file, as --export maxtext llama3.yml"
         )
+    from meshwright.planning.exchange.export import export_table  # Only plans that are exported need these modules.
+
     export_table(words[0])
     return Export(words[0], Path(words[1]))
 
@@ -51,6 +54,8 @@ def export_plan(plan: Plan, export: Export | None, *, as_json: bool = False) -> 
 
 def print_imported(args: ImportArgs) -> int:
     """Print what each option of a file means here, and the plan. Return 1 if it does not fit, else 0."""
+    from meshwright.planning.exchange.imports import import_settings
+
     if args.on is None:
         raise MeshwrightError(f"{args.import_} needs hardware: --on, as v5p:4x4x4, h100:64 or cpu:8")
     imported = import_settings(
