@@ -13,7 +13,8 @@ def here(field):
     """A field as users of the command type it."""
     if "." in field:
         return f"{field.rpartition('.')[2]} of the {'experts' if field.startswith('experts') else 'model'}"
-    return f"`--{ {'compute_dtype': 'dtype'}.get(field, field).replace('_', '-') }`".replace(" ", "")
+    name = "dtype" if field == "compute_dtype" else field.replace("_", "-")
+    return f"`--{name}`"
 
 
 def of_words(words):

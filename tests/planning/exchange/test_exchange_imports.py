@@ -155,6 +155,12 @@ def test_policies_of_maxtext_by_the_values_that_they_save(read):
     assert offloaded.plan.workload.remat == "offload"
 
 
+def test_dropout_of_maxtext_that_is_switched_off(read):
+    options = {"dropout_rate": 0.1}
+    assert read(MAXTEXT | options, "v5p:4x4x4").plan.strategy.dropout == 0.1
+    assert read(MAXTEXT | options | {"enable_dropout": False}, "v5p:4x4x4").plan.strategy.dropout == 0
+
+
 def test_a_model_of_maxtext_by_its_sizes(read):
     sizes = {"base_num_decoder_layers": 4, "base_emb_dim": 1024, "base_mlp_dim": 4096, "base_num_query_heads": 8}
     rest = {"base_num_kv_heads": 8, "head_dim": 128, "vocab_size": 32000, "normalization_layer_epsilon": 1e-6}
@@ -181,6 +187,9 @@ def test_megatron_arguments_in_a_script(read):
     assert (workload.param_dtype, strategy.master_weights, strategy.moment_dtype) == ("bf16", True, "f32")
     assert (strategy.gradient_dtype, strategy.tp_stream, workload.remat) == ("f32", "split", "attention")
     assert workload.model.name == "llama3-8b"
+    assert strategy.attention == "cudnn"
+    flash = read(MEGATRON.replace("--bf16", "--bf16 --use-flash-attn"), "h100:64")
+    assert flash.plan.strategy.attention == "flash"
     wide = read(MEGATRON.replace("parallel-size 2", "parallel-size 8"), "h100:64")
     assert wide.plan.workload.model.vocab == 129_024  # Megatron pads the vocabulary to a multiple of 128 * tp.
 
@@ -213,7 +222,7 @@ def test_levanter_takes_the_vocabulary_from_the_model_that_is_named(read):
         ({"per_device_batch_size": 0.3}, "per_device_batch_size is 0.3, 19.2 sequences on 64 devices"),
         ({"per_device_batch_size": "many"}, "per_device_batch_size is 'many'; it takes a number"),
         ({"model_name": "llama9-1b"}, "model llama9-1b is not one of llama2-7b"),
-        ({"sliding_window_size": 4096}, "sliding_window_size is not read"),
+        ({"sliding_window_size": 4096}, "sliding_window_size is 4096: give a MODEL that has windows"),
         ({"mtp_num_layers": 1}, "mtp_num_layers is 1: there is no multi-token prediction here"),
         ({"dcn_fsdp_parallelism": 2}, "multiply to|divide"),
     ],

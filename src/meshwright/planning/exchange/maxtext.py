@@ -30,6 +30,9 @@ def read(settings: Settings) -> None:
     _read_mesh(settings)
     _read_batch(settings)
     _read_saved(settings)
+    if "enable_dropout" in settings.left and not settings.flag("enable_dropout"):
+        settings.fields["dropout"] = 0.0
+        settings.means("enable_dropout", False, "dropout=0")
     settings.fields["tp_stream"] = "split"
     option = "shard_optimizer_over_data"
     if option in settings.left and settings.flag(option):

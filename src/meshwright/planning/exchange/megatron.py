@@ -120,6 +120,9 @@ def _read_formats(settings: Settings) -> None:
         settings.means("bf16", True, "param_dtype=bf16, master_weights, moment_dtype=f32")
     if reduces_narrow:
         settings.means("grad-reduce-in-bf16", True, f"gradient_dtype={fields['gradient_dtype']}")
+    if settings.flag("use-flash-attn"):
+        fields["attention"] = "flash"
+        settings.means("use-flash-attn", True, "attention=flash")
     dropout = settings.number("attention-dropout", 0.1)
     if dropout not in (0, fields["dropout"]):
         raise settings.refusal("attention-dropout", f"is {dropout}; here it is --hidden-dropout's, {fields['dropout']}")
