@@ -20,6 +20,7 @@ HELP = {
     **{name: [name] for name in COMMANDS},
     "plan serve": ["plan", "--serve", "decode"],
     "plan images": ["plan", "resnet50"],
+    "plan import": ["plan", "--import", "llama3.yml"],
     "verify serve": ["verify", "--serve", "decode"],
 }
 

@@ -107,6 +107,7 @@ VALUES = {
     "--run": "runs/none", "--schedule": "gpipe", "--seq-len": "128", "--serve": "prefill", "--sp-method": "ring",
     "--stages": "4", "--sweep": "chips=4,8", "--tolerance": "0.5", "--top": "3", "--tp-stream": "whole",
     "--virtual-stages": "2", "--weight-dtype": "int8", "--zero-stage": "2", "--effort": "default",
+    "--export": "maxtext x.yml",
     "--axes": "auto", "--coordinator": "localhost:1", "--data": "none.txt", "--learning-rate": "0.01",
     "--stuck-seconds": "60", "--restarts": "1", "--elastic": "2", "--name": "long", "--image": "none",
     "--claim": "runs",
@@ -158,6 +159,8 @@ def options_of(name):
 
 def typed(option, name):
     value = OTHER_VALUES.get((name, option.name)) or VALUES.get(option.name)
+    if option.takes == "many":
+        return [option.name, *value.split()]
     return [option.name] if option.takes == "none" else [option.name, value]
 
 

@@ -27,7 +27,7 @@ from meshwright.planning.prediction import predict
 from meshwright.planning.why.training_run import TrainingRun
 from meshwright.record import Record
 from meshwright.support.field_types import from_data
-from meshwright.support.files import as_path
+from meshwright.support.files import as_path, write_file
 from meshwright.support.notebook import card
 from meshwright.units import show_degrees
 
@@ -70,6 +70,20 @@ class Plan:
     def write(self, path: str | Path) -> None:
         """Write the plan completely or not at all: as JSON to a `.json`, else as YAML."""
         write_plan(self, as_path(path))
+
+    def export(self, framework: str, path: str | Path) -> Mapping[str, str]:
+        """Write the plan as settings of maxtext, torchtitan, megatron or levanter, which are read back and compared.
+
+        Returns the fields that the framework has no option for and decides itself, each with the reason.
+
+        Raises:
+            MeshwrightError: the framework cannot run the plan; the message names the field.
+        """
+        from meshwright.planning.exchange.export import export_settings
+
+        exported = export_settings(framework, self.workload, self.mesh, self.strategy, self.system)
+        write_file(as_path(path), exported.text)
+        return exported.unsaid
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data, in the format of its file."""

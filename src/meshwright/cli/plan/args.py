@@ -47,6 +47,8 @@ class OutputArgs:
 
     output: Output = None
     """Write the plan, as YAML or .json, for verify and train."""
+    export: Annotated[tuple[str, ...], option("FRAMEWORK FILE")] = ()
+    """Write the plan as settings of maxtext, torchtitan, megatron or levanter."""
     plot: Annotated[Path | None, option("FILE")] = None
     """Draw the candidates, or the sweep, to this file (.svg, .png or .pdf)."""
     evidence: Annotated[bool, option()] = False
@@ -136,3 +138,27 @@ class ProgramArgs:
     """How many of the best layouts to compile, 0 for none. Default: 3."""
     json: Json = False
     """Print {"mesh", "table", "store", "classes", "predicted": record, …} instead of tables."""
+
+
+@dataclass(frozen=True)
+class ImportArgs:
+    """Read the settings of another framework, say what each option means here, and price their plan."""
+
+    import_: Annotated[Path, option("FILE")]
+    """YAML of MaxText or Levanter, TOML of torchtitan, or flags of Megatron-LM, LWM or EasyLM. Needed."""
+    model: Annotated[str | None, positional("MODEL")] = None
+    """A preset (llama3-8b, …) or a config.json, where the file does not describe the model."""
+    on: Annotated[str | None, option("CHIPS")] = None
+    """The hardware, as v5p:4x4x4. Needed."""
+    framework: Annotated[str | None, option("NAME")] = None
+    """Price the step as this framework runs it, as maxtext or megatron-core. Default: as meshwright does."""
+    hardware: Annotated[Path | None, option("FILE")] = None
+    """A TOML file that describes a chip of your own, for --on to name."""
+    memory_headroom: ShareText = None
+    """Fraction added to predicted memory before it must fit, as 10%. Default: the error measured on such chips."""
+    output: Output = None
+    """Write the plan, as YAML or .json, for verify and train."""
+    explain: Annotated[bool, option()] = False
+    """Also print the terms of step and memory, and the collectives."""
+    json: Json = False
+    """Print data instead of tables: {"framework", "options", "without_effect", "plan"}."""

@@ -2,7 +2,7 @@
 
 Each kind of plan has its own arguments (`args`) and modules: ranking for training (`screen`), comparison of meshes
 (`compare`), sweeps (`sweep`), ops (`ops`), existing plans in a file or a run (`kept`), image models (`images`), serving
-(`serving`), any JAX function (`programs`).
+(`serving`), any JAX function (`programs`), settings of other frameworks (`exchange`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.cli.kept import kept_plan
-from meshwright.cli.plan.args import Args, ImageArgs, ProgramArgs, ServeArgs
+from meshwright.cli.plan.args import Args, ImageArgs, ImportArgs, ProgramArgs, ServeArgs
+from meshwright.cli.plan.exchange import export_plan, print_imported, read_export
 from meshwright.cli.plan.kept import print_kept
 from meshwright.cli.plan.programs import NAMED
 from meshwright.cli.typed import check_all_read
@@ -47,6 +48,8 @@ EXAMPLES = (
     "meshwright plan plan.yaml --ops",
     "meshwright plan resnet50 --on a100-80gb:8 --batch 256",
     "meshwright plan my_module:make_step --on v5e:4x4",
+    "meshwright plan llama3-8b --on v5p:4x4x4 --batch 512 --remat block --export maxtext llama3.yml",
+    "meshwright plan --import llama3.yml --on v5p:4x4x4",
     "meshwright plan llama3-8b --serve decode --help",
 )
 
@@ -55,6 +58,7 @@ KINDS: dict[str, type] = {
     "a serving plan (--serve decode)": ServeArgs,
     "a plan of a model of images": ImageArgs,
     "a plan of a function": ProgramArgs,
+    "the plan of another framework's settings (--import FILE)": ImportArgs,
 }
 """The kinds of plans, as messages name them."""
 
@@ -66,9 +70,11 @@ HINTS = {
 
 
 def args_of(words: list[str]) -> type:
-    """Return the kind of arguments: for serving with --serve, for images with a ResNet's name, for functions and
-    scripts, else for training.
+    """Return the kind of arguments: for serving with --serve, for settings of another framework with --import, for
+    images with a ResNet's name, for functions and scripts, else for training.
     """
+    if any(word.split("=")[0] == "--import" for word in words):
+        return ImportArgs
     if any(NAMED.fullmatch(word) for word in words if not word.startswith("-")):
         return ProgramArgs
     if any(word.split("=")[0] == "--serve" for word in words):
@@ -76,8 +82,10 @@ def args_of(words: list[str]) -> type:
     return ImageArgs if {word.lower() for word in words} & set(RESNETS) else Args
 
 
-def run(args: Args | ServeArgs | ImageArgs | ProgramArgs) -> int:
+def run(args: Args | ServeArgs | ImageArgs | ProgramArgs | ImportArgs) -> int:
     """Print the requested plan, and write it if a file is named."""
+    if isinstance(args, ImportArgs):
+        return print_imported(args)
     if isinstance(args, ServeArgs):
         from meshwright.cli.plan.serving import plan_serving
 
@@ -190,6 +198,7 @@ class _Training:
         tokens = None if search_args.tokens is None else read_count("--tokens", search_args.tokens)
         price = None if tokens is None or search_args.price is None else read_price(search_args.price)
         path, plot, with_ops, as_json = output.output, output.plot, output.ops, output.json
+        export = read_export(output.export)
         with_evidence = as_json or output.evidence
         # JSON has everything, so that --explain beside it changes nothing.
         is_explained = as_json or output.explain
@@ -197,7 +206,7 @@ class _Training:
             check_data_file(path)
         if plot is not None:
             check_chart_file(plot)
-        check_outputs(path, plot)
+        check_outputs(path, plot, export and export.path)
         check_all_read(self.args)
         with waiting(f"planning {self.workload.model.name} on {self.system}"):
             asked = None if mesh is None else self._of_mesh(mesh)
@@ -220,6 +229,7 @@ class _Training:
             plan_data(shown, with_ops=with_ops)
         else:
             print_plan(shown, output=path, is_explained=is_explained, with_ops=with_ops, with_evidence=with_evidence)
+        export_plan(chosen, export, as_json=as_json)
         return 0 if chosen.predicted.fits else 1
 
     def _of_mesh(self, mesh: MeshShape) -> Plan:

@@ -6,6 +6,7 @@ import json
 import shlex
 
 from meshwright.cli.plan.args import Args
+from meshwright.cli.plan.exchange import export_plan, read_export
 from meshwright.cli.plan.screen import print_head, print_terms, print_why
 from meshwright.cli.typed import check_all_read
 from meshwright.options.values import read_count, read_price
@@ -17,10 +18,12 @@ from meshwright.planning.why.training_run import training_run
 
 def print_kept(args: Args, plan: Plan) -> int:
     """Print the plan of the file or run `args.model`. Return 1 if it does not fit, else 0."""
+    export = read_export(args.output.export)
     where, as_json = f"of {args.model}, which is planned already", args.output.json
     code = 0 if plan.predicted.fits else 1
     if as_json:
         check_all_read(args, f"{where}, beside --json")
+        export_plan(plan, export, as_json=True)
         print(json.dumps(plan.to_json(), indent=2))
         return code
     tokens = None if args.search.tokens is None else read_count("--tokens", args.search.tokens)
@@ -42,6 +45,7 @@ def print_kept(args: Args, plan: Plan) -> int:
         from meshwright.cli.plan.ops import print_ops
 
         print_ops(plan)
+    export_plan(plan, export)
     if plan.planned_only:
         print(folded(f"train: {plan.planned_only}"))
     else:

@@ -83,7 +83,8 @@ def declared_words(args: type) -> tuple[dict[str, Option], tuple[Option, ...]]:
         elif shown.is_positional:
             arguments.append(_option(shown.metavar, shown.metavar, field.name, plain, is_needed=is_needed))
         else:
-            names = (f"--{field.name.replace('_', '-')}", *shown.aliases)
+            # A field cannot have the name of a keyword: `import_` is --import.
+            names = (f"--{field.name.rstrip('_').replace('_', '-')}", *shown.aliases)
             label = f"{', '.join(sorted(names, key=len))} {shown.metavar}".rstrip()
             options |= dict.fromkeys(names, _option(names[0], label, field.name, plain, is_needed=is_needed))
     return options, tuple(arguments)

@@ -1,0 +1,135 @@
+"""Write a plan as another framework's settings, and check that they say the same when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+from meshwright.description.families.registry import PRESETS
+from meshwright.description.hardware.system import System
+from meshwright.description.step.model import ModelConfig
+from meshwright.description.step.strategy import Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.planning.exchange import levanter, maxtext, megatron, torchtitan
+from meshwright.planning.exchange.files import write_values
+from meshwright.planning.exchange.plan_fields import plan_fields
+from meshwright.planning.exchange.reading import read_options
+from meshwright.planning.exchange.tables import Table, load_table
+from meshwright.planning.options import STRATEGY_OPTIONS, WORKLOAD_OPTIONS
+
+_WRITERS: Mapping[str, Callable[[dict[str, Any], System], dict[str, Any]]] = {
+    "levanter": levanter.write,
+    "maxtext": maxtext.write,
+    "megatron": megatron.write,
+    "torchtitan": torchtitan.write,
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The text of a file of settings, and why some fields of the plan are not in it, by field."""
+
+    text: str
+    unsaid: Mapping[str, str]
+
+
+def export_settings(
+    framework: str, workload: Workload, mesh: MeshShape, strategy: Strategy, system: System
+) -> Exported:
+    """Return a plan as settings of maxtext, torchtitan, megatron or levanter.
+
+    Raises:
+        MeshwrightError: if the framework has no option or no value for a field of the plan; the message names it.
+    """
+    table = export_table(framework)
+    fields = plan_fields(workload, mesh, strategy)
+    values = _values(framework, table, fields, workload.config, system)
+    try:
+        known = {field: fields[field] for field in table.unsaid if field.startswith("model.")}
+        read = read_options(framework, values, system, known=known)
+    except MeshwrightError as error:
+        raise MeshwrightError(f"{table.title} cannot run this plan: {error}") from None
+    theirs = plan_fields(read.workload, read.mesh, read.strategy)
+    _check_same(table, fields, theirs)
+    unsaid = {
+        field: why for field, why in table.unsaid.items() if field in known or fields.get(field) != theirs.get(field)
+    }
+    return Exported(write_values(values, table.format), unsaid)
+
+
+def export_table(framework: str) -> Table:
+    """Return the table of a framework for which plans are written. Raises for any other name."""
+    if framework not in _WRITERS:
+        raise MeshwrightError(f"no export for {framework!r}; a plan is written for {', '.join(_WRITERS)}")
+    return load_table(framework)
+
+
+def _values(framework: str, table: Table, fields: dict[str, Any], model: ModelConfig, system: System) -> dict[str, Any]:
+    """Return the options that say the fields of a plan."""
+    values: dict[str, Any] = {}
+    preset = PRESETS.get(model.name)
+    named = ""
+    if preset is not None and preset == replace(model, num_layers=preset.num_layers):
+        named = table.models.get(model.name, "")
+    if framework == "torchtitan" and not named:
+        raise MeshwrightError(f"torchtitan has no flavor of {model.name}; it has {', '.join(table.models)}")
+    if framework == "torchtitan" and preset != model:
+        raise MeshwrightError(
+            f"torchtitan's flavors have all layers; {model.name} with num_layers={model.num_layers} has not"
+        )
+    if framework == "maxtext" and named:
+        values["model_name"] = named
+        if preset != model:
+            values |= {"override_model_config": True, "base_num_decoder_layers": model.num_layers}
+    written = _WRITERS[framework](fields | {"model": named}, system)
+    skipped = ("model.", "experts.") if named else ()
+    for option, field in table.numbers.items():
+        if fields.get(field) is not None and not field.startswith(skipped):
+            values[option] = int(fields[field]) if field == "model.rope_theta" else fields[field]
+    for option, meaning in table.words.items():
+        ((field, words),) = meaning.items()
+        if field not in fields or (skipped and field.startswith(skipped)):
+            continue
+        value = "" if fields[field] is None else fields[field]
+        word = next((word for word, ours in words.items() if ours == value), None)
+        if word is None and (framework, value) == ("maxtext", "offload"):
+            continue  # Two options say it (`maxtext.write`).
+        if word is None:
+            known = ", ".join(str(ours) for ours in dict.fromkeys(words.values()))
+            raise MeshwrightError(f"{table.title} has no {field}={fields[field]}; its {option} is {known} here")
+        if word not in ("", "false") or (table.format != "flags" and word):
+            values[option] = {"true": True, "false": False}.get(word, word)
+    if not named:
+        values |= {option: allowed[0] for option, allowed in table.structure.items()}
+    return values | written
+
+
+def _check_same(table: Table, fields: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    """Raise if settings say another plan than the one that they were written for."""
+    wrong = {
+        field: read.get(field) for field in fields if field not in table.unsaid and read.get(field) != fields[field]
+    }
+    if wrong:
+        said = ", ".join(f"{field.removeprefix('model.')}={_shown(fields[field])}" for field in wrong)
+        theirs = ", ".join(_shown(value) for value in wrong.values())
+        if "param_dtype" in wrong:  # Moments are as parameters unless a plan says their format.
+            wrong["moment_dtype"] = read["moment_dtype"]
+        advice = " ".join(filter(None, (_option(field, value) for field, value in wrong.items())))
+        hint = f"; plan with {advice}" if advice else ""
+        raise MeshwrightError(f"{table.title} cannot say {said}: its steps have {theirs}{hint}")
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message, of an object its kind alone."""
+    return type(value).__name__ if is_dataclass(value) else str(value)
+
+
+def _option(field: str, value: Any) -> str:
+    """Return the option of `meshwright plan` that sets a field to a value; '' without one."""
+    name = {"compute_dtype": "dtype"}.get(field, field)
+    if name not in (*WORKLOAD_OPTIONS, *STRATEGY_OPTIONS) or value is None or value is False:
+        return ""
+    return f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")

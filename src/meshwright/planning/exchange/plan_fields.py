@@ -1,0 +1,87 @@
+"""A plan as flat fields by name, without those that change nothing of it, and the workload that fields describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from meshwright.description.families.registry import FAMILIES, PRESETS
+from meshwright.description.step.model import Experts, Model, ModelConfig
+from meshwright.description.step.strategy import DEFAULT, Strategy
+from meshwright.description.step.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import AXES, MeshShape
+
+SIZES = ("num_layers", "embed", "mlp", "num_heads", "num_kv_heads", "head_dim", "vocab")
+"""Fields of a model without which it is not known."""
+
+_NOT_COMPARED = ("profile", "spmd_pipeline")
+"""Fields of a strategy that describe a framework."""
+
+_NEEDS = {
+    "zero_stage": "fsdp",
+    "schedule": "pp",
+    "virtual_stages": "pp",
+    "tp_stream": "tp",
+    "collective_matmul": "tp",
+    "sp_method": "sp",
+}
+"""The mesh axis without which a field of a strategy changes nothing."""
+
+
+def plan_fields(workload: Workload, mesh: MeshShape, strategy: Strategy) -> dict[str, Any]:
+    """Return the fields of a plan by name: mesh axes, batch and formats, the model's as `model.embed`."""
+    if not isinstance(workload.model, ModelConfig):
+        raise MeshwrightError(f"{workload.model.name} is written as ops, which no other framework's settings describe")
+    found: dict[str, Any] = dict(mesh.degrees)
+    found |= {field.name: getattr(workload, field.name) for field in fields(Workload) if field.name != "model"}
+    for field in fields(Strategy):
+        axis = _NEEDS.get(field.name)
+        if field.name not in _NOT_COMPARED and (axis is None or mesh.degree(axis) > 1):
+            found[field.name] = getattr(strategy, field.name)
+    found["gradient_dtype"] = strategy.gradient_dtype or workload.compute_dtype
+    found["moment_dtype"] = strategy.moment_dtype or workload.param_dtype
+    model = workload.model
+    found |= {f"model.{field.name}": getattr(model, field.name) for field in fields(ModelConfig)}
+    for name in ("model.name", "model.experts"):
+        del found[name]
+    if model.experts:
+        found |= {f"experts.{field.name}": getattr(model.experts, field.name) for field in fields(Experts)}
+    return found
+
+
+def model_of(found: Mapping[str, Any], name: str, missing: str) -> Model:
+    """Return the model that fields describe, the preset itself if they describe one.
+
+    missing: completes the message where sizes are missing.
+    """
+    sizes = {field.removeprefix("model."): value for field, value in found.items() if field.startswith("model.")}
+    if without := [size for size in SIZES if size not in sizes]:
+        raise MeshwrightError(f"{', '.join(without)} of the model {'is' if len(without) == 1 else 'are'} {missing}")
+    experts = {field.removeprefix("experts."): value for field, value in found.items() if field.startswith("experts.")}
+    family = FAMILIES["mixtral" if experts else "llama"]
+    made = ModelConfig(name=name, family=family, **sizes, experts=Experts(**experts) if experts else None)
+    return next((preset for preset in PRESETS.values() if replace(made, name=preset.name) == preset), made)
+
+
+def workload_of(found: Mapping[str, Any], model: Model) -> Workload:
+    """Return the workload of fields."""
+    names = {field.name for field in fields(Workload)}
+    return Workload(model=model, **{name: value for name, value in found.items() if name in names and name != "model"})
+
+
+def mesh_of(found: Mapping[str, Any]) -> MeshShape:
+    """Return the mesh of fields."""
+    return MeshShape(**{axis: found.get(axis, 1) for axis in AXES})
+
+
+def strategy_of(found: Mapping[str, Any], mesh: MeshShape) -> Strategy:
+    """Return the strategy of fields, with the default where a field changes nothing on this mesh."""
+    names = {field.name for field in fields(Strategy)}
+    kept = {
+        name: value
+        for name, value in found.items()
+        if name in names and (name not in _NEEDS or mesh.degree(_NEEDS[name]) > 1)
+    }
+    return replace(DEFAULT, **kept)
