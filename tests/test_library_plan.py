@@ -11,7 +11,7 @@ from meshwright.cli.plan.args import Args
 from meshwright.cli.words.options import declared_options
 from meshwright.options.keywords import SearchOptions
 
-ON_THE_TERMINAL = {"output", "plot", "explain", "ops", "json"}
+ON_THE_TERMINAL = {"output", "plot", "explain", "evidence", "export", "ops", "json"}
 """Options that say where an answer goes, or how it is printed."""
 
 TINY = {"on": "cpu:8", "batch": 16, "seq_len": 64}
