@@ -1,7 +1,15 @@
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.units import parse_count, show_bytes, show_flops, show_percent, show_rate, show_seconds
+from meshwright.units import (
+    parse_count,
+    show_bytes,
+    show_flops,
+    show_percent,
+    show_range,
+    show_rate,
+    show_seconds,
+)
 
 SHOWN = [
     (show_bytes(0), "0 B"),
@@ -15,6 +23,10 @@ SHOWN = [
     (show_seconds(17e-6), "17.0 us"),
     (show_seconds(3e-8), "30.0 ns"),
     (show_seconds(0), "0 s"),
+    (show_range(1.12e-3, 1.82e-3), "1.12 to 1.82 ms"),
+    (show_range(112e-6, 1.82e-3), "112 us to 1.82 ms"),
+    (show_range(0.0, 2e-3), "0 s to 2.00 ms"),
+    (show_range(2e-3, 2.001e-3), "2.00 ms"),
     (show_percent(0.5817), "58.2%"),
 ]
 

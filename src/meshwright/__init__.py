@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from meshwright.execution.models.inference.loaded import Chat
     from meshwright.execution.training.library import train
     from meshwright.mesh import MeshShape
+    from meshwright.pictures.answers.cases import matmul_cases
+    from meshwright.pictures.answers.chips import chips
+    from meshwright.pictures.answers.collective import collective
+    from meshwright.pictures.answers.devices import devices
+    from meshwright.pictures.answers.matmul import matmul
+    from meshwright.pictures.answers.pipeline import pipeline
     from meshwright.pictures.report import report
     from meshwright.pictures.showing import show
     from meshwright.planning.library import plan
@@ -48,9 +54,15 @@ __all__ = [
     "Workload",
     "__version__",
     "apply",
+    "chips",
+    "collective",
+    "devices",
     "fit",
     "inspect",
     "load",
+    "matmul",
+    "matmul_cases",
+    "pipeline",
     "plan",
     "report",
     "serve",
@@ -70,10 +82,16 @@ _HOMES = {
     "System": "meshwright.description.hardware.system",
     "Workload": "meshwright.description.step.workload",
     "apply": "meshwright.proof.programs.apply",
+    "chips": "meshwright.pictures.answers.chips",
+    "collective": "meshwright.pictures.answers.collective",
+    "devices": "meshwright.pictures.answers.devices",
     "fit": "meshwright.proof.program_plans.fit.library",
     "inspect": "meshwright.proof.inspection.functions",
     "load": "meshwright.execution.loading.library",
     "load_ipython_extension": "meshwright.proof.inspection.magic",
+    "matmul": "meshwright.pictures.answers.matmul",
+    "matmul_cases": "meshwright.pictures.answers.cases",
+    "pipeline": "meshwright.pictures.answers.pipeline",
     "plan": "meshwright.planning.library",
     "report": "meshwright.pictures.report",
     "serve": "meshwright.serving.library",

@@ -45,6 +45,13 @@ def show_seconds(seconds: float) -> str:
     return f"{_figures(seconds * 1e9)} ns" if seconds else "0 s"
 
 
+def show_range(least: float, most: float) -> str:
+    """Format a range of seconds: `1.12 to 1.82 ms`, or one time where both read the same."""
+    first, last = show_seconds(least), show_seconds(most)
+    number, _, unit = first.partition(" ")
+    return last if first == last else f"{number if last.endswith(f' {unit}') else first} to {last}"
+
+
 def show_percent(share: float) -> str:
     """Format a share as a percentage: `58.2%` for 0.582."""
     return f"{_figures(100 * share)}%"

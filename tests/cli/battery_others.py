@@ -9,8 +9,9 @@ CALLS = """
 0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --json           | alternatives
 0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8 --on v5e:2x2 --dtype int8     | int8
 2 | matmul                                                                                   | PRODUCT is missing
-2 | matmul 'A[I_X, J] @ B[J, K]'                                                             | --mesh is missing
-2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8                               | --on is missing
+0 | matmul 'A[I_X, J] @ B[J, K]'                                                             | I=8,192, J=8,192, K=8,192: the size of a dim that is left out
+0 | matmul 'A[I_X, J_Y] @ B[J_Y, K]' --on v5e:2x4                                            | X=4, Y=2: all devices
+0 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8                               | on is left out: cpu:4
 2 | matmul '' --mesh X=4 --dims I=8 --on v5e:2x2                                             | PRODUCT is empty
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8,K=8,Q=7 --on v5e:2x2              | Q
 2 | matmul 'A[I_X, J] @ B[J, K]' --mesh X=4 --dims I=8,J=8 --on v5e:2x2                      | K
@@ -42,7 +43,8 @@ CALLS = """
 2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes -1                        | --bytes
 2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64X                       | --bytes
 2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes nan                       | --bytes
-2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4                                   | --bytes is missing
+0 | collective all-reduce --on v5e:2x4                                                       | all-reduce over X = 8
+0 | collective all-gather --mesh X=4 --axis X --on v5e:4x4                                   | 64.0 MB, the gathered array
 2 | collective all-gather --mesh X=32 --axis X --on v5e:4x4 --bytes 64M                      | 16
 2 | collective all-gather --mesh X=0 --axis X --on v5e:4x4 --bytes 64M                       | whole number from 1
 2 | collective all-gather --mesh X=4 --axis X --on v5e:4x4 --bytes 64M --json --run          | --run changes nothing beside --json

@@ -74,6 +74,7 @@ SCREENS = {
     "collective run": ["collective", "reduce-scatter", "--mesh", "X=4", "--axis", "X", "--on", "v5e:4x4", "--bytes",
                        "64M", "--run"],
     "chips": ["chips"],
+    "devices": ["devices"],
     "chips h100": ["chips", "h100"],
     "chips v5p": ["chips", "v5p"],
     "show": ["show", "A[I_X, J_Y]", "--mesh", "X=2,Y=2", "--dims", "I=8,J=8", "--on", "v5e:2x2"],
@@ -113,7 +114,7 @@ TIMED = ["meshwright.cli.plan.command.find_meshes", "meshwright.cli.plan.command
          "meshwright.cli.plan.command.plan_one_mesh",
          "meshwright.cli.plan.sweep.run_sweep", "meshwright.cli.plan.serving.rank_serving",
          "meshwright.cli.plan.screen.nearby", "meshwright.cli.plan.screen.ways_to_fit",
-         "meshwright.cli.plan.screen.chips_that_fit", "meshwright.cli.matmul._execute",
+         "meshwright.cli.plan.screen.chips_that_fit", "meshwright.cli.matmul.run_product",
          "meshwright.proof.verification.plans.verify_plan",
          "meshwright.proof.inspection.functions.inspect"]  # fmt: skip
 """What takes time, and is the same at every width."""

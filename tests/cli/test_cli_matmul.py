@@ -7,12 +7,12 @@ import sys
 import jax
 import pytest
 
-from meshwright.cli.collective import KINDS
 from meshwright.cli.main import main
 from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import parse_system
 from meshwright.description.hlo import versions
 from meshwright.description.notation.parser import parse_numbers
+from meshwright.pictures.answers.collective import KINDS
 from meshwright.planning.cost.formulas import collective_formula
 from meshwright.planning.cost.rates.collective import collective_seconds
 
@@ -92,7 +92,7 @@ def test_a_line_for_each_mode_has_inferred_beside_compiled(capsys):
 
 def test_more_devices_than_can_be_simulated_are_one_clear_error(capsys):
     assert matmul("A[I_X, J] @ B[J, K]", "X=256", "I=1024,J=512,K=512", "v5e:16x16", "--run") == 2
-    assert "--run simulates up to 64 devices; X=256 are 256" in capsys.readouterr().err
+    assert "--run simulates up to 64 devices; the mesh has 256" in capsys.readouterr().err
 
 
 def test_a_price_loads_no_jax():

@@ -34,6 +34,11 @@ def test_matmul_answers_in_its_schema(capsys):
     assert main([*FSDP, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     wanted = [
+        "product",
+        "mesh",
+        "dims",
+        "on",
+        "dtype",
         "case",
         "cases",
         "result",

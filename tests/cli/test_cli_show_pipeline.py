@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.description.step.passes.schedule import Schedule
-from meshwright.pictures.showing import show_pipeline
+from meshwright.pictures.answers.pipeline import pipeline
 
 ASKED = ["show", "pipeline", "--stages", "2", "--microbatches", "4"]
 
@@ -15,7 +14,7 @@ ASKED = ["show", "pipeline", "--stages", "2", "--microbatches", "4"]
 def test_the_command_prints_the_picture_and_the_other_schedule(capsys):
     assert main([*ASKED, "--virtual-stages", "2", "--layers", "6"]) == 0
     picture, end = capsys.readouterr().out.rsplit("\n\n", 1)
-    assert picture == str(show_pipeline(Schedule(stages=2, microbatches=4, virtual_stages=2), num_layers=6))
+    assert picture == str(pipeline(2, 4, virtual_stages=2, layers=6))
     said = "--stages 2 --microbatches 4 --virtual-stages 2 --schedule gpipe"
     assert end == f" next   meshwright show pipeline {said}\n"
 
@@ -33,6 +32,14 @@ def test_json_has_every_unit_of_work_and_the_layers_of_the_slots(capsys):
     assert (data["ticks"], data["bubble"], data["kept"], len(data["cells"])) == (5, 0.25, 2, 2 * 2 * 4)
     assert data["cells"][0] == {"slot": 0, "stage": 0, "microbatch": 0, "chunk": 0, "phase": "forward"}
     assert data["layers"] == [0, 1, 2, None]
+    assert data["as_published"][0] == {
+        "stage": 0,
+        "microbatch": 0,
+        "chunk": 0,
+        "phase": "forward",
+        "start": 0,
+        "end": 1,
+    }
 
 
 @pytest.mark.parametrize(

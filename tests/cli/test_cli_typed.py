@@ -59,8 +59,8 @@ WORK = {
     "bench-serve": ["meshwright.serving.load.drive.find_model", "meshwright.serving.load.drive.drive"],
     "inspect": ["meshwright.proof.inspection.functions.inspect"],
     "fix": ["meshwright.cli.fix.take_call"],
-    "matmul": ["meshwright.cli.matmul.price"],
-    "collective": ["meshwright.cli.collective.lay_mesh"],
+    "matmul": ["meshwright.cli.matmul.matmul"],
+    "collective": ["meshwright.cli.collective.collective"],
     "completion": ["meshwright.cli.completion._place"],
 }
 """Where the expensive work of a command begins; the others have none and are run to their end."""

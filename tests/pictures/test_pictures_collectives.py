@@ -5,8 +5,8 @@ import random
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.collectives import DIGITS, collective_sketch, run_collective
-from meshwright.pictures.rings import RING_KINDS, run_ring
+from meshwright.pictures.drawings.collectives import DIGITS, collective_sketch, run_collective
+from meshwright.pictures.drawings.rings import RING_KINDS, run_ring
 from meshwright.pictures.showing import show_collective, show_ring
 from meshwright.record import KINDS, wire_bytes
 

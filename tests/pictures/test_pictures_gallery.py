@@ -5,8 +5,8 @@ import pytest
 from meshwright.description.notation.array_parser import parse_array
 from meshwright.description.notation.legality import Sizes
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.arrays import every_sharding
-from meshwright.pictures.holdings import holdings_of
+from meshwright.pictures.drawings.arrays import every_sharding
+from meshwright.pictures.drawings.holdings import holdings_of
 from meshwright.pictures.showing import show
 
 ELEVEN = [

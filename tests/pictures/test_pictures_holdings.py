@@ -15,7 +15,7 @@ from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.array_parser import parse_array
 from meshwright.description.notation.legality import Sizes
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.holdings import holdings_of
+from meshwright.pictures.drawings.holdings import holdings_of
 
 MESHES = [(1,), (8,), (2, 2), (2, 4), (4, 2), (1, 8), (2, 2, 2), (2, 1, 4), (3, 2), (4, 1, 2)]
 AXES = "XYZ"

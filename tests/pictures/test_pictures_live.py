@@ -124,8 +124,8 @@ def test_a_tree_has_a_row_for_every_array(mesh):
     assert (rows["seen"].spec, rows["seen"].bytes_per_device, rows["step"].type) == ("not placed", 0, "int")
     lines = str(show(tree)).splitlines()
     assert lines[0].startswith("  5 arrays")
-    assert lines[3].split() == f"layers.0.w bfloat16[8@X,16@(Y,Z)] [4,4] {show_bytes(32)} 1".split()
-    assert lines[6].split() == ["seen", "int64[4]", "not", "placed", "-", "-", "-"]
+    assert lines[3].split() == f"layers.0.w bfloat16[8@X,16@(Y,Z)] [4,4] {show_bytes(32)} 1 {show_bytes(256)}".split()
+    assert lines[6].split() == ["seen", "int64[4]", "not", "placed", "-", "-", "-", "32.0", "B"]
 
 
 @pytest.mark.parametrize("spec", [P("X", None), P(("X", "Z"), "Y"), P(), P("Y", unreduced={"X"})])

@@ -1,14 +1,15 @@
 """The pictures as SVG documents."""
 
+import colorsys
 from xml.etree import ElementTree
 
 import pytest
 
 from meshwright.description.hardware.system import parse_system
-from meshwright.pictures.colours import NAMED, fill
+from meshwright.pictures.colours import NAMED, device_fill
+from meshwright.pictures.drawings.torus import torus_sketch
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.pictures.showing import Picture, show, show_ring
-from meshwright.pictures.torus import torus_sketch
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -27,7 +28,7 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_every_picture_is_valid_xml_with_a_title_and_all_of_it_in_view(name):
-    root = ElementTree.fromstring(PICTURES[name]().svg)
+    root = ElementTree.fromstring(PICTURES[name]().svg())
     assert root.tag == f"{SVG}svg"
     assert root.find(f"{SVG}title").text
     width, height = float(root.get("width")), float(root.get("height"))
@@ -48,7 +49,7 @@ def corners(root):
 
 
 def test_each_shard_has_its_own_colour_and_says_who_holds_it():
-    root = ElementTree.fromstring(show("A[I_X, J_Y]", mesh="X=2,Y=2,Z=2", dims="I=8,J=8").svg)
+    root = ElementTree.fromstring(show("A[I_X, J_Y]", mesh="X=2,Y=2,Z=2", dims="I=8,J=8").svg())
     cells = {
         group.find(f"{SVG}title").text: group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title") is not None
     }
@@ -58,21 +59,29 @@ def test_each_shard_has_its_own_colour_and_says_who_holds_it():
         "devices 4,5 hold A[4:8, 0:4]",
         "devices 6,7 hold A[4:8, 4:8]",
     ]
-    assert [cell.find(f"{SVG}rect").get("fill") for cell in cells.values()] == [fill(index) for index in range(4)]
+    wanted = [device_fill({"X": x, "Y": y}, {"X": 2, "Y": 2, "Z": 2}) for x in range(2) for y in range(2)]
+    assert [cell.find(f"{SVG}rect").get("fill") for cell in cells.values()] == wanted
+    assert len(set(wanted)) == 4
     assert [cell.find(f"{SVG}text").text for cell in cells.values()] == ["0,1", "2,3", "4,5", "6,7"]
 
 
-def test_the_first_hundred_colours_differ_and_are_light_enough_for_dark_text():
-    colours = [fill(index) for index in range(100)]
-    assert len(set(colours)) == 100
+def test_the_colours_of_256_devices_differ_and_are_light_enough_for_dark_text():
+    degrees = {"X": 16, "Y": 16}
+    colours = [device_fill({"X": x, "Y": y}, degrees) for x in range(16) for y in range(16)]
+    assert len(set(colours)) == 256
     for colour in colours:
         red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
         assert 0.2126 * red + 0.7152 * green + 0.0722 * blue > 150
 
 
 def test_text_cannot_break_out_of_the_document():
-    panel = Panel(cells=((Cell("<&>", fill(0), '"<script>"'),),), rows=("<a>",), columns=("&",), notes=("]]>",))
-    root = ElementTree.fromstring(Picture((Sketch(title="<svg> & co", panels=(panel,)),)).svg)
+    panel = Panel(
+        cells=((Cell("<&>", device_fill({"X": 0}, {"X": 2}), '"<script>"'),),),
+        rows=("<a>",),
+        columns=("&",),
+        notes=("]]>",),
+    )
+    root = ElementTree.fromstring(Picture((Sketch(title="<svg> & co", panels=(panel,)),)).svg())
     assert root.find(f"{SVG}title").text == "<svg> & co"
     assert {text.text for text in root.iter(f"{SVG}text")} == {"<svg> & co", "&", "<a>", "<&>", "]]>"}
     assert not list(root.iter(f"{SVG}script"))
@@ -80,20 +89,25 @@ def test_text_cannot_break_out_of_the_document():
 
 def test_a_notebook_is_given_the_svg():
     picture = show("A[I_X]", mesh="X=2", dims="I=8")
-    assert picture._repr_html_() == picture.svg
+    assert picture._repr_html_() == picture.svg()
     assert repr(picture) == str(picture)
 
 
-def test_a_colour_on_the_torus_is_the_shard_of_that_colour_in_the_array():
-    root = ElementTree.fromstring(show("A[I_X, J]", mesh="X=2,Y=2", dims="I=8,J=8", on="v5e:2x2").svg)
+def test_a_chip_of_the_torus_has_the_hue_of_the_shard_that_it_holds():
+    root = ElementTree.fromstring(show("A[I_X, J]", mesh="X=2,Y=2", dims="I=8,J=8", on="v5e:2x2").svg())
     fills = {}
     for group in root.iter(f"{SVG}g"):
         fills[group.find(f"{SVG}title").text] = group.find(f"{SVG}rect").get("fill")
     first, second = fills["devices 0,1 hold A[0:4, 0:8]"], fills["devices 2,3 hold A[4:8, 0:8]"]
-    assert first != second
-    for hint, colour in fills.items():
-        if hint.startswith("chip"):
-            assert colour == (first if "X=0" in hint else second)
+    assert abs(hue(first) - hue(second)) > 0.3
+    chips = {hint: colour for hint, colour in fills.items() if hint.startswith("chip")}
+    assert len(set(chips.values())) == 4
+    for hint, colour in chips.items():
+        assert hue(colour) == pytest.approx(hue(first if "X=0" in hint else second), abs=0.01)
+
+
+def hue(colour):
+    return colorsys.rgb_to_hls(*bytes.fromhex(colour[1:]))[0]
 
 
 def test_every_name_has_one_colour_of_its_own():

@@ -6,9 +6,9 @@ import re
 import pytest
 from rich.console import Console
 
-from meshwright.description.step.passes.schedule import Schedule
-from meshwright.pictures.arrays import device_text
-from meshwright.pictures.showing import show, show_pipeline, show_ring
+from meshwright.pictures.answers.pipeline import pipeline
+from meshwright.pictures.drawings.arrays import device_text
+from meshwright.pictures.showing import show, show_ring
 from meshwright.units import show_bytes
 
 GRID = f"""\
@@ -130,7 +130,7 @@ DRAWINGS = {
     "torus": lambda: show("A[I_X, J]", mesh="X=16,Y=16", dims="I=16,J=8", on="v6e:16x16"),
     "planes": lambda: show("A[I_X, J]", mesh="X=8,Y=64", dims="I=16,J=8", on="v5p:8x8x8"),
     "ring": lambda: show_ring("all-to-all", range(64), degree=8),
-    "pipeline": lambda: show_pipeline(Schedule(stages=16, microbatches=64), num_layers=126),
+    "pipeline": lambda: pipeline(16, 64, layers=126).picture,
 }
 """Each is wider than the narrowest screen."""
 
@@ -141,7 +141,7 @@ def test_a_drawing_fits_the_screen_without_cutting_a_number(name, width):
     picture = DRAWINGS[name]()
     text = picture.text(width)
     assert max(map(len, text.splitlines())) <= width
-    whole, left_out = re.findall(r"\d+", picture.svg), re.findall(r"… (\d+) left out", text)
+    whole, left_out = re.findall(r"\d+", picture.svg()), re.findall(r"… (\d+) left out", text)
     assert set(re.findall(r"\d+", text)) <= {*whole, *left_out}
 
 

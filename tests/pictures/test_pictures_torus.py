@@ -1,5 +1,6 @@
 """A mesh on a torus: every chip has the mesh coordinates that JAX gives it."""
 
+import colorsys
 import itertools
 from dataclasses import dataclass
 
@@ -9,8 +10,9 @@ from jax.experimental import mesh_utils
 from meshwright.description.hardware.fabric import lay_mesh
 from meshwright.description.hardware.system import parse_system
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.showing import Picture
-from meshwright.pictures.torus import device_coordinates, torus_sketch
+from meshwright.pictures.colours import device_fill
+from meshwright.pictures.drawings.torus import device_coordinates, torus_sketch
+from meshwright.pictures.showing import Picture, show
 
 AXES = ("dp", "fsdp", "tp")
 
@@ -100,15 +102,17 @@ def test_idle_devices_have_no_coordinates():
 FLAT = """\
   mesh X=16, Y=16 on v6e:16x16
 
-           y=0      y=1      y=2      y=3      y=4      y=5       …       y=14     y=15
-            ┆        ┆        ┆        ┆        ┆        ┆        ┆        ┆        ┆
-  x=0   ╌  0,0  ──  1,0  ──  2,0  ──  3,0  ──  4,0  ──  5,0  ──   …   ──  14,0 ──  15,0  ╌
+          Y=0    Y=1    Y=2    Y=3    Y=4    Y=5    Y=6    Y=7     …     Y=13   Y=14   Y=15
+           ┆      ┆      ┆      ┆      ┆      ┆      ┆      ┆      ┆      ┆      ┆      ┆
+  X=0   ╌  0  ──  1  ──  2  ──  3  ──  4  ──  5  ──  6  ──  7  ──  …  ──  13 ──  14 ──  15  ╌
+           │      │      │      │      │      │      │      │      │      │      │      │
+  X=1   ╌  16 ──  17 ──  18 ──  19 ──  20 ──  21 ──  22 ──  23 ──  …  ──  29 ──  30 ──  31  ╌
 """
 OPEN = """\
-         y=0    y=1    y=2    y=3
-  x=0    0,0 ── 1,0 ── 2,0 ── 3,0
-          │      │      │      │
-  x=1    0,1 ── 1,1 ── 2,1 ── 3,1
+        Y=0   Y=1   Y=2   Y=3
+  X=0    0  ── 1  ── 2  ── 3
+          │     │     │     │
+  X=1    4  ── 5  ── 6  ── 7
 """
 
 
@@ -122,9 +126,9 @@ def test_links_that_wrap_are_dotted_at_both_ends():
     assert "dotted links close x, y into rings" in text
 
 
-def test_x_runs_down_and_y_across_each_wrapping_on_its_own():
+def test_the_first_axis_runs_down_and_each_wraps_on_its_own():
     lines = picture("v5e:8x16", {"X": 8, "Y": 16}).splitlines()
-    rows = [line for line in lines if line.startswith("  x=")]
+    rows = [line for line in lines if line.startswith("  X=")]
     assert len(rows) == 8
     assert all(row.count("╌") == 2 for row in rows)
     assert not any("┆" in line for line in lines)
@@ -140,7 +144,7 @@ def test_a_part_of_a_pod_has_no_links_that_wrap():
 
 def test_a_third_axis_makes_planes():
     text = picture("v5p:4x4x4", {"dp": 4, "tp": 16})
-    assert [f"z={z}" in text for z in range(5)] == [True] * 4 + [False]
+    assert [f"z={z} (dp={z})" in text for z in range(5)] == [True] * 4 + [False]
     assert "dp: ICI z: ring of 4" in text
     assert "z from the last plane to the first" in text
 
@@ -149,8 +153,42 @@ def test_a_small_slice_says_that_jax_lays_it_by_hand():
     text = picture("v5e:4x4", {"X": 16})
     assert "JAX lays out by hand" in text
     assert "x=0    0  ── 15 ── 14 ── 13" in text
+    assert "x=1    1     6  ── 7     12" in text  # a ring through all, without the links beside it
 
 
 def test_switches_are_no_torus():
     with pytest.raises(MeshwrightError, match="h100:8 has switches between its devices and no torus to draw"):
         torus_sketch(parse_system("h100:8"), {"X": 8})
+
+
+def test_of_one_axis_only_its_own_links_are_drawn():
+    sketch = torus_sketch(parse_system("v5e:4x4"), {"X": 4, "Y": 4}, axes=("Y",))
+    text = str(Picture((sketch,)))
+    assert "X=0    0  ── 1  ── 2  ── 3" in text
+    assert "│" not in text
+    assert "lines are the links of Y; other links are faint" in text
+    assert "X:" not in text
+
+
+def test_chips_between_the_neighbours_of_an_axis_carry_it_too():
+    """Y goes 0, 1, 2, 3 in a zigzag, in which 1 and 2 are no neighbours."""
+    text = picture("v5e:2x4", {"X": 2, "Y": 4})
+    assert "X=0    0:0 ── 1:1\n          │      │\n  X=0    2:2 ── 3:3" in text
+
+
+def test_a_device_has_one_colour_and_one_number_in_the_array_and_on_the_torus():
+    array, torus = show("A[I_X, J_Y]", mesh="X=4,Y=4", dims="I=8,J=8", on="v5e:4x4").sketches
+    cells = [{cell.text: cell.fill for row in sketch.panels[0].cells for cell in row} for sketch in (array, torus)]
+    assert cells[0] == cells[1]
+    assert len(set(cells[0].values())) == 16
+
+
+def test_what_devices_share_has_their_hue_or_is_grey():
+    degrees = {"X": 2, "Y": 4}
+    hues = [colorsys.rgb_to_hls(*bytes.fromhex(device_fill(at, degrees)[1:])) for at in (
+        {"X": 1, "Y": 0}, {"X": 1, "Y": 3}, {"X": 1}, {"Y": 3}, {"X": 0, "Y": 3})]  # fmt: skip
+    (first, light, _), (second, dark, _), (common, middle, _), (_, grey, saturation), (other, _, _) = hues
+    assert first == pytest.approx(second, abs=0.01) == pytest.approx(common, abs=0.01)
+    assert abs(first - other) > 0.3
+    assert light > middle > dark == pytest.approx(grey, abs=2)
+    assert saturation == pytest.approx(0, abs=0.01)

@@ -51,6 +51,7 @@ BASE = {
     "matmul": ["A[B_X, D] @ W[D_X, F] -> C[B_X, F]", "--mesh", "X=8", "--dims", "B=64,D=64,F=64", "--on", "v5p:2x2x2"],
     "collective": ["all-gather", "--mesh", "X=4", "--axis", "X", "--on", "v5e:4x4", "--bytes", "64K", "--run"],
     "chips": ["v5e"],
+    "devices": [],
     "show": ["A[I_X, J_Y]", "--mesh", "X=2,Y=2", "--dims", "I=8,J=8"],
     "show pipeline": ["--stages", "4", "--microbatches", "8"],
     "completion": ["bash", "--print"],

@@ -1,20 +1,15 @@
-"""`meshwright chips`: list the known chips with their figures, or show one chip with the source of each figure."""
+"""`meshwright chips`: print `meshwright.chips`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from meshwright.description.hardware.chip import Chip
-from meshwright.description.hardware.load import chips, load_chip, load_hardware
-from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, option, positional
-from meshwright.pictures.tables import console, show, table
-from meshwright.pictures.text import folded, next_line, wrap
-from meshwright.units import show_bytes, show_percent, show_rate, show_seconds
+from meshwright.pictures.answers.chips import chips
+from meshwright.pictures.text import next_line
 
 EXAMPLES = ("meshwright chips", "meshwright chips v5e", "meshwright chips --hardware mine.toml")
 
@@ -33,115 +28,11 @@ class Args:
 
 def run(args: Args) -> int:
     """Print the chips."""
-    if args.chip is not None and args.hardware is not None:
-        raise MeshwrightError(f"--hardware {args.hardware} has a chip of its own; leave {args.chip!r} out")
-    asked = load_hardware(args.hardware) if args.hardware else load_chip(args.chip) if args.chip else None
-    found = (asked,) if asked else chips()
+    found = chips(args.chip, hardware=args.hardware)
     if args.json:
-        print(json.dumps({"chips": [asdict(chip) for chip in found]}, indent=2))
-    elif asked:
-        _print_one(asked)
-    else:
-        columns = ("chip", "bf16", "int8", "HBM", "bandwidth", "links", "largest slice")
-        show(console(), table(columns, map(_row, found), left=(0, 5, 6)))
-        print()
-        print(
-            folded(
-                "a chip's figures: operations a second of dense products, HBM as sold, links one way; of GPUs the last"
-                " column is what leaves a node"
-            )
-        )
+        print(json.dumps(found.to_json(), indent=2))
+        return 0
+    found.print()
+    if len(found.chips) > 1:
         print(next_line("meshwright chips NAME", note="all of them, each with its source"))
     return 0
-
-
-def _row(chip: Chip) -> tuple[str, ...]:
-    """Return a chip's row of the table."""
-    int8 = chip.peak_flops.get("int8")
-    if torus := chip.torus:
-        links = f"{torus.rank}D torus, {show_rate(torus.link_bytes_per_second, 'B/s')}"
-        largest = _shape(torus.max_slice)
-    else:  # Of GPUs, what leaves a node stands in place of the largest slice.
-        node, *beyond = chip.levels
-        links = f"{node.name} of {node.degree}, {show_rate(node.link_bytes_per_second, 'B/s')}"
-        largest = f"{show_rate(beyond[0].link_bytes_per_second, 'B/s')} a {node.name}" if beyond else ""
-    return (
-        chip.name,
-        show_rate(chip.peak(), "flop"),
-        show_rate(int8, "op") if int8 else "-",
-        show_bytes(chip.hbm_bytes),
-        show_rate(chip.hbm_bytes_per_second, "B/s"),
-        links,
-        largest,
-    )
-
-
-def _shape(sizes: tuple[int, ...]) -> str:
-    """Return the shape of a slice as people type it."""
-    return "x".join(map(str, sizes))
-
-
-def _print_one(chip: Chip) -> None:
-    """Print every figure of a chip, part by part, each part followed by its source."""
-    many = "1 device" if chip.devices_per_chip == 1 else f"{chip.devices_per_chip} devices"
-    show(console(), f"{chip.name} · {chip.title} · {many} a chip, {chip.chips_per_host} chips a host")
-    for part, title, figures in _parts(chip):
-        print(f"\n {title}")
-        show(console(), table(("", "", ""), [("", *figure) for figure in figures.items()], left=(0, 1, 2)))
-        source = f"source: {chip.sources[part]}"
-        print("\n".join(wrap(source, first="  ", then="  ")))
-
-
-def _parts(chip: Chip) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield the parts of a chip's file: the name of the source, a title, and the figures."""
-    yield (
-        "peak_flops",
-        "peak of dense products",
-        {dtype: show_rate(peak, "flop/s") for dtype, peak in chip.peak_flops.items()},
-    )
-    yield (
-        "hbm",
-        "memory",
-        {
-            "as sold": show_bytes(chip.hbm_bytes),
-            "physical": show_bytes(chip.physical_bytes),
-            "kept by the runtime": show_bytes(chip.runtime_bytes),
-            "bandwidth": show_rate(chip.hbm_bytes_per_second, "B/s"),
-        },
-    )
-    if "power" in chip.sources:
-        yield "power", "power", {"limit": f"{show_percent(chip.power_share)} of what the die is otherwise sold with"}
-    if chip.torus:
-        yield "torus", "torus", _torus_figures(chip)
-    for index, level in enumerate(chip.levels):
-        figures = {
-            "units joined": str(level.degree),
-            "out of each unit": show_rate(level.link_bytes_per_second, "B/s"),
-            "hop": show_seconds(level.hop_seconds),
-        }
-        yield f"levels.{index}", level.name, figures
-    if chip.dcn:
-        egress, hop = show_rate(chip.dcn.bytes_per_second, "B/s"), show_seconds(chip.dcn.hop_seconds)
-        yield "dcn", "data-centre network", {"out of each chip": egress, "hop": hop}
-    yield "host", "host", {"to and from it": show_rate(chip.host_bytes_per_second, "B/s")}
-
-
-def _torus_figures(chip: Chip) -> dict[str, str]:
-    """Return the figures of a chip's torus."""
-    torus = chip.torus
-    assert torus
-    rings = f"whole cubes of {_shape((torus.cube,) * torus.rank)}" if torus.cube else f"axes of {torus.wrap_size}"
-    figures = {
-        "link, one way": show_rate(torus.link_bytes_per_second, "B/s"),
-        "axis, both ways": show_rate(torus.axis_bytes_per_second, "B/s"),
-        "hop": show_seconds(torus.hop_seconds),
-        "rings": rings,
-        "host": _shape(torus.host),
-        "largest slice": _shape(torus.max_slice),
-        "slices": ", ".join(map(_shape, torus.slices)),
-    }
-    if torus.splits_axes:
-        figures["mesh axes"] = "two may share a physical one"
-    if torus.core_bytes_per_second:
-        figures["between a chip's devices"] = show_rate(torus.core_bytes_per_second, "B/s")
-    return figures

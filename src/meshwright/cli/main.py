@@ -36,6 +36,7 @@ COMMANDS = {
     "matmul": "what a sharded product costs: its case, its collectives, every way to do it",
     "collective": "what one collective takes on a fabric, and what it does to real numbers",
     "chips": "the chips there are: peaks, memory, links, slices, and where each figure is from",
+    "devices": "the devices of this machine: kind, coordinates, processes, memory",
     "show": "what each device holds of a sharded array, as a picture",
     "show pipeline": "a pipeline in time: what each stage does in each slot, and where it waits",
     "demo": "the whole story on this machine: plan, verify, train, measure, sample, and a TPU slice that is not there",

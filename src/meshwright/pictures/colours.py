@@ -1,14 +1,15 @@
 """One colour code for all pictures, pages and charts.
 
-Pale colours in order are for the shards of an array. Fixed colours by name are for phases of a step, waits of a step
-(reds and greys), memory of a device (teal for persistent terms, sand for temporary ones), and times of a run. All are
-light enough for dark text.
+A device has one colour in every picture, by its mesh coordinates: hue is the coordinate along the first axis, lightness
+that along the others. Fixed colours by name are for phases of a step, waits of a step (reds and greys), memory of a
+device (teal for persistent terms, sand for temporary ones), and times of a run. All are light enough for dark text.
 """
 
 from __future__ import annotations
 
 import colorsys
 import zlib
+from collections.abc import Mapping
 
 INK = "#1a1a1a"
 """The colour of text."""
@@ -18,9 +19,6 @@ RULE = "#777777"
 
 WRONG = "#c0392b"
 """The colour of what costs time or does not fit."""
-
-_GOLDEN = 0.618034
-"""The golden ratio's fraction: steps of this size around the circle of hues give colours that stay far apart."""
 
 NAMED = {
     "forward": "#8fb8de",
@@ -63,9 +61,27 @@ NAMED = {
 }
 
 
-def fill(index: int) -> str:
-    """Return the background of the shard with a number, light enough for dark text: `#b4cfee`."""
-    return _hex(*colorsys.hls_to_rgb((0.58 + index * _GOLDEN) % 1, 0.82, 0.62))
+def device_fill(coordinates: Mapping[str, int], degrees: Mapping[str, int]) -> str:
+    """Return the colour of a device, or of what several devices have in common: `#b4cfee`.
+
+    Args:
+        coordinates: of the device along the mesh axes. Axes along which several devices differ are left out: without
+            the first axis of more than one device the colour is grey, without another the lightness is a mean.
+        degrees: of all axes, outermost first.
+    """
+    first, *others = [axis for axis, degree in degrees.items() if degree > 1] or [""]
+    hue = _FIRST_HUE + coordinates.get(first, 0) / degrees.get(first, 1)
+    saturation = 0.62 if first in coordinates else 0.0
+    position, last = 0.0, 0
+    for axis in others:
+        position = position * degrees[axis] + coordinates.get(axis, (degrees[axis] - 1) / 2)
+        last = last * degrees[axis] + degrees[axis] - 1
+    share = position / last if last else 0.5
+    return _hex(*colorsys.hls_to_rgb(hue % 1, _LIGHTEST - share * (_LIGHTEST - _DARKEST), saturation))
+
+
+_FIRST_HUE = 0.58  # blue
+_LIGHTEST, _DARKEST = 0.91, 0.73
 
 
 def named(name: str) -> str:

@@ -26,7 +26,7 @@ body { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); background: var
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.35rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 p { margin: .2rem 0; } .quiet { color: var(--quiet); }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; } pre { font: 13px/1.35 ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top;
   white-space: nowrap; }
@@ -47,7 +47,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: its title, and its body as escaped HTML."""
+    """A part of a page: its title or '', and its body as escaped HTML."""
 
     title: str
     body: str
@@ -57,7 +57,9 @@ def render(title: str, lines: Sequence[str], sections: Sequence[Section]) -> str
     """Return the document: title, subtitle lines, and the sections that have a body."""
     under = "\n".join(f'<p class="quiet">{escape(line)}</p>' for line in lines)
     parts = "\n".join(
-        f"<section>\n<h2>{escape(part.title)}</h2>\n{part.body}\n</section>" for part in sections if part.body
+        f"<section>\n{f'<h2>{escape(part.title)}</h2>' if part.title else ''}\n{part.body}\n</section>"
+        for part in sections
+        if part.body
     )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

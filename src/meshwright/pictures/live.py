@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.execution.runtime.sharding_context import ShardingContext
 from meshwright.execution.training.step import abstract_batch, abstract_params
 from meshwright.mesh import divisors
-from meshwright.pictures.holdings import Holder, Holdings, Span, device_blocks
+from meshwright.pictures.drawings.holdings import Holder, Holdings, Span, device_blocks
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.planning.plan import Plan
 from meshwright.units import show_bytes, show_count
@@ -186,7 +186,7 @@ def table_sketch(rows: Sequence[Row], *, of: str = "") -> Sketch:
     panel = Panel(
         cells=tuple(tuple(map(Cell, _texts(row))) for row in rows),
         rows=tuple(row.path for row in rows),
-        columns=("type", "a device holds", "bytes a device", "copies"),
+        columns=("type", "a device holds", "bytes", "copies", "in all"),
         frame="table",
     )
     return Sketch(title=title, panels=(panel,))
@@ -223,6 +223,6 @@ def _texts(row: Row) -> tuple[str, ...]:
     """Return a row's cells; a spec without a mesh is printed after the type, which cannot express it."""
     kind = row.type if row.spec.startswith("P(") else f"{row.type} {row.spec}"
     if not row.copies:
-        return kind, "-", "-", "-"
+        return kind, "-", "-", "-", show_bytes(row.total_bytes) if row.total_bytes else "-"
     local = f"[{','.join(map(str, row.local_shape))}]"
-    return kind, local, show_bytes(row.bytes_per_device), str(row.copies)
+    return kind, local, show_bytes(row.bytes_per_device), str(row.copies), show_bytes(row.total_bytes)

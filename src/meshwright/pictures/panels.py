@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -24,12 +24,19 @@ _GALLERY = 130  # characters: a wider row of tiles is hard to take in
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, fill, tooltip, and whether it is marked."""
+    """A cell: its text, fill, tooltip, and whether it is marked.
+
+    span: in a table, the columns that it takes. The cells under its further columns have span 0 and the same fill, for
+    where a table is broken between them. links: in a linked panel, whether the links to the next cell in the row and in
+    the column are used; others are faint.
+    """
 
     text: str
     fill: str | None = None
     hint: str = ""
     is_marked: bool = False
+    span: int = 1
+    links: tuple[bool, bool] = (True, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +45,12 @@ class Panel:
 
     cells: tuple[tuple[Cell, ...], ...]
     rows: tuple[str, ...] = ()
+    row_fills: tuple[str, ...] = ()  # In a table: the colours behind the labels of rows, or none.
     columns: tuple[str, ...] = ()
     caption: str = ""
     notes: tuple[str, ...] = ()  # Text beside it.
     frame: Frame = "ruled"
+    sheets: tuple[str, ...] = ()  # In a ruled panel: the colours of equal grids behind it, the nearest first.
     # In a linked panel: whether links join the last row to the first, and the last column to the first.
     wraps: tuple[bool, bool] = (False, False)
     cell_width: int = 0  # Least size of a cell, in characters and lines.
@@ -50,7 +59,7 @@ class Panel:
     @property
     def column_width(self) -> int:
         """The width in characters of the widest cell, with a space on either side, or of the widest column label."""
-        texts = [len(cell.text) + 2 for row in self.cells for cell in row]
+        texts = [len(cell.text) + 2 + cell.is_marked for row in self.cells for cell in row]
         return max(self.cell_width, *texts, *(len(label) for label in self.columns))
 
     @property
@@ -67,10 +76,14 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
-    """A title, panels one below the other (side by side in a gallery), and notes."""
+    """A title, panels one below the other (side by side in a gallery), and notes.
+
+    draw: returns what is drawn of no cells, below the panels, within a width in characters.
+    """
 
     title: str
     panels: tuple[Panel, ...]
+    draw: Callable[[float], Scene] | None = None
     notes: tuple[str, ...] = ()
     is_gallery: bool = False
 
@@ -96,7 +109,8 @@ def limit_panels(panels: Sequence[Panel]) -> tuple[Panel, ...]:
 def scene_of(sketch: Sketch, limits: Limits) -> Scene:
     """Return a sketch as a scene within limits, leaving out the middle of its grids where necessary."""
     drawn = [_panel(panel, limits, is_tile=sketch.is_gallery) for panel in sketch.panels]
-    body = [flow(drawn, min(limits.width, _GALLERY))] if sketch.is_gallery else drawn
+    body = [flow(drawn, min(limits.width, _GALLERY))] if sketch.is_gallery and drawn else drawn
+    body = [*body, *([sketch.draw(limits.width)] if sketch.draw else [])]
     notes = [stack(paragraph(note, limits.width) for note in sketch.notes)] if sketch.notes else []
     return stack([paragraph(sketch.title, limits.width, is_bold=True), *body, *notes], gap=1)
 
@@ -135,29 +149,57 @@ def _grid(panel: Panel) -> Scene:
         for row, label in enumerate(panel.rows)
         if label
     ]
-    items += [] if is_ruled else _links(left, top, panel, num_rows, num_columns)
+    items += [] if is_ruled else _links(left, top, panel)
     for row, cells in enumerate(panel.cells):
         for column, cell in enumerate(cells):
             x, y = left + column * pitch + rule / 2, top + row * height + rule / 2
             items.append(Box(x, y, wide, high, cell.text, cell.fill, cell.hint, edge))
+            if cell.is_marked:
+                items.append(Box(x + 0.5, y + 0.5, wide - 1, high - 1, f"›{cell.text}", cell.fill, cell.hint, "marked"))
     bottom = top + num_rows * height + (1 if is_ruled else panel.wraps[0] - 1)
-    return Scene(left + num_columns * pitch + rule, bottom, tuple(items))
+    behind = len(panel.sheets)
+    sheets = _sheets(panel.sheets, left + 0.5, top + 0.5, num_columns * pitch, num_rows * height)
+    return Scene(left + num_columns * pitch + rule + _SHIFT * behind, bottom + behind, (*sheets, *items))
 
 
-def _links(left: float, top: float, panel: Panel, num_rows: int, num_columns: int) -> list[Line]:
-    """Draw a line through each row and column of chips, dashed at both ends of a closed ring."""
-    down, across = panel.wraps
-    wide, high = (num_columns - 1) * panel.pitch, 2 * (num_rows - 1)
-    middle, end, bottom = panel.column_width / 2, left + wide + panel.column_width, top + high + 1
+_SHIFT = 2  # characters by which a sheet stands out to the right of the one before it
+
+
+def _sheets(fills: Sequence[str], x: float, y: float, width: float, height: float) -> list[Box | Line]:
+    """Draw grids behind a grid, each lower and further to the right: whole in an image, their edges in text."""
+    items: list[Box | Line] = [
+        Box(x + _SHIFT * place, y + place, width, height, fill=fill, edge="sheet")
+        for place, fill in reversed(list(enumerate(fills, start=1)))
+    ]
+    for place in range(1, len(fills) + 1):
+        right, low, start = x + width + _SHIFT * place, y + height + place, x + _SHIFT * place
+        items += [
+            Line(right - _SHIFT, y + place, _SHIFT, 0),
+            Line(right, y + place, 0, height),
+            Line(start, low, width, 0),
+            Line(start, low - 1, 0, 1),
+        ]
+    return items
+
+
+def _links(left: float, top: float, panel: Panel) -> list[Line]:
+    """Draw a line from each chip to its neighbours, dashed at both ends of a closed ring, faint where it is unused."""
     lines: list[Line] = []
-    for row in range(num_rows):
-        y = top + 2 * row + 0.5
-        lines.append(Line(left + middle, y, wide, 0))
-        lines += [Line(left - 2, y, 2, 0, is_dashed=True), Line(end, y, 2, 0, is_dashed=True)] * across
-    for column in range(num_columns):
-        x = left + column * panel.pitch + middle
-        lines.append(Line(x, top + 0.5, 0, high))
-        lines += [Line(x, top - 1, 0, 1, is_dashed=True), Line(x, bottom, 0, 1, is_dashed=True)] * down
+    middle, pitch, last_row, last = panel.column_width / 2, panel.pitch, len(panel.cells) - 1, len(panel.cells[0]) - 1
+    for row, cells in enumerate(panel.cells):
+        for column, cell in enumerate(cells):
+            x, y = left + column * pitch, top + 2 * row
+            across, down = (not used for used in cell.links)
+            if column < last:
+                lines.append(Line(x + middle, y + 0.5, pitch, 0, is_faint=across))
+            elif panel.wraps[1]:
+                ends = (left - 2, x + panel.column_width)
+                lines += [Line(end, y + 0.5, 2, 0, is_dashed=True, is_faint=across) for end in ends]
+            if row < last_row:
+                lines.append(Line(x + middle, y + 0.5, 0, 2, is_faint=down))
+            elif panel.wraps[0]:
+                ends = (top - 1, y + 1)
+                lines += [Line(x + middle, end, 0, 1, is_dashed=True, is_faint=down) for end in ends]
     return lines
 
 
@@ -168,7 +210,7 @@ def _table(panel: Panel, limits: Limits) -> Scene:
     # A label without a neighbour may extend over the next column.
     heads = [len(label) if after else 0 for label, after in zip(labels, (*labels[1:], "end"), strict=True)]
     widths = [
-        max(panel.cell_width, head, *(len(cell.text) for cell in column)) + 2
+        max(panel.cell_width, head, *(len(cell.text) for cell in column if cell.span == 1)) + 2
         for head, column in zip(heads, columns, strict=True)
     ]
     parts, room = [[0]], limits.width - panel.label_width - widths[0]
@@ -192,14 +234,22 @@ def _columns(panel: Panel, labels: Sequence[str], widths: Sequence[int], shown: 
     """Draw some columns of a table, with the labels of its rows."""
     left, top = panel.label_width, any(panel.columns)
     items: list[Box | Line | Label] = [Label(0, top + row, label) for row, label in enumerate(panel.rows)]
+    if panel.row_fills:
+        filled = enumerate(zip(panel.rows, panel.row_fills, strict=True))
+        items = [Box(0, top + row, left - 1, 1, label.ljust(left - 1), fill) for row, (label, fill) in filled]
     x = left
     for number in shown:
         if labels[number]:
             items.append(Label(x + 1, 0, labels[number]))
         for row, cells in enumerate(panel.cells):
             cell = cells[number]
+            if not cell.span and number - 1 in shown:
+                continue  # A cell on its left covers it.
             edge = "marked" if cell.is_marked else "none"
-            items.append(Box(x, top + row, widths[number], 1, cell.text, cell.fill, cell.hint, edge, is_left=True))
+            covered = [place for place in range(number, number + max(cell.span, 1)) if place in shown]
+            wide = sum(widths[place] for place in covered)
+            text = cell.text if len(covered) >= cell.span else cell.text[: wide - 2].rstrip()
+            items.append(Box(x, top + row, wide, 1, text, cell.fill, cell.hint, edge, is_left=True))
         x += widths[number]
     # Neighbours must not paint over the edge of a marked cell.
     items.sort(key=lambda item: isinstance(item, Box) and item.edge == "marked")

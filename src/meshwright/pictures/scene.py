@@ -11,8 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Edge = Literal["none", "ruled", "outlined", "marked", "exposed"]
-"""The border of a box: none; a rule shared with neighbours; a border of its own; a bold border; a red border."""
+Edge = Literal["none", "ruled", "outlined", "marked", "exposed", "sheet"]
+"""The border of a box: none; a rule shared with neighbours; a border of its own; a bold border; a red border.
+
+A sheet lies behind others and is left out of text, where lines alone show it.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Line:
-    """A horizontal or vertical line from x, y; its width or its height is 0."""
+    """A line from x, y. In text one that is neither horizontal nor vertical is dots, and a faint one is left out."""
 
     x: float
     y: float
@@ -43,6 +46,7 @@ class Line:
     height: float
     colour: str | None = None
     is_dashed: bool = False
+    is_faint: bool = False
 
 
 @dataclass(frozen=True)

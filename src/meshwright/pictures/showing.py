@@ -1,11 +1,12 @@
-"""`show` and related functions: pictures of an array, a tree, a collective or a pipeline, as text or SVG."""
+"""`show` and related functions: pictures of an array, a tree or a collective, as text or SVG."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -15,23 +16,25 @@ from meshwright.description.hardware.system import System, parse_system
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.array_parser import parse_array
 from meshwright.description.notation.legality import Sizes, check
-from meshwright.description.notation.parser import parse_numbers
-from meshwright.description.step.passes.schedule import Schedule
 from meshwright.errors import MeshwrightError
 from meshwright.mesh import MeshShape
 from meshwright.options.values import read_system
 from meshwright.pictures import svg, terminal
-from meshwright.pictures.arrays import array_sketch, every_sharding, gallery_sketch
-from meshwright.pictures.collectives import DIGITS, Values, collective_sketch, run_collective
+from meshwright.pictures.answers.given import Numbers, read_numbers
 from meshwright.pictures.colours import INK
-from meshwright.pictures.holdings import Holdings, holdings_of
+from meshwright.pictures.document import Section, drawing, render
+from meshwright.pictures.drawings.arrays import array_sketch, every_sharding, gallery_sketch
+from meshwright.pictures.drawings.collectives import DIGITS, Values, collective_sketch, run_collective
+from meshwright.pictures.drawings.holdings import Holdings, holdings_of
+from meshwright.pictures.drawings.memory import memory_sketch
+from meshwright.pictures.drawings.rings import ring_sketch, run_ring
+from meshwright.pictures.drawings.torus import device_coordinates, torus_sketch
 from meshwright.pictures.panels import Limits, Sketch, scene_of
-from meshwright.pictures.pipeline import pipeline_sketch
-from meshwright.pictures.rings import ring_sketch, run_ring
 from meshwright.pictures.scene import Scene, moved, stack
-from meshwright.pictures.torus import device_coordinates, torus_sketch
-from meshwright.planning.plan import Plan
+from meshwright.planning.files import is_run_directory
+from meshwright.planning.plan import Plan, is_plan_file, read_plan
 from meshwright.record import Kind
+from meshwright.support.files import write_file
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -43,9 +46,6 @@ WIDTH = 100
 _DOCUMENT = Limits(width=240, grid=(64, 64), tile=64, lines=1024)
 _MARGIN = 2  # columns at the left of a text
 
-Numbers = str | Mapping[str, int]
-"""Numbers by name: `X=2,Y=2`, or the same as a mapping."""
-
 
 @dataclass(frozen=True, repr=False)
 class Picture:
@@ -54,12 +54,30 @@ class Picture:
     sketches: tuple[Sketch, ...]
 
     @property
-    def svg(self) -> str:
-        """The picture as a standalone SVG document."""
+    def title(self) -> str:
+        """The titles of the sketches."""
+        return "; ".join(sketch.title for sketch in self.sketches)
+
+    def svg(self, file: str | Path | None = None) -> str:
+        """Return the picture as a standalone SVG document; also write it to `file` if given."""
         notes = [note for sketch in self.sketches for panel in sketch.panels for note in panel.notes]
         notes += [note for sketch in self.sketches for note in sketch.notes]
-        title = "; ".join(sketch.title for sketch in self.sketches)
-        return svg.document(self._scene(_DOCUMENT, gap=2), title=title, description=". ".join(dict.fromkeys(notes)))
+        words = ". ".join(dict.fromkeys(notes))
+        drawn = svg.document(self._scene(_DOCUMENT, gap=2), title=self.title, description=words)
+        if file is not None:
+            write_file(file, drawn)
+        return drawn
+
+    def html(self, file: str | Path | None = None) -> str:
+        """Return the picture as a self-contained page; also write it to `file` if given."""
+        page = render(self.title, (), [self.section()])
+        if file is not None:
+            write_file(file, page)
+        return page
+
+    def section(self) -> Section:
+        """Return the picture as a section of a page."""
+        return Section("", drawing(self._scene(_DOCUMENT, gap=2)))
 
     def text(self, width: int = WIDTH, *, is_ascii: bool = False) -> str:
         """Return the picture as text of at most `width` columns, without colours."""
@@ -74,7 +92,7 @@ class Picture:
 
     def _repr_html_(self) -> str:
         """Return the picture as SVG, for notebooks."""
-        return self.svg
+        return self.svg()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Render for rich: at the terminal's width, in colour if it has any, in ASCII if it shows nothing else."""
@@ -110,8 +128,8 @@ def show(
 
     Args:
       what: text in the notation, `A[I_X, J_Y]`, with `mesh`, `dims` and `dtype`; a live `jax.Array` of any rank and
-          sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan, shown as the table of
-          its parameters and its batch.
+          sharding; a tree of arrays, such as a model's parameters, shown as a table; or a plan, a plan's file or a
+          run's directory, shown as a device's memory and the table of parameters and batch.
       mesh: axes and degrees.
       dims: sizes of the dims.
       dtype: the array's dtype.
@@ -123,11 +141,13 @@ def show(
       >>> picture = show("A[I_X, J_Y]", mesh="X=2,Y=2", dims="I=8,J=8")
     """
     on = None if on is None else str(read_system(on))
+    if (plan := _kept_plan(what)) is not None:
+        what = plan
     if isinstance(what, str):
         array, sizes = read_text(what, mesh=mesh, dims=dims, dtype=dtype)
         holdings = holdings_of(array, sizes)
         sketch = gallery_sketch(array, sizes) if every else array_sketch(holdings)
-        return Picture((sketch, *_torus(on, holdings, is_coloured=not every)))
+        return Picture((sketch, *_torus(on, holdings)))
     if mesh is not None or dims is not None or every:
         raise MeshwrightError("mesh, dims and every go with text in the notation; a live array has a mesh and a shape")
     # Imported here: what is written in the notation is shown without JAX.
@@ -139,10 +159,23 @@ def show(
     if on is not None:
         raise MeshwrightError(f"on={on!r} goes with one array; a tree may lie on several meshes")
     if isinstance(what, Plan):
-        return Picture(
-            (table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}"),)
-        )
+        table = table_sketch(plan_rows(what), of=f"{what.workload.model.name} on {what.mesh}, {what.hardware}")
+        return Picture((memory_sketch(what.predicted.memory_bytes, what.system.usable_bytes), table))
     return Picture((table_sketch(tree_rows(what)),))
+
+
+def _kept_plan(what: Any) -> Plan | None:
+    """Return the plan in a plan's file, or of a run's step; None for anything else."""
+    if not isinstance(what, str | Path):
+        return None
+    if is_plan_file(what):
+        return read_plan(Path(what))
+    if not is_run_directory(what):
+        return None
+    # Imported here: it loads JAX.
+    from meshwright.execution.training.run_directory.run import read_config
+
+    return read_config(Path(what)).plan
 
 
 def show_data(array: ShardedArray, sizes: Sizes, *, every: bool = False, on: str | None = None) -> dict[str, Any]:
@@ -166,21 +199,13 @@ def show_ring(kind: Kind, values: Values = DIGITS, *, degree: int = 4) -> Pictur
     return Picture((ring_sketch(run_ring(kind, values, degree=degree)),))
 
 
-def show_pipeline(schedule: Schedule, *, num_layers: int | None = None) -> Picture:
-    """Draw a pipeline schedule: each stage's microbatch in each slot, and idle slots.
-
-    num_layers: the layers of the model, to label stages with theirs.
-    """
-    return Picture((pipeline_sketch(schedule, num_layers),))
-
-
 def read_text(
     text: str, *, mesh: Numbers | MeshShape | None, dims: Numbers | None, dtype: str
 ) -> tuple[ShardedArray, Sizes]:
     """Parse an array and its sizes, and check that axes and dims are known and degrees divide."""
     if mesh is None or dims is None:
         raise MeshwrightError(f"{text!r} wants a mesh and the sizes of its dims, as in mesh='X=2,Y=2', dims='I=8,J=8'")
-    degrees, lengths = mesh.degrees if isinstance(mesh, MeshShape) else _numbers(mesh), _numbers(dims)
+    degrees, lengths = read_numbers(mesh), read_numbers(dims)
     array = parse_array(_from_spec(text, list(lengths)), axes=degrees)
     sizes = Sizes(degrees=degrees, dims=lengths, element_bytes=dtype_bytes(dtype))
     unknown = [dim for dim in sizes.dims if dim not in array.dims]
@@ -208,22 +233,11 @@ def _from_spec(text: str, dims: list[str]) -> str:
     return f"A[{', '.join(split)}]"
 
 
-def _numbers(numbers: Numbers) -> Mapping[str, int]:
-    """Return positive whole numbers by name; raise for anything else."""
-    if isinstance(numbers, str):
-        return parse_numbers(numbers)
-    if not isinstance(numbers, Mapping):
-        raise MeshwrightError(f"{numbers!r} is not numbers by name, as 'X=2,Y=2' or {{'X': 2, 'Y': 2}}")
-    for name, number in numbers.items():
-        if not isinstance(number, int) or number < 1:
-            raise MeshwrightError(f"{name}={number!r}; it is a whole number from 1")
-    return numbers
-
-
-def _torus(on: str | None, holdings: Holdings, *, is_coloured: bool = True) -> tuple[Sketch, ...]:
-    """Draw the array's mesh on a system, coloured by shards like the array; () if no system is given."""
+def _torus(on: str | None, holdings: Holdings) -> tuple[Sketch, ...]:
+    """Draw the array's mesh on a system; () if no system is given."""
     if on is None:
         return ()
     if not holdings.degrees:
         raise MeshwrightError(f"on={on!r} wants an array that lies on a mesh; this one lies on none")
-    return (torus_sketch(parse_system(on), holdings.degrees, holdings if is_coloured else None),)
+    numbers = {tuple(holder.coordinates.values()): holder.device for holder in holdings.holders}
+    return (torus_sketch(parse_system(on), holdings.degrees, numbers),)

@@ -19,6 +19,7 @@ _EDGES: dict[Edge, str] = {
     "outlined": f' stroke="{RULE}"',
     "marked": f' stroke="{INK}" stroke-width="2"',
     "exposed": f' stroke="{WRONG}" stroke-width="1.5"',
+    "sheet": f' stroke="{RULE}"',
 }
 
 
@@ -49,6 +50,7 @@ def _item(item: Box | Line | Label) -> str:
     if isinstance(item, Label):
         return _text(item.text, x, y + _BASE * _LINE, "start", ' font-weight="bold"' if item.is_bold else "")
     dashes = ' stroke-dasharray="4 3"' if item.is_dashed else ""
+    dashes += ' stroke-opacity="0.25"' if item.is_faint else ""
     x2, y2 = x + item.width * _CHARACTER, y + item.height * _LINE
     return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{item.colour or RULE}"{dashes}/>'
 

@@ -50,7 +50,7 @@ def lines_of(scene: Scene, *, is_ascii: bool = False) -> list[tuple[Piece, ...]]
     for (row, column), sign in _rules(scene).items():
         rows[row][column] = Piece(shown(sign))
     for item in scene.items:
-        if isinstance(item, Box):
+        if isinstance(item, Box) and item.edge != "sheet":
             _write_box(rows, item, shown)
         elif isinstance(item, Label):
             _write(rows[int(item.y)], round(item.x), shown(item.text), None)
@@ -62,10 +62,15 @@ def _rules(scene: Scene) -> dict[tuple[int, int], str]:
     ways: defaultdict[tuple[int, int], int] = defaultdict(int)
     dashed: dict[tuple[int, int], str] = {}
     for item in scene.items:
+        if isinstance(item, Line) and item.is_faint:
+            continue
         if isinstance(item, Line) and item.is_dashed:
             # Dashes are shown by a character at the middle of the line.
             middle = int(item.y + item.height / 2), int(item.x + item.width / 2)
             dashed[middle] = "╌" if item.width else "┆"
+        elif isinstance(item, Line) and item.width and item.height:
+            for step in range(round(item.width)):
+                dashed[int(item.y + item.height * step / item.width), int(item.x + step)] = "·"
         elif isinstance(item, Line):
             _rule(ways, item.x, item.y, item.width, item.height)
         elif isinstance(item, Box) and item.edge == "ruled":

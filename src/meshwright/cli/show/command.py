@@ -13,11 +13,12 @@ from meshwright.cli.typed import check_all_read
 from meshwright.cli.waiting import waiting
 from meshwright.errors import MeshwrightError
 from meshwright.options.declare import Json, Mesh, option, positional
+from meshwright.pictures.answers.answer import write_picture
 from meshwright.pictures.showing import read_text, show, show_data
 from meshwright.pictures.tables import console
 from meshwright.pictures.text import next_line
 from meshwright.planning.plan import Plan
-from meshwright.support.files import check_output, write_file
+from meshwright.support.files import check_output
 
 EXAMPLES = (
     'meshwright show "A[I_X, J_Y]" --mesh X=2,Y=2 --dims I=8,J=8',
@@ -43,7 +44,7 @@ class Args:
     on: Annotated[str | None, option("CHIPS")] = None
     """The mesh on the torus of this hardware too, as v5e:4x4."""
     svg: Annotated[Path | None, option("FILE", "-o")] = None
-    """Write the picture to this file, as SVG."""
+    """Write the picture to this file: as SVG, or as a page where its name ends in .html."""
     json: Json = False
     """Print {"array", "shape", "local_shape", "mesh", "devices": [{"device", "coordinates", "holds"}], …} instead."""
 
@@ -65,7 +66,7 @@ def run(args: Args) -> int:
     array, sizes = read_text(args.array, mesh=mesh, dims=args.dims, dtype=args.dtype)
     picture = show(args.array, mesh=mesh, dims=args.dims, dtype=args.dtype, every=args.all, on=args.on)
     if svg is not None:
-        write_file(svg, picture.svg)
+        write_picture(picture, svg)
     if as_json:
         print(json.dumps(show_data(array, sizes, every=args.all, on=args.on), indent=2))
         return 0
@@ -87,7 +88,7 @@ def _show_plan(name: str, plan: Plan, svg: Path | None, *, as_json: bool) -> int
         from meshwright.pictures.live import plan_rows
     picture = show(plan)
     if svg is not None:
-        write_file(svg, picture.svg)
+        write_picture(picture, svg)
     if as_json:
         print(json.dumps({"mesh": plan.mesh.degrees, "arrays": [asdict(row) for row in plan_rows(plan)]}, indent=2))
         return 0

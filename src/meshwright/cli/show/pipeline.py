@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from meshwright.description.step.passes.schedule import Kind, Schedule
+from meshwright.description.step.passes.schedule import Kind
 from meshwright.options.declare import Json, option
-from meshwright.pictures.pipeline import pipeline_data
-from meshwright.pictures.showing import show_pipeline
-from meshwright.pictures.tables import console
+from meshwright.pictures.answers.answer import write_picture
+from meshwright.pictures.answers.pipeline import pipeline
 from meshwright.pictures.text import next_line
-from meshwright.support.files import check_output, write_file
+from meshwright.support.files import check_output
 
 EXAMPLES = (
     "meshwright show pipeline --stages 4 --microbatches 8",
@@ -36,7 +35,7 @@ class Args:
     layers: Annotated[int | None, option("N")] = None
     """Layers of the model, to label the stages with theirs."""
     svg: Annotated[Path | None, option("FILE", "-o")] = None
-    """Write the picture to this file, as SVG."""
+    """Write the picture to this file: as SVG, or as a page where its name ends in .html."""
     json: Json = False
     """Print {"schedule", "ticks", "bubble", "idle_share", "kept", "cells", "layers"} instead."""
 
@@ -45,16 +44,19 @@ def run(args: Args) -> int:
     """Show the picture, and write it if asked."""
     if args.svg is not None:
         check_output(args.svg)
-    schedule = Schedule(
-        stages=args.stages, microbatches=args.microbatches, kind=args.schedule, virtual_stages=args.virtual_stages
+    found = pipeline(
+        args.stages,
+        args.microbatches,
+        schedule=args.schedule,
+        virtual_stages=args.virtual_stages,
+        layers=args.layers,
     )
-    picture = show_pipeline(schedule, num_layers=args.layers)
     if args.svg is not None:
-        write_file(args.svg, picture.svg)
+        write_picture(found, args.svg)
     if args.json:
-        print(json.dumps(pipeline_data(schedule, args.layers), indent=2))
+        print(json.dumps(found.to_json(), indent=2))
         return 0
-    console().print(picture, soft_wrap=True)
+    found.print()
     if args.svg is not None:
         print(f"\n wrote  {args.svg}")
         return 0

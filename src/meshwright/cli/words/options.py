@@ -15,7 +15,7 @@ from meshwright.options.declare import CommandLine
 from meshwright.support.field_types import not_a_choice
 from meshwright.units import parse_count, parse_number
 
-SUFFIXES = {"--svg": (".svg",), "--html": (".html", ".htm")}
+SUFFIXES = {"--svg": (".svg", ".html"), "--html": (".html", ".htm")}
 """The file name endings of options that write only one kind of file."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")

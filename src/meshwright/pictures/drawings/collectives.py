@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.colours import fill
+from meshwright.pictures.colours import device_fill
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.record import KINDS, Kind
 
@@ -87,26 +87,43 @@ def split_values(
     return tuple(tuple(values[start : start + size]) for start in range(0, len(values), size))
 
 
-def collective_sketch(exchange: CollectiveRun) -> Sketch:
-    """Draw a collective before and after: a row for each device, numbers in the colour of the device that had them."""
+def neighbour_permute(values: Sequence[int] = DIGITS, *, degree: int = 4) -> CollectiveRun:
+    """Return a permute in which each device sends its part to the next, without running it."""
+    before = split_values("collective-permute", values, degree)
+    return CollectiveRun("collective-permute", before, (*before[-1:], *before[:-1]))
+
+
+def collective_sketch(exchange: CollectiveRun, members: Mapping[int, str] | None = None) -> Sketch:
+    """Draw a collective before and after: a row for each device, numbers in the colour of the device that had them.
+
+    members: the colour of each device by its number, in order; by default the devices are the whole mesh.
+    """
     degree, kind = len(exchange.before), exchange.kind
+    members = members or dict(enumerate(ring_fills(degree)))
+    fills = tuple(members.values())
     num_parts = degree if kind in ("all-gather", "all-to-all") else 1
     rows = []
     for device, (before, after) in enumerate(zip(exchange.before, exchange.after, strict=True)):
         size = len(after) // num_parts
-        row = [Cell(values_text(before), fill(device)), Cell("→")]
+        row = [Cell(values_text(before), fills[device]), Cell("→")]
         for part in range(num_parts):
             source = (device - 1) % degree if kind == "collective-permute" else part
             text = values_text(after[part * size : (part + 1) * size])
-            row.append(Cell(text, None if kind in ("all-reduce", "reduce-scatter") else fill(source)))
+            row.append(Cell(text, None if kind in ("all-reduce", "reduce-scatter") else fills[source]))
         rows.append(tuple(row))
     panel = Panel(
         cells=tuple(rows),
-        rows=tuple(f"device {device}" for device in range(degree)),
+        rows=tuple(f"device {device}" for device in members),
+        row_fills=fills,
         columns=("before", " ", "after", *[""] * (num_parts - 1)),
         frame="table",
     )
     return Sketch(title=f"{kind} over {degree} devices   jax.lax.{JAX_NAMES[kind]}", panels=(panel,))
+
+
+def ring_fills(degree: int) -> tuple[str, ...]:
+    """Return the colours of the devices along one mesh axis."""
+    return tuple(device_fill({"X": device}, {"X": degree}) for device in range(degree))
 
 
 def values_text(values: Values) -> str:

@@ -8,12 +8,11 @@ arrived at its destination. Algorithms and cost: jax-ml.github.io/scaling-book/s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.collectives import DIGITS, Values, split_values, values_text
-from meshwright.pictures.colours import fill
+from meshwright.pictures.drawings.collectives import DIGITS, Values, ring_fills, split_values, values_text
 from meshwright.pictures.panels import Cell, Panel, Sketch
 from meshwright.record import Kind
 
@@ -71,11 +70,16 @@ def run_ring(kind: Kind, values: Sequence[int] = DIGITS, *, degree: int = 4) -> 
     return Ring(kind, frames + tuple(_gather(frames[-1].slots)) if kind == "all-reduce" else frames)
 
 
-def ring_sketch(ring: Ring) -> Sketch:
-    """Draw a ring collective as a table of devices and slots after each hop; new values are marked."""
+def ring_sketch(ring: Ring, members: Mapping[int, str] | None = None) -> Sketch:
+    """Draw a ring collective as a table of devices and slots before it and after each hop; new values are marked.
+
+    members: the colour of each device of the ring by its number, in order; by default the devices are the whole mesh.
+    """
     degree = len(ring.frames[0].slots)
-    around = " → ".join(map(str, [*range(degree), 0])) if degree <= 8 else f"0 → 1 → … → {degree - 1} → 0"
-    panels = tuple(_panel(ring, hop) for hop in range(len(ring.frames)))
+    members = members or dict(enumerate(ring_fills(degree)))
+    numbers = [*map(str, members)]
+    around = " → ".join([*(numbers if degree <= 8 else [*numbers[:2], "…", numbers[-1]]), numbers[0]])
+    panels = tuple(_panel(ring, hop, members) for hop in range(len(ring.frames)))
     notes = [f"each device sends {_numbers(ring.sent)} in {len(ring.frames) - 1} hops, all in one direction"]
     if ring.kind != "all-to-all":
         notes.append("links carry both directions: two such rings can run at once, each with half of the numbers")
@@ -152,24 +156,28 @@ def _numbers(count: int) -> str:
     return f"{count} number{'s' * (count != 1)}"
 
 
-def _panel(ring: Ring, hop: int) -> Panel:
+def _panel(ring: Ring, hop: int, members: Mapping[int, str]) -> Panel:
     """Draw one frame as a table."""
     frame, degree = ring.frames[hop], len(ring.frames[0].slots)
+    fills = tuple(members.values())
     is_exchange = ring.kind == "all-to-all"
     cells = []
     for slots, passing, arrived in zip(frame.slots, frame.to_pass_on, frame.arrived, strict=True):
         row = [
-            Cell("·") if part is None else Cell(values_text(part), fill(slot), is_marked=slot == arrived)
+            Cell("·") if part is None else Cell(values_text(part), fills[slot], is_marked=slot == arrived)
             for slot, part in enumerate(slots)
         ]
         cells.append((*row, *([Cell(" | ".join(map(values_text, passing)))] if is_exchange else [])))
     word = "from" if is_exchange else "part"
     columns = [f"{word} {slot}" for slot in range(degree)] + ["to hand on"] * is_exchange
     phase = f" ({frame.phase})" if frame.phase != ring.kind else ""
-    caption = f"hop {hop} of {len(ring.frames) - 1}{phase}: each device sent {_numbers(frame.sent)}" if hop else "start"
+    last = len(ring.frames) - 1
+    caption = f"hop {hop} of {last}{phase}: each device sent {_numbers(frame.sent)}" if hop else "before"
+    caption = f"after {caption}" if hop == last and hop else caption
     return Panel(
         cells=tuple(cells),
-        rows=tuple(f"device {device}" for device in range(degree)),
+        rows=tuple(f"device {device}" for device in members),
+        row_fills=fills,
         columns=tuple(columns),
         caption=caption,
         frame="table",

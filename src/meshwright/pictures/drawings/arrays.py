@@ -10,15 +10,20 @@ from dataclasses import replace
 from meshwright.description.notation.array import ShardedArray
 from meshwright.description.notation.legality import Sizes, is_legal
 from meshwright.errors import MeshwrightError
-from meshwright.pictures.colours import fill
-from meshwright.pictures.holdings import Block, Holdings, Span, holdings_of
+from meshwright.pictures.colours import device_fill
+from meshwright.pictures.drawings.holdings import Block, Holdings, Span, holdings_of
 from meshwright.pictures.panels import ELLIPSIS, MAX_PANELS, Cell, Panel, Sketch, limit_panels
 from meshwright.units import show_bytes
 
 _WIDE = 9  # characters of a cell where there is room
 _MAX_RANK = 2
+MAX_SCALED = 4
+"""The devices up to which all grids of a gallery are drawn in one size."""
+
+MAX_SHEETS = 7
+"""The most partial sums that are drawn behind the first."""
+
 _MAX_AXES = 3
-_MAX_SCALED = 4  # devices up to which all grids of a gallery are drawn in one size
 
 
 def array_sketch(holdings: Holdings) -> Sketch:
@@ -27,7 +32,7 @@ def array_sketch(holdings: Holdings) -> Sketch:
     The last two sharded dims are rows and columns; there is a grid for each index of the sharded dims before them.
     Further dims that are not sharded are mentioned in a note.
     """
-    panels, notes = list(_panels(holdings)), tuple(_notes(holdings))
+    panels, notes = list(array_panels(holdings)), tuple(_notes(holdings))
     mesh = f"   mesh {mesh_text(holdings.degrees)}" if holdings.degrees else ""
     title = f"{holdings.label}   {list(holdings.shape)}{mesh}"
     if len(panels) > 1:
@@ -37,8 +42,18 @@ def array_sketch(holdings: Holdings) -> Sketch:
 
 
 def fills_of(holdings: Holdings) -> Mapping[Block, str]:
-    """Return the colour of each shard, the same wherever the shard is drawn."""
-    return {block: fill(number) for number, block in enumerate(holdings.shards)}
+    """Return the colour of each shard: what the colours of its devices have in common.
+
+    Without a mesh a shard's number is its coordinate.
+    """
+    if not holdings.degrees:
+        degrees = {"shard": len(holdings.shards)}
+        return {block: device_fill({"shard": number}, degrees) for number, block in enumerate(holdings.shards)}
+    shared: dict[Block, dict[str, int]] = {}
+    for holder in holdings.holders:
+        known = shared.setdefault(holder.block, dict(holder.coordinates))
+        shared[holder.block] = {axis: at for axis, at in known.items() if holder.coordinates[axis] == at}
+    return {block: device_fill(coordinates, holdings.degrees) for block, coordinates in shared.items()}
 
 
 def drawn_dims(holdings: Holdings) -> tuple[int | None, int | None]:
@@ -69,8 +84,23 @@ def mesh_text(degrees: Mapping[str, int]) -> str:
     return ", ".join(f"{axis}={degree}" for axis, degree in degrees.items())
 
 
-def _panels(holdings: Holdings) -> Iterator[Panel]:
-    """Yield a grid for every part of the sharded dims that are neither rows nor columns."""
+def array_panels(holdings: Holdings, device: int | None = None) -> Iterator[Panel]:
+    """Yield a grid for every part of the sharded dims that are neither rows nor columns.
+
+    Partial sums lie behind each other, a sheet for each. device: its shard is marked.
+    """
+    sheets = list(itertools.product(*(range(holdings.degrees[axis]) for axis in holdings.unreduced)))
+    behind = [dict(zip(holdings.unreduced, sheet, strict=True)) for sheet in sheets[1 : MAX_SHEETS + 1]]
+    fills_behind = tuple(device_fill(coordinates, holdings.degrees) for coordinates in behind)
+    in_front = [
+        holder for holder in holdings.holders if not any(holder.coordinates[axis] for axis in holdings.unreduced)
+    ]
+    for panel in _grids(replace(holdings, holders=tuple(in_front)), device):
+        yield replace(panel, sheets=fills_behind)
+
+
+def _grids(holdings: Holdings, device: int | None) -> Iterator[Panel]:
+    """Yield the grids of `array_panels`, of the first of several partial sums."""
     row_dim, column_dim = drawn_dims(holdings)
     fills = fills_of(holdings)
     leading = [dim for dim in range(len(holdings.shape)) if dim not in (row_dim, column_dim)]
@@ -79,7 +109,7 @@ def _panels(holdings: Holdings) -> Iterator[Panel]:
         yield Panel(
             cells=tuple(
                 tuple(
-                    _cell(holdings, fills, {**fixed, row_dim: row, column_dim: column})
+                    _cell(holdings, fills, {**fixed, row_dim: row, column_dim: column}, device)
                     for column in _spans(holdings, column_dim)
                 )
                 for row in _spans(holdings, row_dim)
@@ -95,13 +125,14 @@ def _spans(holdings: Holdings, dim: int | None) -> tuple[Span, ...]:
     return ((0, 0),) if dim is None else holdings.cuts[dim]
 
 
-def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | None, Span]) -> Cell:
+def _cell(holdings: Holdings, fills: Mapping[Block, str], spans: Mapping[int | None, Span], device: int | None) -> Cell:
     """Return the cell of a block, which names the devices that hold it."""
     block = tuple(spans[dim] for dim in range(len(holdings.shape)))
     devices = holdings.shards.get(block, ())
     noun, verb = ("device", "holds") if len(devices) == 1 else ("devices", "hold")
     text = device_text(devices)
-    return Cell(text, fills.get(block), f"{noun} {text} {verb} {holdings.block_text(block)}")
+    hint = f"{noun} {text} {verb} {holdings.block_text(block)}"
+    return Cell(text, fills.get(block), hint, is_marked=device in devices)
 
 
 def _labels(holdings: Holdings, dim: int | None) -> tuple[str, ...]:
@@ -131,7 +162,7 @@ def _notes(holdings: Holdings) -> Iterator[str]:
     if holdings.copied_axes:
         yield f"copied over {', '.join(holdings.copied_axes)}"
     if holdings.unreduced:
-        yield f"each device has its part of a sum over {', '.join(holdings.unreduced)}"
+        yield f"each device has its part of a sum over {', '.join(holdings.unreduced)}: sheets, the first in front"
     folded = [dim for dim, spans in enumerate(holdings.cuts) if dim not in drawn_dims(holdings) and len(spans) == 1]
     if folded:
         dims = ", ".join(f"{holdings.dims[dim]} ({holdings.shape[dim]})" for dim in folded)
@@ -170,7 +201,7 @@ def gallery_sketch(array: ShardedArray, sizes: Sizes) -> Sketch:
     notes += [f"{left_out} more are left out: their degrees do not divide {dims}"] if left_out else []
     title = f"{len(shardings)} shardings of {array.label}   {dims}   mesh {mesh_text(sizes.degrees)}"
     num_devices = math.prod(sizes.degrees.values())
-    scaled = _to_one_size(panels, num_devices) if num_devices <= _MAX_SCALED else tuple(panels)
+    scaled = to_one_size(panels, num_devices) if num_devices <= MAX_SCALED else tuple(panels)
     return Sketch(title=title, panels=scaled, notes=tuple(notes), is_gallery=True)
 
 
@@ -183,7 +214,7 @@ def _candidates(array: ShardedArray, sizes: Sizes) -> Iterator[ShardedArray]:
             yield replace(array, axes=orders, unreduced=())
 
 
-def _to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
+def to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]:
     """Stretch the panels to one size, so that they show one array cut in different ways.
 
     Row and column counts divide the number of devices. A ruled line takes a line or a character.
@@ -199,6 +230,6 @@ def _to_one_size(panels: Sequence[Panel], num_devices: int) -> tuple[Panel, ...]
 
 def _thumbnail(holdings: Holdings) -> Panel:
     """Return a small grid without labels."""
-    panel = next(_panels(holdings))
+    panel = next(array_panels(holdings))
     note = f"{len(holdings.shards)} × {holdings.copies}, {show_bytes(holdings.bytes_per_device)}"
     return replace(panel, rows=(), columns=(), caption=holdings.label, notes=(note,))

@@ -1,0 +1,52 @@
+"""The devices of this machine, as the system for which an answer is computed where none is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from meshwright.description.hardware.load import load_chip
+from meshwright.description.hardware.system import System, parse_system
+from meshwright.errors import MeshwrightError
+
+SIMULATED = 8
+"""The simulated devices of a machine without accelerators, where nothing says how many."""
+
+_ASK = "import jax; found = jax.devices(); print(found[0].platform, len(found), found[0].device_kind, sep='\\n')"
+
+
+def this_machine(num_devices: int | None = None) -> System:
+    """Return this machine's accelerators as a system, or simulated devices where it has none.
+
+    JAX is asked in another process unless this one has imported it: a price must not take a GPU's memory, nor start JAX
+    with fewer simulated devices than a later call wants.
+
+    Args:
+        num_devices: how many devices to simulate; by default those that JAX has, or `SIMULATED` if that is one.
+
+    Raises:
+        MeshwrightError: the accelerator is not among the known chips.
+    """
+    platform, count, kind = _devices()
+    if platform == "cpu":
+        return parse_system(f"cpu:{num_devices or (count if count > 1 else SIMULATED)}")
+    try:
+        chip = load_chip(kind)
+    except MeshwrightError as error:
+        raise MeshwrightError(f"this machine's {kind} is not known; name hardware: on='v5e:2x4' (--on)") from error
+    return parse_system(f"{chip.name}:{count // chip.devices_per_chip}")
+
+
+def _devices() -> tuple[str, int, str]:
+    """Return the platform, the number and the kind of the devices that JAX finds."""
+    if "jax" in sys.modules:
+        import jax
+
+        found = jax.devices()
+        return found[0].platform, len(found), found[0].device_kind
+    asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MeshwrightError(f"JAX finds no devices on this machine ({last}); name hardware: on='v5e:2x4' (--on)")
+    platform, count, kind = asked.stdout.splitlines()[-3:]
+    return platform, int(count), kind

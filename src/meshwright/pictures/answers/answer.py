@@ -1,0 +1,77 @@
+"""What all answers share: one screen as text, in a notebook and as a page, and the picture that goes with it."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from contextlib import redirect_stdout
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from meshwright.pictures.document import Section, render
+from meshwright.pictures.showing import Picture
+from meshwright.support.files import write_file
+
+
+class Answer(ABC):
+    """An answer that prints itself. `str`, a prompt, a notebook and a page show what the command prints."""
+
+    @abstractmethod
+    def print(self) -> None:
+        """Print the screen, as wide as the terminal."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as plain data, in the schema of the command's --json."""
+
+    def __str__(self) -> str:
+        with redirect_stdout(io.StringIO()) as out:
+            self.print()
+        return out.getvalue().rstrip()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the screen as HTML, for notebooks."""
+        return f'<pre style="line-height:1.3">{escape(str(self))}</pre>'
+
+    def html(self, file: str | Path | None = None) -> str:
+        """Return the screen as a self-contained page; also write it to `file` if given."""
+        title, _, screen = str(self).partition("\n")
+        page = render(
+            title, (), [*self._pictures(), Section("", f'<div class="wide"><pre>{escape(screen)}</pre></div>')]
+        )
+        if file is not None:
+            write_file(file, page)
+        return page
+
+    def _pictures(self) -> list[Section]:
+        """Return the sections of a page that come before the screen."""
+        return []
+
+
+class DrawnAnswer(Answer):
+    """An answer with a picture."""
+
+    @property
+    @abstractmethod
+    def picture(self) -> Picture:
+        """The picture, as `meshwright.show` returns one."""
+
+    def svg(self, file: str | Path | None = None) -> str:
+        """Return the picture as a standalone SVG document; also write it to `file` if given."""
+        return self.picture.svg(file)
+
+    def _repr_html_(self) -> str:
+        """Return the screen and the picture as HTML, for notebooks."""
+        return f'{super()._repr_html_()}<div style="overflow-x:auto">{self.svg()}</div>'
+
+    def _pictures(self) -> list[Section]:
+        return [self.picture.section()]
+
+
+def write_picture(drawn: Picture | DrawnAnswer, file: Path) -> None:
+    """Write a picture as the name's ending says: .html as a page, anything else as SVG."""
+    (drawn.html if file.suffix.lower() in (".html", ".htm") else drawn.svg)(file)

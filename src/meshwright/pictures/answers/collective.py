@@ -1,0 +1,288 @@
+"""`meshwright.collective`: the time of one collective on the links its mesh axes run over, and what decides it."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshwright.description.hardware.fabric import Placement, lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.options.values import Count, SystemLike
+from meshwright.pictures.answers.answer import DrawnAnswer
+from meshwright.pictures.answers.given import Numbers, read_keywords, read_numbers, read_setting
+from meshwright.pictures.colours import device_fill
+from meshwright.pictures.drawings.collectives import DIGITS, collective_sketch, neighbour_permute
+from meshwright.pictures.drawings.rings import ring_sketch, run_ring
+from meshwright.pictures.drawings.torus import torus_sketch
+from meshwright.pictures.showing import Picture
+from meshwright.pictures.tables import console, show
+from meshwright.pictures.text import folded, wrap
+from meshwright.planning.cost.formulas import collective_formula
+from meshwright.planning.cost.rates.collective import CollectiveTime, collective_seconds
+from meshwright.record import Kind, wire_bytes
+from meshwright.units import parse_count, show_bytes, show_rate, show_seconds
+
+KINDS: dict[str, Kind] = {
+    "all-gather": "all-gather",
+    "reduce-scatter": "reduce-scatter",
+    "all-reduce": "all-reduce",
+    "all-to-all": "all-to-all",
+    "permute": "collective-permute",
+}
+"""The collectives by the names that a question has."""
+
+MOST_BYTES = 10**15
+"""The largest number of bytes that is accepted: more than any system has."""
+
+BYTES = "64M"
+"""The bytes of an array that is left out."""
+
+MOST_SHOWN = 8
+"""The most devices of which each is shown with its numbers: more would fill the screen."""
+
+COUNTED: dict[Kind, str] = {
+    "all-gather": "the gathered array",
+    "reduce-scatter": "the array to be summed",
+    "all-reduce": "the array to be summed",
+    "all-to-all": "what a device holds",
+    "collective-permute": "what a device holds",
+}
+"""The array whose bytes are given."""
+
+_INDENT = " " * 12
+"""The indentation of the second column of the screen."""
+
+_RUNS = 7
+"""How often a measurement runs the collective; the median counts."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Collective(DrawnAnswer):
+    """One collective with its time on some hardware.
+
+    time: its parts, in seconds. placement: the links that it runs over. measured_seconds: its time on this machine's
+    devices, if it was measured. notes: what was left out, and what was taken for it.
+    """
+
+    kind: Kind
+    mesh: Mapping[str, int]
+    system: System
+    time: CollectiveTime
+    placement: Placement
+    measured_seconds: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes that it runs over."""
+        return self.placement.axes
+
+    @property
+    def degree(self) -> int:
+        """The number of devices that take part in each group."""
+        return self.placement.degree
+
+    @property
+    def bytes(self) -> float:
+        """The bytes of the array as one device sees it: see `COUNTED`."""
+        return self.time.bytes
+
+    @property
+    def wire_bytes(self) -> float:
+        """The bytes that each device of a ring sends."""
+        return wire_bytes(self.kind, self.bytes, self.degree)
+
+    @property
+    def seconds(self) -> float:
+        """The time with links at full rate, a lower bound."""
+        return self.time.seconds
+
+    @property
+    def members(self) -> dict[int, str]:
+        """The devices of the first group by their numbers on the mesh, and their colours."""
+        found: dict[int, str] = {}
+        for number, at in enumerate(itertools.product(*map(range, self.mesh.values()))):
+            coordinates = dict(zip(self.mesh, at, strict=True))
+            if not any(place for axis, place in coordinates.items() if axis not in self.axes):
+                found[number] = device_fill(coordinates, self.mesh)
+        return found
+
+    @property
+    def picture(self) -> Picture:
+        """The devices of one group before, after each hop of a ring, and after; then the links on the torus.
+
+        Raises:
+            MeshwrightError: there are more than `MOST_SHOWN` devices, and no torus.
+        """
+        sketches = []
+        if self.degree <= MOST_SHOWN:
+            # Each device's part is cut again into one for every device.
+            values = DIGITS if len(DIGITS) % self.degree**2 == 0 else tuple(range(self.degree**2))
+            if self.kind == "collective-permute":
+                sketches.append(collective_sketch(neighbour_permute(values, degree=self.degree), self.members))
+            else:
+                sketches.append(ring_sketch(run_ring(self.kind, values, degree=self.degree), self.members))
+        if self.system.chip.torus:
+            sketches.append(torus_sketch(self.system, self.mesh, axes=self.axes))
+        if not sketches:
+            raise MeshwrightError(
+                f"a picture shows up to {MOST_SHOWN} devices; {self.degree} would fill it: take a smaller mesh"
+            )
+        return Picture(tuple(sketches))
+
+    def measure(self) -> Collective:
+        """Run the collective on this machine's devices, in float32, and return the answer with the median time.
+
+        Raises:
+            MeshwrightError: the machine has not the devices that the answer is about.
+        """
+        from meshwright.execution.runtime.devices import claim_devices
+        from meshwright.execution.runtime.single_collective import build_collective
+
+        claim_devices(self.system)
+        exchange, array = build_collective(self.kind, dict(self.mesh), self.axes, int(self.bytes))
+        exchange(array).block_until_ready()  # Compiles it.
+        times = []
+        for _ in range(_RUNS):
+            began = time.perf_counter()
+            exchange(array).block_until_ready()
+            times.append(time.perf_counter() - began)
+        return replace(self, measured_seconds=statistics.median(times))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as plain data, in the schema of `meshwright collective --json`."""
+        found = self.time
+        answer: dict[str, Any] = {
+            "kind": self.kind,
+            "axes": list(self.axes),
+            "degree": self.degree,
+            "mesh": dict(self.mesh),
+            "on": str(self.system),
+            "bytes": self.bytes,
+            "wire_bytes": self.wire_bytes,
+            "seconds": found.seconds,
+            "bandwidth_seconds": found.bandwidth_seconds,
+            "latency_seconds": found.latency_seconds,
+            "regime": found.regime,
+            "placement": str(self.placement),
+            "binds": found.binds,
+        }
+        return answer | ({} if self.measured_seconds is None else {"measured_seconds": self.measured_seconds})
+
+    def print(self) -> None:
+        """Print the time, then how it is computed, then the measured time if there is one."""
+        found, name = self.time, next(word for word, kind in KINDS.items() if kind == self.kind)
+        over = f"{name} over {'*'.join(self.axes)} = {self.degree} on {self.system}"
+        show(console(), f"{over}   {self.placement}")
+        print()
+        decided = found.binds or "nothing: one device"
+        show(console(), f"  {show_seconds(found.seconds)}, decided by {decided}", style="bold")
+        print()
+        sent = f"in a ring each device sends {show_bytes(self.wire_bytes)}"
+        sizes = f"{show_bytes(found.bytes)}, {COUNTED[self.kind]}; {sent}"
+        print("\n".join(wrap(sizes, first=" bytes      ", then=_INDENT)))
+        self._print_links()
+        hops = f"{show_seconds(found.latency_seconds)}, all hops however small the array"
+        print("\n".join(wrap(hops, first=" latency    ", then=_INDENT)))
+        for note in self.notes:
+            print(folded(f"note: {note}"))
+        if self.measured_seconds is not None:
+            self._print_measured(self.measured_seconds)
+
+    def _print_links(self) -> None:
+        """Print for each part of the fabric what goes through it, at which rate, and the formula with its numbers."""
+        for number, term in enumerate(self.time.terms):
+            formula, numbers = collective_formula(self.kind, term, self.placement)
+            rate = next(value for name, value in numbers.items() if name in ("B", "W"))
+            values = "".join(f", {name} = {show_rate(n, 'B/s') if name in 'BW' else n}" for name, n in numbers.items())
+            values += _links_text(self.placement, numbers.get("B", 0.0))
+            # What goes through the links is the product of the two numbers beside it.
+            through = f"{show_bytes(term.seconds * rate)} at {show_rate(rate, 'B/s')} = {show_seconds(term.seconds)}"
+            heading = f" {'' if number else 'links':<10} "
+            print("\n".join(wrap(f"{through}, through {term.text}", first=heading, then=_INDENT)))
+            print("\n".join(wrap(f"{formula}: V the bytes{values}", first=_INDENT, then=_INDENT)))
+
+    def _print_measured(self, measured: float) -> None:
+        """Print measured beside predicted: times, and the bytes that each device sends a second."""
+        found = self.time
+        ratio = f"{measured / found.seconds:.2f} x predicted" if found.seconds else "predicted: no time on one device"
+        print(f"\n measured   {show_seconds(measured)}, {ratio}")
+        for name, seconds in (("measured", measured), ("predicted", found.seconds)):
+            if seconds:
+                print(f" {name:<11}{show_rate(self.wire_bytes / seconds, 'B/s')} sent by each device")
+
+
+def _links_text(placement: Placement, rate: float) -> str:
+    """Return what a torus's bandwidth is made of, ` (2 links of 45.0 GB/s)`; empty for one link and for switches."""
+    link = min((ring.link_bytes_per_second for ring in placement.rings), default=0.0)
+    count = round(rate / link) if link else 0
+    if count < 2:
+        return ""
+    ways = ", both ways round" if placement.rings[0].is_wrapped else ""
+    return f" ({count} links of {show_rate(link, 'B/s')}{ways})"
+
+
+def collective(
+    kind: str,
+    *,
+    bytes: Count = BYTES,  # noqa: A002
+    axis: str | tuple[str, ...] | None = None,
+    mesh: Numbers | MeshShape | None = None,
+    on: SystemLike | None = None,
+    **degrees: Count,
+) -> Collective:
+    """Return what one collective takes on a fabric, and what decides it.
+
+    Args:
+        kind: all-gather, reduce-scatter, all-reduce, all-to-all or permute.
+        bytes: the array as one device sees it, as "64M": gathered, or to be summed, or held (`COUNTED`).
+        axis: the mesh axis it runs over, or several, as "X,Y"; by default all of the mesh.
+        mesh: the degree of every mesh axis, outermost first, as "X=4,Y=2"; by default X over all devices.
+        on: the hardware, as "v5e:4x4"; by default this machine's devices.
+        degrees: degrees of mesh axes by name, instead of mesh.
+
+    Raises:
+        MeshwrightError: the mesh does not fit the hardware, or has not the axis.
+
+    >>> answer = collective("all-gather", X=4, on="v5e:4x4", bytes="64M")
+    >>> answer.degree, answer.wire_bytes, f"{answer.seconds:.2e}"
+    (4, 48000000.0, '1.07e-03')
+    """
+    named: dict[str, Kind] = {**KINDS, **{found: found for found in KINDS.values()}}
+    if kind not in named:
+        raise MeshwrightError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
+    given = read_numbers(mesh) if mesh else {}
+    given |= read_keywords(degrees)
+    chosen = tuple(word.strip() for word in axis.split(",")) if isinstance(axis, str) else axis
+    axes = chosen or tuple(given) or ("X",)
+    if len(set(axes)) < len(axes):
+        raise MeshwrightError(f"--axis {','.join(axes)} names an axis twice; a collective runs over each once")
+    setting = read_setting(axes, given, on, is_complete=mesh is not None)
+    layout = lay_mesh(setting.system, setting.degrees)
+    placement = layout.placement(axes)
+    found = collective_seconds(named[kind], _read_bytes(bytes), placement)
+    return Collective(
+        kind=named[kind],
+        mesh=setting.degrees,
+        system=setting.system,
+        time=found,
+        placement=placement,
+        notes=(*setting.notes, *layout.notes),
+    )
+
+
+def _read_bytes(given: Count) -> int:
+    """Return a number of bytes, given as a number or text."""
+    try:
+        found = parse_count(str(given))
+    except MeshwrightError:
+        found = 0
+    if not 0 < found <= MOST_BYTES:
+        raise MeshwrightError(f"--bytes is {given!r}; it is a whole number from 1 to 1,000T, as 64k, 64Mi or 4G")
+    return found

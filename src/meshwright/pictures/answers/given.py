@@ -1,0 +1,133 @@
+"""The arguments of answers: a mesh, sizes of dims and hardware, and the defaults of what is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from meshwright.description.hardware.system import System
+from meshwright.description.notation.array import ShardedArray
+from meshwright.description.notation.expression import Chain, Expression, Product
+from meshwright.description.notation.parser import parse, parse_numbers
+from meshwright.errors import MeshwrightError
+from meshwright.mesh import MeshShape
+from meshwright.options.values import Count, SystemLike, read_system
+
+Numbers = str | Mapping[str, int]
+"""Numbers by name: `X=2,Y=2`, or the same as a mapping."""
+
+DIM_SIZE = 8192
+"""The size of a dim that is left out, rounded down to a multiple of the mesh's devices."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A mesh on hardware. notes: what was left out, and what was taken for it."""
+
+    degrees: dict[str, int]
+    system: System
+    notes: tuple[str, ...] = ()
+
+
+def read_numbers(numbers: Numbers | MeshShape) -> dict[str, int]:
+    """Return positive whole numbers by name; raise for anything else."""
+    if isinstance(numbers, MeshShape):
+        return dict(numbers.degrees)
+    if isinstance(numbers, str):
+        return parse_numbers(numbers)
+    if not isinstance(numbers, Mapping):
+        raise MeshwrightError(f"{numbers!r} is not numbers by name, as 'X=2,Y=2' or {{'X': 2, 'Y': 2}}")
+    for name, number in numbers.items():
+        if not isinstance(number, int) or number < 1:
+            raise MeshwrightError(f"{name}={number!r}; it is a whole number from 1")
+    return dict(numbers)
+
+
+def read_keywords(keywords: Mapping[str, Count]) -> dict[str, int]:
+    """Return the degrees and sizes that are given as keywords, `X=4` or `I="8k"`."""
+    return parse_numbers(",".join(f"{name}={number}" for name, number in keywords.items())) if keywords else {}
+
+
+def read_setting(
+    axes: Collection[str], degrees: Mapping[str, int], on: SystemLike | None, *, is_complete: bool
+) -> Setting:
+    """Return the mesh and the hardware of an answer.
+
+    Args:
+        axes: the mesh axes that the question names; those without a degree share the devices that the others leave.
+        degrees: the degrees that are given.
+        on: the hardware; None for this machine's devices.
+        is_complete: whether `degrees` is the whole mesh, to which no axis is added.
+    """
+    missing = [] if is_complete else [axis for axis in axes if axis not in degrees]
+    used, notes = math.prod(degrees.values()), []
+    if on is None:
+        # Imported here: a named system is priced without JAX.
+        from meshwright.execution.runtime.machine import this_machine
+
+        system = this_machine(used if degrees and not missing else None)
+        notes.append(f"on is left out: {system}, the devices of this machine")
+    else:
+        system = read_system(on)
+    whole = dict(degrees)
+    if missing:
+        if system.num_devices % used:
+            raise MeshwrightError(
+                f"{', '.join(missing)} of the mesh {'has' if len(missing) == 1 else 'have'} no degree, and"
+                f" {system.num_devices} devices cannot be divided by {used}; give one, as {missing[0]}=4"
+            )
+        shares = _even_shares(system.num_devices // used, len(missing))
+        whole |= dict(zip(missing, shares, strict=True))
+        said = ", ".join(f"{axis}={whole[axis]}" for axis in missing)
+        notes.append(f"{said}: all devices, because no degree is given")
+    order = (*axes, *(axis for axis in degrees if axis not in axes)) if missing else degrees
+    return Setting({axis: whole[axis] for axis in order}, system, tuple(notes))
+
+
+def _even_shares(count: int, num_axes: int) -> list[int]:
+    """Split a number of devices into factors as nearly equal as its prime factors allow, the largest first."""
+    shares, divisor = [1] * num_axes, 2
+    primes = []
+    while count > 1:
+        while count % divisor == 0:
+            primes.append(divisor)
+            count //= divisor
+        divisor += 1
+    for prime in reversed(primes):
+        shares[shares.index(min(shares))] *= prime
+    return sorted(shares, reverse=True)
+
+
+def default_dims(dims: Collection[str], given: Mapping[str, int], num_devices: int) -> tuple[dict[str, int], str]:
+    """Return the sizes of all dims, and a note on those that are left out."""
+    size = max(DIM_SIZE // num_devices, 1) * num_devices
+    missing = [dim for dim in dims if dim not in given]
+    note = f"{', '.join(f'{dim}={size:,}' for dim in missing)}: the size of a dim that is left out" if missing else ""
+    return {dim: given.get(dim, size) for dim in dims}, note
+
+
+def arrays_of(expression: Expression) -> tuple[ShardedArray, ...]:
+    """Return the arrays that an expression names."""
+    if isinstance(expression, ShardedArray):
+        return (expression,)
+    if isinstance(expression, Chain):
+        return (*arrays_of(expression.start), *(stage.result for stage in expression.stages))
+    assert isinstance(expression, Product)
+    return (*expression.operands, *([expression.result] if expression.result else []))
+
+
+def named_dims_and_axes(text: str, known: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the dims and the mesh axes that an expression names, each in the order of their first use.
+
+    known: names that may be axes, by which `I_dpfsdp` is told apart from an axis dpfsdp.
+    """
+    try:
+        expression = parse(text, axes=known)
+    except MeshwrightError:
+        expression = parse(text)
+    arrays = arrays_of(expression)
+    stages = expression.stages if isinstance(expression, Chain) else ()
+    axes = [axis for array in arrays for axis in (*array.split_axes, *array.unreduced)]
+    axes += [axis for stage in stages for axis in stage.axes]
+    return tuple(dict.fromkeys(dim for array in arrays for dim in array.dims)), tuple(dict.fromkeys(axes))

@@ -1,0 +1,213 @@
+"""Draw a pipeline schedule: each stage's forward or backward work in each slot, and its idle slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from meshwright.description.step.passes.schedule import Cell as Work
+from meshwright.description.step.passes.schedule import Pass, Schedule, slot_layers
+from meshwright.errors import MeshwrightError
+from meshwright.pictures.colours import device_fill, lighter, named
+from meshwright.pictures.panels import Cell, Panel, Sketch
+from meshwright.units import show_percent
+
+MAX_WORK = 200_000
+"""The most units of work (microbatches times stages and chunks) that are listed; more would only fill the memory."""
+
+LENGTHS: dict[Pass, int] = {"forward": 1, "backward": 2}
+"""The time of a stage's forward and backward: backward has two products for each of forward."""
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B in lockstep, as meshwright runs it"}
+
+
+def pipeline_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
+    """Draw time to the right, stages downwards: `F2` is microbatch 2 forward, `B2b` backward in a stage's second chunk.
+
+    num_layers: the layers of the model, to label stages with theirs; None for no labels.
+    """
+    _check_size(schedule)
+    works = list(schedule.cells())
+    phases = {work.slot: work.phase for work in works}
+    lengths = [LENGTHS[phases[slot]] for slot in range(2 * schedule.ticks)]
+    starts = list(accumulate(lengths, initial=0))
+    virtual = f", {schedule.virtual_stages} virtual stages" if schedule.virtual_stages > 1 else ""
+    letters = ", a, b, … the chunks of a stage's layers" if schedule.virtual_stages > 1 else ""
+    panel = _lanes(schedule, [Timed(work, starts[work.slot]) for work in works], _rows(schedule, num_layers))
+    return Sketch(
+        title=f"{_NAMES[schedule.kind]}: {schedule.microbatches} microbatches, {schedule.stages} stages{virtual}",
+        panels=(panel,),
+        notes=(
+            f"time to the right; F0 is microbatch 0 forward, B0 its backward, which takes twice as long{letters}",
+            *_bubble_notes(schedule),
+            _kept_note(schedule),
+        ),
+    )
+
+
+def textbook_sketch(schedule: Schedule, num_layers: int | None = None) -> Sketch:
+    """Draw 1F1B as it is published, without lockstep: each stage begins as soon as it has what it needs."""
+    works = textbook_cells(schedule)
+    end = max(work.start + LENGTHS[work.work.phase] for work in works)
+    return Sketch(
+        title=f"1F1B as published: {schedule.microbatches} microbatches, {schedule.stages} stages",
+        panels=(_lanes(schedule, works, _rows(schedule, num_layers)),),
+        notes=(
+            "each stage begins as soon as it has what it needs, and goes backward before it begins another forward"
+            " (arXiv:2104.04473)",
+            f"as long as in lockstep: (m + p - 1) (1 + 2) = {end} times a forward",
+        ),
+    )
+
+
+class Timed(NamedTuple):
+    """Work of a stage, and its start in units of the time of a forward."""
+
+    work: Work
+    start: int
+
+
+def textbook_cells(schedule: Schedule) -> list[Timed]:
+    """Return the work of every stage of 1F1B without lockstep and without chunks, by stage and time.
+
+    Stage s runs p - s - 1 forwards, then a forward and a backward by turns, then the backwards that are left. A forward
+    waits for that of the stage before, a backward for that of the stage after.
+    """
+    p, m = schedule.stages, schedule.microbatches
+    ends: dict[tuple[int, int, Pass], int] = {}
+    found: list[Timed] = []
+    orders = [_order(min(m, p - stage - 1), m) for stage in range(p)]
+    clocks = [0] * p
+    while any(orders):
+        for stage, order in enumerate(orders):
+            while order:
+                phase, microbatch = order[0]
+                neighbour = stage - 1 if phase == "forward" else stage + 1
+                is_first = not 0 <= neighbour < p
+                if not is_first and (neighbour, microbatch, phase) not in ends:
+                    break
+                ready = 0 if is_first else ends[neighbour, microbatch, phase]
+                start = max(clocks[stage], ready)
+                clocks[stage] = ends[stage, microbatch, phase] = start + LENGTHS[phase]
+                found.append(Timed(Work(start, stage, microbatch, 0, phase), start))
+                order.pop(0)
+    return sorted(found, key=lambda one: (one.work.stage, one.start))
+
+
+def _order(warm_up: int, microbatches: int) -> list[tuple[Pass, int]]:
+    """Return the passes of one stage of 1F1B in order."""
+    forward: list[tuple[Pass, int]] = [("forward", microbatch) for microbatch in range(microbatches)]
+    backward: list[tuple[Pass, int]] = [("backward", microbatch) for microbatch in range(microbatches)]
+    pairs = [one for pair in zip(forward[warm_up:], backward, strict=False) for one in pair]
+    return forward[:warm_up] + pairs + backward[microbatches - warm_up :]
+
+
+def pipeline_data(schedule: Schedule, num_layers: int | None = None) -> dict[str, Any]:
+    """Return the schedule as data: each unit of work, and the layers of each stage.
+
+    bubble: idle time relative to the time of work. idle_share: idle time relative to all time. as_published: 1F1B
+    without lockstep, with the start and the end of each unit, a forward being 1 long and a backward 2.
+    """
+    _check_size(schedule)
+    data: dict[str, Any] = {
+        "schedule": asdict(schedule),
+        "ticks": schedule.ticks,
+        "bubble": schedule.bubble,
+        "idle_share": idle_share(schedule),
+        "kept": schedule.most_kept,
+        "cells": [cell._asdict() for cell in schedule.cells()],
+    }
+    if has_textbook(schedule):
+        data["as_published"] = [
+            {**one.work._asdict(), "start": one.start, "end": one.start + LENGTHS[one.work.phase]}
+            for one in textbook_cells(schedule)
+        ]
+        for cell in data["as_published"]:
+            del cell["slot"]
+    if num_layers is not None:
+        data["layers"] = list(slot_layers(num_layers, schedule.stages, schedule.virtual_stages))
+    return data
+
+
+def has_textbook(schedule: Schedule) -> bool:
+    """Whether the schedule is 1F1B without chunks, which is published without lockstep."""
+    return schedule.kind == "1f1b" and schedule.virtual_stages == 1
+
+
+def idle_share(schedule: Schedule) -> float:
+    """Return the fraction of all time in which a device waits."""
+    return schedule.bubble / (1 + schedule.bubble)
+
+
+def _bubble_notes(schedule: Schedule) -> tuple[str, ...]:
+    """Return the share of work and of the bubble, each with its formula and its numbers."""
+    m, p, v = schedule.microbatches, schedule.stages, schedule.virtual_stages
+    works, bubble = show_percent(1 - idle_share(schedule)), show_percent(idle_share(schedule))
+    formula, numbers, waits = "m / (m + p - 1)", f"{m} / ({m} + {p} - 1)", "(p - 1) / m"
+    if v > 1:
+        formula, numbers, waits = "m / (m + (p - 1) / v)", f"{m} / ({m} + {p - 1} / {v})", "(p - 1) / (v m)"
+    return (
+        f"work: {formula} = {numbers} = {works} of all time; the bubble is the other {bubble}",
+        f"the same bubble is {waits} = {show_percent(schedule.bubble)} of the time of work",
+    )
+
+
+def _kept_note(schedule: Schedule) -> str:
+    """Return how many inputs a device keeps, beside GPipe, which is as long and keeps all."""
+    kept = f"a device keeps the inputs of at most {schedule.most_kept} of {schedule.units} for backward"
+    return kept if schedule.kind == "gpipe" else f"{kept}; GPipe, which takes as long, of all"
+
+
+def _check_size(schedule: Schedule) -> None:
+    """Raise if a schedule is too long to list."""
+    if (work := schedule.units * schedule.stages) > MAX_WORK:
+        raise MeshwrightError(
+            f"{schedule.stages} stages x {schedule.units:,} units of work are {work:,}, too many to draw; the most is"
+            f" {MAX_WORK:,}"
+        )
+
+
+def _rows(schedule: Schedule, num_layers: int | None) -> tuple[str, ...]:
+    """Return the name of each stage with its layers, chunk by chunk: `stage 1 (2-3, 6)`."""
+    if num_layers is None:
+        return tuple(f"stage {stage}" for stage in range(schedule.stages))
+    layers = slot_layers(num_layers, schedule.stages, schedule.virtual_stages)
+    length = len(layers) // (schedule.stages * schedule.virtual_stages)
+    chunks = [_span(layers[start : start + length]) for start in range(0, len(layers), length)]
+    each = schedule.virtual_stages
+    return tuple(
+        f"stage {stage} ({', '.join(chunks[each * stage : each * (stage + 1)])})" for stage in range(schedule.stages)
+    )
+
+
+def _span(layers: tuple[int | None, ...]) -> str:
+    """Return the layers of a chunk: `4-7`. Empty slots are last."""
+    first, last = layers[0], max(layer for layer in layers if layer is not None)
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def _lanes(schedule: Schedule, works: Sequence[Timed], rows: tuple[str, ...]) -> Panel:
+    """Draw work in time: a lane for each stage, a column for each unit of time, labels in the colours of the stages."""
+    num_columns = max(one.start + LENGTHS[one.work.phase] for one in works)
+    lanes = [[Cell("·", hint="waits")] * num_columns for _ in range(schedule.stages)]
+    for work, start in works:
+        first, *more = _cells(work, schedule)
+        lanes[work.stage][start : start + 1 + len(more)] = [first, *more]
+    # Units of time are equally wide.
+    width = max(len(cell.text) for lane in lanes for cell in lane if cell.span == 1)
+    fills = tuple(device_fill({"pp": stage}, {"pp": schedule.stages}) for stage in range(schedule.stages))
+    return Panel(cells=tuple(map(tuple, lanes)), rows=rows, row_fills=fills, frame="table", cell_width=width)
+
+
+def _cells(work: Work, schedule: Schedule) -> list[Cell]:
+    """Return the cells of one piece of work, in the colour of its phase, paler for later chunks."""
+    chunk, letter = "", ""
+    if schedule.virtual_stages > 1:
+        chunk, letter = f" in chunk {work.chunk}", _LETTERS[work.chunk % len(_LETTERS)]
+    colour = lighter(named(work.phase), 0.7 * work.chunk / schedule.virtual_stages)
+    hint, length = f"microbatch {work.microbatch} {work.phase}{chunk}", LENGTHS[work.phase]
+    text = f"{work.phase[0].upper()}{work.microbatch}{letter}" + (" ──" if length > 1 else "")
+    return [Cell(text, colour, hint, span=length), *[Cell("──", colour, hint, span=0)] * (length - 1)]

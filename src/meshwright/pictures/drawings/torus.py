@@ -1,0 +1,262 @@
+"""A mesh on a torus: the mesh coordinates that `jax.make_mesh` (JAX 0.10.2) gives each device, and their picture."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from meshwright.description.hardware.fabric import IDLE, MeshPlacement, lay_mesh
+from meshwright.description.hardware.system import System
+from meshwright.errors import MeshwrightError
+from meshwright.pictures.colours import device_fill
+from meshwright.pictures.drawings.arrays import mesh_text
+from meshwright.pictures.panels import Cell, Panel, Sketch, limit_panels
+
+Coordinates = Mapping[str, int]
+
+
+class Place(NamedTuple):
+    """The position of a device on a torus: slice, chip coordinates, number of the device on its chip."""
+
+    slice: int
+    x: int
+    y: int
+    z: int
+    core: int
+
+
+def device_coordinates(layout: MeshPlacement) -> dict[Place, Coordinates]:
+    """Return the mesh coordinates of every device of a torus; those of an idle device are empty."""
+    order = layout.order
+    if order is None:
+        return {place: _coordinates(layout, place, _DIMS) for place in _devices(layout.system)}
+    # The part of each axis's degree that is inside a slice.
+    inside = [piece for piece in layout.pieces if piece.dim != "slice"]
+    degrees = {axis: math.prod(piece.size for piece in inside if piece.axis == axis) for axis in layout.degrees}
+    positions = list(itertools.product(*map(range, degrees.values())))
+    found: dict[Place, Coordinates] = {}
+    for number, place in enumerate(_devices(layout.system)):
+        outer = _coordinates(layout, place, ("slice",))
+        inner = dict(zip(degrees, positions[order.index(number % len(order))], strict=True))
+        found[place] = {axis: outer[axis] * degrees[axis] + inner[axis] for axis in degrees}
+    return found
+
+
+_DIMS = ("slice", "x", "y", "z", "core")
+"""The dimensions of a fabric. In a mesh axis over several of them, the later ones vary faster."""
+
+
+def _coordinates(layout: MeshPlacement, place: Place, dims: tuple[str, ...]) -> Coordinates:
+    """Return the mesh coordinates that come from some fabric dimensions; empty for an idle device."""
+    found = dict.fromkeys([*layout.degrees, IDLE], 0)
+    for dim in dims:
+        for piece in layout.pieces:
+            if piece.dim == dim:
+                at = getattr(place, dim) // piece.stride % piece.size
+                found[piece.axis] = found[piece.axis] * piece.size + at
+    is_idle = found.pop(IDLE) > 0
+    return {} if is_idle else found
+
+
+def _devices(system: System) -> list[Place]:
+    """Return the devices in JAX's order: slice by slice, x fastest, the devices of a chip together."""
+    x, y, z = (*system.shape, 1, 1)[:3]
+    numbers = itertools.product(range(system.num_slices), range(z), range(y), range(x), range(system.devices_per_chip))
+    return [Place(number, i, j, k, core) for number, k, j, i, core in numbers]
+
+
+_IDLE_CHIP = "·"
+
+
+def torus_sketch(
+    system: System,
+    degrees: Mapping[str, int],
+    numbers: Mapping[tuple[int, ...], int] | None = None,
+    *,
+    axes: Collection[str] | None = None,
+) -> Sketch:
+    """Draw a mesh on slices of a torus: a panel for each plane of chips, with its links, those that wrap dotted.
+
+    A chip shows the numbers of its devices in the colour of the first. Mesh axes are named at the edges that they run
+    along, the first downwards where it can be; the coordinates of others stand behind the number.
+
+    Args:
+        system: slices of a chip with a torus.
+        degrees: of the mesh axes, outermost first.
+        numbers: the number of each device by its coordinates; by default counted along the last axis first.
+        axes: the mesh axes whose links count as used; all by default.
+
+    Raises:
+        MeshwrightError: the system has no torus, or the mesh cannot be laid on it.
+    """
+    if system.chip.torus is None:
+        raise MeshwrightError(
+            f"{system} has switches between its devices and no torus to draw; try v5e:4x4 or v5p:4x4x4"
+        )
+    layout = lay_mesh(system, degrees)
+    if numbers is None:
+        numbers = {at: number for number, at in enumerate(itertools.product(*map(range, degrees.values())))}
+    chips = _Chips(layout, device_coordinates(layout), numbers, tuple(degrees if axes is None else axes))
+    planes = list(itertools.product(range(system.num_slices), range((*system.shape, 1, 1)[2])))
+    panels = limit_panels([chips.panel(number, z) for number, z in planes])
+    notes = tuple(chips.notes(axes))
+    return Sketch(
+        title=f"mesh {mesh_text(degrees)} on {system}", panels=panels, notes=notes, is_gallery=len(panels) > 1
+    )
+
+
+@dataclass(frozen=True)
+class _Chips:
+    """The chips of a torus, the coordinates and numbers of their devices, and the axes whose links are used."""
+
+    layout: MeshPlacement
+    places: Mapping[Place, Coordinates]
+    numbers: Mapping[tuple[int, ...], int]
+    axes: tuple[str, ...]
+
+    @cached_property
+    def shown(self) -> list[str]:
+        """The mesh axes of more than one device."""
+        return [axis for axis, degree in self.layout.degrees.items() if degree > 1]
+
+    @cached_property
+    def edges(self) -> dict[str, str]:
+        """The physical dimension that alone decides the coordinate along each mesh axis that has one."""
+        dims = ("slice", "x", "y", "z")
+        return {axis: dim for axis in self.shown for dim in dims if self._decides(dim, axis)}
+
+    def _decides(self, dim: str, axis: str) -> bool:
+        """Whether chips that are equal in a physical dimension have the same coordinate along a mesh axis."""
+        found: dict[int, set[int]] = {}
+        for place, at in self.places.items():
+            if at:
+                found.setdefault(getattr(place, dim), set()).add(at[axis])
+        return all(len(values) == 1 for values in found.values())
+
+    @cached_property
+    def beside(self) -> list[str]:
+        """The axes whose coordinates stand in the chips: those that no edge names, unless the number says it."""
+        if len(self.shown) == 1 and list(self.numbers.values()) == list(range(len(self.numbers))):
+            return []
+        return [axis for axis in self.shown if axis not in self.edges]
+
+    @cached_property
+    def is_turned(self) -> bool:
+        """Whether y runs downwards instead of x: where the first mesh axis that lies on one of them lies on y."""
+        along = [self.edges.get(axis) for axis in self.shown]
+        return next((dim == "y" for dim in along if dim in ("x", "y")), False)
+
+    def panel(self, number: int, z: int) -> Panel:
+        """Return the chips of one plane of one slice."""
+        system = self.layout.system
+        x_size, y_size = (*system.shape, 1)[:2]
+        grid = [[Place(number, x, y, z, 0) for y in range(y_size)] for x in range(x_size)]
+        wraps = (system.wraps[0], system.wraps[1])
+        down, across = ("y", "x") if self.is_turned else ("x", "y")
+        if self.is_turned:
+            grid, wraps = [list(line) for line in zip(*grid, strict=True)], (wraps[1], wraps[0])
+        captions = [self._edge("slice", grid[0][0])] if system.num_slices > 1 else []
+        captions += [self._edge("z", grid[0][0])] if system.shape[2:] else []
+        cells = [
+            [
+                self._chip(
+                    place,
+                    (
+                        self._is_used(place, row[(column + 1) % len(row)], across),
+                        self._is_used(place, grid[(line + 1) % len(grid)][column], down),
+                    ),
+                )
+                for column, place in enumerate(row)
+            ]
+            for line, row in enumerate(grid)
+        ]
+        return Panel(
+            cells=tuple(map(tuple, cells)),
+            rows=tuple(self._edge(down, row[0]) for row in grid),
+            columns=tuple(self._edge(across, place) for place in grid[0]),
+            caption=", ".join(captions),
+            frame="linked",
+            wraps=wraps,
+        )
+
+    def _edge(self, dim: str, place: Place) -> str:
+        """Return the mesh coordinates that a physical coordinate decides, `X=1`; that itself where it decides none."""
+        at = self.places[place]
+        named = [f"{axis}={at[axis]}" for axis, decides in self.edges.items() if decides == dim and axis in at]
+        own = f"{dim} {place.slice}" if dim == "slice" else f"{dim}={getattr(place, dim)}"
+        if dim in ("slice", "z") and named:
+            return f"{own} ({','.join(named)})"
+        return ",".join(named) or own
+
+    def _chip(self, first: Place, links: tuple[bool, bool]) -> Cell:
+        """Return a chip with the numbers of its devices, in the colour of the first."""
+        system, degrees = self.layout.system, self.layout.degrees
+        devices = [self.places[first._replace(core=core)] for core in range(system.devices_per_chip)]
+        texts, hints = [], []
+        for at in devices:
+            if not at:
+                texts.append(_IDLE_CHIP)
+                hints.append("idle")
+                continue
+            number = str(self.numbers[tuple(at[axis] for axis in degrees)])
+            beside = ",".join(str(at[axis]) for axis in self.beside)
+            texts.append(f"{number}:{beside}" if beside else number)
+            hints.append(f"device {number} {' '.join(f'{axis}={at[axis]}' for axis in self.shown)}".rstrip())
+        hint = f"chip x={first.x} y={first.y} z={first.z}: {'; '.join(hints)}"
+        return Cell("|".join(texts), device_fill(devices[0], degrees) if devices[0] else None, hint, links=links)
+
+    @cached_property
+    def far(self) -> frozenset[str]:
+        """The axes of which some neighbours are no neighbouring chips, so that others' links carry them too."""
+        if self.layout.order is None:
+            return frozenset()
+        chips = {tuple(at.values()): place for place, at in self.places.items() if at}
+        sizes = (*self.layout.system.shape, 1, 1)[:3]
+        found: set[str] = set()
+        for at, place in chips.items():
+            for index, axis in enumerate(self.layout.degrees):
+                after = chips.get((*at[:index], at[index] + 1, *at[index + 1 :]), place)
+                hops = [abs(one - two) for one, two in zip(place[1:4], after[1:4], strict=True)]
+                if sum(min(hop, size - hop) for hop, size in zip(hops, sizes, strict=True)) > 1:
+                    found.add(axis)
+        return frozenset(found)
+
+    def _is_used(self, first: Place, second: Place, dim: str) -> bool:
+        """Whether a mesh axis runs over the link between two chips that are neighbours in a physical dimension."""
+        at, to = self.places[first], self.places[second]
+        if not at or not to or first == second:
+            return False
+        pieces = [p for p in self.layout.pieces if p.dim == dim and p.axis in self.axes and p.size > 1]
+        if self.far & set(self.axes) or any(piece.stride > 1 for piece in pieces):
+            return True  # Chips between neighbours of the axis hand its bytes on.
+        differ = [axis for axis in at if at[axis] != to[axis]]
+        if len(differ) != 1 or differ[0] not in self.axes:
+            return False
+        (axis,) = differ
+        is_step = (at[axis] - to[axis]) % self.layout.degrees[axis] in (1, self.layout.degrees[axis] - 1)
+        return is_step or axis in [piece.axis for piece in pieces]
+
+    def notes(self, asked: Collection[str] | None) -> Iterator[str]:
+        """Yield notes: what cells show, colours, mesh axes, links, and remarks of lay_mesh."""
+        system, layout = self.layout.system, self.layout
+        cores = ", one for each device of the chip" if system.devices_per_chip > 1 else ""
+        beside = f" and, behind it, its {','.join(self.beside)}" if self.beside else ""
+        yield f"in a chip: the device's number{beside}{cores}"
+        if self.shown:
+            first, *others = self.shown
+            yield f"hue: {first}" + (f"; lightness: {', '.join(others)}" if others else "")
+        if layout.order is not None:
+            yield "a slice as small as this one JAX lays out by hand, along a ring of neighbours"
+        for axis in self.shown:
+            if asked is None or axis in asked:
+                yield f"{axis}: {layout.placement(axis)}"
+        if asked is not None:
+            yield f"lines are the links of {', '.join(asked)}; other links are faint"
+        wrapped = [name for name, wraps in zip("xyz", system.wraps, strict=False) if wraps]
+        closed = "dotted links close " + ", ".join(wrapped) + " into rings" if wrapped else "no axis wraps around"
+        yield closed + (" (z from the last plane to the first)" if "z" in wrapped else "")
+        yield from layout.notes
