@@ -3,7 +3,11 @@
 import re
 from itertools import pairwise
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
 from lessons.solutions import REPLICATED, RIGHT, WRONG_PROGRAMS
 
 from meshwright.errors import MeshwrightError
@@ -12,6 +16,7 @@ from meshwright.lessons.exercise import TOLERANCE, VERDICTS, Choice, Number, Sev
 from meshwright.lessons.exercises.catalog import EXERCISES, find_exercise
 from meshwright.lessons.lesson import lessons
 from meshwright.lessons.program import Program
+from meshwright.proof.inspection.functions import inspect
 
 NUMBERS = {name: one for name, one in EXERCISES.items() if isinstance(one, Number)}
 CHOICES = {name: one for name, one in EXERCISES.items() if isinstance(one, Choice)}
@@ -20,7 +25,7 @@ PROGRAMS = {name: one for name, one in EXERCISES.items() if isinstance(one, Prog
 
 
 def test_every_exercise_is_in_a_lesson_and_has_a_solution():
-    assert [name for lesson in lessons() for name in lesson.exercises] == [*EXERCISES]
+    assert sorted(name for lesson in lessons() for name in lesson.exercises) == sorted(EXERCISES)
     assert {*RIGHT} == {*EXERCISES}
     assert {*REPLICATED} <= {*PROGRAMS}
 
@@ -100,6 +105,27 @@ def test_a_wrong_function_is_told_what_differs(name, function, said):
     verdict = PROGRAMS[name].grade(name, function)
     assert not verdict.is_right
     assert said in verdict.text, verdict.text
+
+
+def test_transposes_are_those_that_are_compiled():
+    calls = {
+        "all_gather": lambda a: lax.all_gather(a, "X", axis=0, tiled=True) ** 2,
+        "psum_scatter": lambda a: lax.psum_scatter(a, "X", scatter_dimension=0, tiled=True),
+        "all_to_all": lambda a: lax.all_to_all(a, "X", 0, 1, tiled=True),
+        "ppermute": lambda a: lax.ppermute(a, "X", [(i, (i + 1) % 8) for i in range(8)]),
+    }
+    mesh = jax.make_mesh((8,), ("X",), (jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        array = jax.device_put(jnp.ones((64, 64)), P("X", None))
+        for name, call in calls.items():
+
+            def gradient(array, call=call):
+                mapped = jax.shard_map(call, in_specs=P("X", None), out_specs=P("X", None))
+                result, transpose = jax.vjp(mapped, array)
+                return transpose(result)
+
+            found = inspect(jax.jit(gradient), array).collectives
+            assert RIGHT["transposes"][name] in {move.kind for move in found if move.phase == "backward"}, name
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -233,9 +233,9 @@ def _traffic_reply(kind: str, asked: int, yours: int) -> str:
     if asked == yours:
         return ""
     if not yours:
-        return f"The values are right, but there is no {kind}."
+        return f"The values are right, but the {kind} is missing."
     if not asked:
-        return f"The values are right, but there is a {kind} that is not needed."
+        return f"The values are right, but the {kind} is not needed."
     return f"The values are right, but the {kind} moves {yours / asked:.3g} times the bytes."
 
 

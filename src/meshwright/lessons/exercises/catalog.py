@@ -6,9 +6,37 @@ from collections.abc import Mapping
 
 from meshwright.errors import MeshwrightError, did_you_mean, near_names
 from meshwright.lessons.exercise import Exercise
-from meshwright.lessons.exercises import products
+from meshwright.lessons.exercises import (
+    collectives,
+    devices,
+    holdings,
+    links,
+    modes,
+    own_model,
+    parallelism,
+    products,
+    rooflines,
+    sequences,
+    transformers,
+)
 
-EXERCISES: Mapping[str, Exercise] = {**products.EXERCISES}
+_LESSONS = (
+    devices,
+    rooflines,
+    links,
+    holdings,
+    collectives,
+    products,
+    modes,
+    transformers,
+    parallelism,
+    sequences,
+    own_model,
+)
+
+EXERCISES: Mapping[str, Exercise] = {
+    name: exercise for lesson in _LESSONS for name, exercise in lesson.EXERCISES.items()
+}
 """Every exercise, in the order of the lessons."""
 
 
