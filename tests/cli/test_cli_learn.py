@@ -1,11 +1,16 @@
 """`meshwright learn`: lists, prints, writes and grades lessons."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
+from lessons.solutions import RIGHT
 
 from meshwright.cli.main import main
-from meshwright.lessons.lesson import lessons
+from meshwright.lessons.lesson import find_lesson, lessons
+
+TESTS = Path(__file__).parents[1]
 
 
 def test_lessons_are_listed_with_minutes_and_exercises(capsys):
@@ -37,6 +42,15 @@ def test_a_notebook_is_written_once_and_graded(tmp_path, capfd):
     solved(notebook, {"bytes-of-a-sum": "2 * 3 / 4 * 8192 * 8192 * 2", "four-cases": "{}"})
     assert main(["learn", "--check", str(notebook)]) == 2
     assert "line 2: MeshwrightError: four-cases takes a mapping" in capfd.readouterr().err
+
+
+def test_a_solved_lesson_ends_with_0(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")])))
+    notebook = tmp_path / "five.ipynb"
+    notebook.write_text(find_lesson("5").notebook())
+    solved(notebook, {name: f'__import__("lessons.solutions").solutions.RIGHT["{name}"]' for name in RIGHT})
+    assert main(["learn", "--check", str(notebook)]) == 0
+    assert "4 of 4 exercises right" in capfd.readouterr().out
 
 
 def test_a_script_with_all_exercises_right_ends_with_0(tmp_path, capfd):
