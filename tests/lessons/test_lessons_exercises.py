@@ -136,6 +136,18 @@ def test_replies_and_hints_do_not_print_the_answer(name):
         assert all(abs(number - exercise.answer()) > TOLERANCE * exercise.answer() for number in numbers), text
 
 
+def test_too_few_devices_are_an_error_that_says_how_to_get_them(monkeypatch):
+    two = jax.devices()[:2]
+    monkeypatch.setattr(jax, "devices", lambda: two)
+    with pytest.raises(MeshwrightError, match=r'begin with jax.config.update\("jax_num_cpu_devices", 8\)'):
+        PROGRAMS["fsdp-layer"].grade("fsdp-layer", RIGHT["fsdp-layer"])
+
+
+def test_a_mesh_of_the_reader_is_in_nobodys_way():
+    with jax.set_mesh(jax.make_mesh((4, 2), ("a", "b"))):
+        assert PROGRAMS["one-reduce-scatter"].grade("x", RIGHT["one-reduce-scatter"]).is_right
+
+
 def test_check_prints_and_keeps_the_verdict(capsys):
     check("bytes-of-a-sum", "201 MB")
     assert VERDICTS[-1].is_right

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import yaml
+
 from meshwright.errors import MeshwrightError
 
 PAGES = Path(__file__).parent / "pages"
@@ -111,13 +113,13 @@ def _notebook_code(file: Path, text: str) -> tuple[str, ...]:
 
 
 def _read_lesson(file: Path) -> Lesson:
-    """Read a page; its front matter has the title and the minutes, a line each."""
+    """Read a page; its front matter, which jupytext reads too, has the title and the minutes."""
     text = file.read_text(encoding="utf-8")
     front = _FRONT.match(text)
     assert front, f"{file.name} has no front matter"
-    facts = dict(line.split(": ", 1) for line in front[1].splitlines() if re.match(r"\w+: ", line))
+    facts = yaml.safe_load(front[1])
     cells = tuple(_cells(text[front.end() :]))
-    return Lesson(int(file.name[:2]), file, facts["title"], int(facts["minutes"]), cells)
+    return Lesson(int(file.name[:2]), file, facts["title"], facts["minutes"], cells)
 
 
 def _cells(text: str) -> Iterator[Cell]:
